@@ -7,7 +7,8 @@ STAMP := $(VENV)/.installed-dev
 DEMO := --set name=demo --set model.dtype=float32 --set 'tasks.0.counts={search: 400, dev: 300, test: 1000}' \
 	--set workers.count=2 --set workers.num_cpus=1 --set engine.threads=1
 STORE := sqlite:///.demo/moevolve.db
-FOLDERS := search workers evaluators store kernels tests configs
+PRODUCT := search workers evaluators store kernels
+FOLDERS := $(PRODUCT) tests configs
 
 # Otherwise every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,7 +22,7 @@ demo: $(INSTALLED)
 test: $(STAMP) lint
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# The benchmarks' own parts, which the product's tests don't need.
+# The tests of the labs that only benchmarks need.
 bench-test: $(STAMP)
 	$(BIN)/pytest -m bench
 
@@ -30,6 +31,7 @@ lint: $(STAMP) .mypy_src
 	$(BIN)/ruff format --check $(FOLDERS)
 	MYPYPATH=.mypy_src $(BIN)/mypy -p moevolve
 	$(BIN)/vulture
+	$(BIN)/vulture tests $(PRODUCT)
 	PYTHONPATH=.mypy_src $(BIN)/lint-imports --no-cache
 
 format: $(STAMP)

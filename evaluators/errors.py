@@ -4,18 +4,20 @@ import os
 import socket
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Literal
 
+# Characters of another library's message that are quoted: more belongs into the log, not into a line.
 _LONGEST = 300
-"""Characters of another library's message that are quoted: more belongs into the log, not into a line."""
 
 DRIVER_HOST = "MOEVOLVE_DRIVER_HOST"
 """Environment variable of workers: name of the host whose user reads their messages."""
 
+# Texts in the messages of device errors, and of the host's lack of memory, for which torch has no exception class.
 _DEVICES = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")
 _HOST_MEMORY = "DefaultCPUAllocator"
-"""Texts in the messages of device errors, and of the host's lack of memory, for which torch has no exception class."""
 
 
 class UserError(Exception):
@@ -28,6 +30,23 @@ class UserError(Exception):
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the error's type if it has no message."""
     return str(error).strip().split("\n", 1)[0] or type(error).__name__
+
+
+FailureKind = Literal["candidate", "worker", "timeout"]
+"""Cause of a failed evaluation. `candidate`: the edit itself, on any worker (an exception, numbers that aren't finite).
+`worker`: the workers that evaluated it died or were retired again and again. `timeout`: it exceeded the time limit."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The end of an error message: the known words most similar to `word`, else some known words."""
+    names = sorted(set(known))
+    if not names:
+        return "there is none yet"
+    close = get_close_matches(word, names, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"there are {', '.join(names[:5])}{more}"
 
 
 class CandidateError(Exception):

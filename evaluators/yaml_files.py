@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from moevolve.evaluators.errors import UserError, first_line
+from moevolve.evaluators.text_files import read_lines
 
 _UNKNOWN_KEY = "unknown key"
 
@@ -46,11 +47,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UserError: The file is missing, is not UTF-8 or not YAML (with the line), repeats a key, or isn't a mapping.
     """
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_TextKeyLoader)  # a SafeLoader
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: can't be read: {error}") from None
+        document = yaml.load("\n".join(read_lines(path)), Loader=_TextKeyLoader)  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f"{error.problem_mark.line + 1}:"
         raise UserError(f"{path}:{line} {error.problem}") from None

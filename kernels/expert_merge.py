@@ -14,17 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+# Number of values computed per step on a CPU; few enough for malloc to reuse pages.
 _MERGED_VALUES = 1 << 17
-"""Number of values computed per step on a CPU; few enough for malloc to reuse pages."""
-
+# Number of values of all experts that are converted to float32 per step on a CPU; they stay in the L2 cache.
 _SCRATCH_VALUES = 1 << 18
-"""Number of values of all experts that are converted to float32 per step on a CPU; they stay in the L2 cache."""
-
+# Number of values of all experts per step on other devices; with their float32 copies they take 200 MB.
 _STAGED_VALUES = 1 << 25
-"""Number of values of all experts per step on other devices; with their float32 copies they take 200 MB."""
-
+# Columns per bag: their sums fit into registers, and the values of all experts in them into the L1 cache.
 _BAG_COLUMNS = 256
-"""Columns per bag: their sums fit into registers, and the values of all experts in them into the L1 cache."""
 
 
 @cache

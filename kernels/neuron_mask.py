@@ -17,12 +17,11 @@ from torch import Tensor
 from moevolve.kernels.expert_ffn import NetworkWeights, activations
 from moevolve.kernels.products import linear
 
+# Cost of copying a weight, in multiplications with it. Measured on one CPU core: 12 for networks that fit into the
+# cache, 32 for large ones.
 _COPY_COST = 24
-"""Cost of copying a weight, in multiplications with it. Measured on one CPU core: 12 for networks that fit into the
-cache, 32 for large ones (`tests/benchmarks/bench_tomoe.py`)."""
-
+# Number of tokens that is assumed when the form is chosen on a CPU.
 _ASSUMED_TOKENS = 2048
-"""Number of tokens that is assumed when the form is chosen on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -46,23 +46,18 @@ ONEDNN_TILE = 192
 ONEDNN_LEAST = 1 << 16
 """Minimum number of values in a matrix for which oneDNN is used."""
 
+# Minimum number of outputs; matrices with fewer are padded.
 _LEAST_OUTPUTS = 16
-"""Minimum number of outputs; matrices with fewer are padded."""
-
+# The number of features is padded to a multiple of this.
 _FEATURES = 16
-"""The number of features is padded to a multiple of this."""
-
+# Alignment of matrices in bytes, on which MKL's results may depend.
 _ALIGNMENT = 64
-"""Alignment of matrices in bytes, on which MKL's results may depend."""
-
+# A multiple of the number of values that torch's vectorised loops process at once.
 _VECTOR = 64
-"""A multiple of the number of values that torch's vectorised loops process at once."""
-
+# Maximum number of values of a 16-bit matrix that are widened at once, roughly; they take 8 MiB.
 _WIDENED = 1 << 21
-"""Maximum number of values of a 16-bit matrix that are widened at once, roughly; they take 8 MiB."""
-
+# Maximum number of values for which torch computes elementwise functions in one thread: `at::internal::GRAIN_SIZE`.
 _SERIAL = 1 << 15
-"""Maximum number of values for which torch computes elementwise functions in one thread: `at::internal::GRAIN_SIZE`."""
 
 
 @cache

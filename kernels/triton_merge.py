@@ -17,14 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Least number of original experts that are multiplied on the tensor cores, whose products have at least as many.
 _MANY = 16
-"""Number of original experts from which on they are multiplied on the tensor cores, whose least number it is."""
-
+# Maximum number of new experts per program, whose sums must fit into registers, with few and with many experts.
 _MOST_ROWS = {False: 16, True: 64}
-"""Maximum number of new experts per program, whose sums must fit into registers, with few and with many experts."""
-
+# Number of original experts that are loaded concurrently.
 _UNROLL = {False: 8, True: 32}
-"""Number of original experts that are loaded concurrently."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, and_, case, func, literal, select, union_all
 
-from moevolve.store.records import FULL_MODEL, SPLITS, SearchRecord, Split
+from moevolve.evaluators.types import SPLITS, Split
+from moevolve.store.records import FULL_MODEL, SearchRecord
 from moevolve.store.tables import contexts, evaluations, individuals, search_tasks
 
 
@@ -17,7 +18,6 @@ class SplitCost:
     Attributes:
         evaluations: Number of evaluations, one per phenotype, failed ones included.
         earlier: Number of evaluations that were older than the search and so were reused from other searches.
-        failed: Number of evaluations without a score.
         examples: Total number of prompts scored.
         seconds: Total worker time of the evaluations that are not `earlier`.
         seconds_alone: Total worker time of the individuals' evaluations, as if none had been reused.
@@ -51,6 +51,7 @@ def read_costs(connection: Connection, search: SearchRecord) -> SearchCosts:
     i, e, t, c = individuals.c, evaluations.c, search_tasks.c, contexts.c
     own = select(i.phenotype_hash).where(i.search_id == search.id).distinct()
     phenotypes = connection.execute(select(func.count()).select_from(own.subquery())).scalar_one()
+    # Evaluations are shared by all searches: those from before this one cost it nothing.
     new = e.created_at >= search.created_at
     same_split = and_(c.task_fingerprint == t.task_fingerprint, c.task == t.task, c.split == t.split)
     query = (

@@ -2,7 +2,7 @@
 
 
 class StoreError(Exception):
-    """The store can't do what was asked. Its one-line message says what was wrong, where, and what to do about it."""
+    """The store can't carry out a request. Its one-line message says what was wrong, where, and what to do about it."""
 
 
 class UnreachableError(StoreError):

@@ -21,7 +21,7 @@ from moevolve.store.session import insert_all
 from moevolve.store.tables import events, individuals, leases, searches
 
 ASKER = ContextVar[str | None]("moevolve_asker", default=None)
-"""Name of whoever asked for what this thread or task does, for events; None for the user of this process."""
+"""Name of the requester of what this thread or task does, for events; None for the user of this process."""
 ASKER_VARIABLE = "MOEVOLVE_ASKER"
 """Environment variable with the same for all of a process."""
 
@@ -30,7 +30,7 @@ Rank = tuple[float, float]
 
 
 def asker() -> str:
-    """Whoever asked for what this process does: by name, or its user and machine."""
+    """The requester of what this process does: by name, or its user and machine."""
     named = ASKER.get() or os.environ.get(ASKER_VARIABLE)
     if named:
         return named
@@ -103,11 +103,9 @@ def read_course(connection: Connection, search_id: str) -> Course:
 
 
 def read_events(connection: Connection, after: Mapping[str, int], limit: int = 1000) -> list[Event]:
-    """The events of some searches after the last known ones, in order of time.
+    """The events of some searches, at most `limit` of each, in order of time.
 
-    Args:
-        after: Number of the last known event by search id.
-        limit: Maximum number of events per search; call again with the last number for more.
+    `after` has the number of the last known event by search id; the last numbers of the result give the next ones.
     """
     e = events.c
     found: list[list[Event]] = []

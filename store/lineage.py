@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any
 
-from sqlalchemy import CTE, BigInteger, Connection, Row, cast, func, literal, select
+from sqlalchemy import BigInteger, Column, Connection, Row, cast, func, literal, select
 
+from moevolve.evaluators.errors import suggestion
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.records import SEARCH_COLUMNS, LineageGraph, LineageNode, SearchRecord
 from moevolve.store.tables import individuals, parents, searches
 
 _INDEX = re.compile(r"[0-9]{1,18}")  # fits a column of 64 bits
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """The end of an error message: the known words most similar to `word`, else some known words."""
-    names = sorted(set(known))
-    if not names:
-        return "the store has none yet"
-    close = get_close_matches(word, names, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"there are {', '.join(names[:5])}{more}"
 
 
 def find_search(connection: Connection, name_or_id: str) -> SearchRecord:
@@ -61,26 +48,34 @@ def find_individual(connection: Connection, ref: str) -> tuple[SearchRecord, Row
     return search, row
 
 
-Direction = Literal["ancestors", "descendants"]
-
-
 def read_ancestors(connection: Connection, ref: str, max_depth: int | None = None) -> LineageGraph:
     """The individual `SEARCH:INDEX` and its ancestors, at most `max_depth` generations back."""
-    return lineage(connection, ref, "ancestors", max_depth)
+    return _lineage(connection, ref, max_depth, parents.c.child_idx, parents.c.parent_idx)
 
 
 def read_descendants(connection: Connection, ref: str, max_depth: int | None = None) -> LineageGraph:
     """The individual `SEARCH:INDEX` and its descendants, at most `max_depth` generations on."""
-    return lineage(connection, ref, "descendants", max_depth)
+    return _lineage(connection, ref, max_depth, parents.c.parent_idx, parents.c.child_idx)
 
 
-def lineage(connection: Connection, ref: str, direction: Direction, max_depth: int | None) -> LineageGraph:
-    """The individual `SEARCH:INDEX` with its relatives in one direction, at most `max_depth` generations away."""
+def _lineage(
+    connection: Connection, ref: str, max_depth: int | None, here: Column[Any], there: Column[Any]
+) -> LineageGraph:
+    """The individual `SEARCH:INDEX` with those that edges lead to, from the column `here` to the column `there`."""
     if max_depth is not None and max_depth < 0:
         raise StoreError(f"the depth of a lineage is 0 or more generations, got {max_depth}")
     search, row = find_individual(connection, ref)
-    reached = _reached(search.id, row.idx, direction, max_depth)
-    members = select(reached.c.idx).distinct().subquery()
+    first = cast(literal(row.idx), BigInteger)
+    # The distance is a column only if it is limited: without it, UNION drops a node reached by several paths.
+    if max_depth is None:
+        walk = select(first.label("idx")).cte("walk", recursive=True)
+        step: Any = select(there).where(parents.c.search_id == search.id, here == walk.c.idx)
+    else:
+        walk = select(first.label("idx"), literal(0).label("distance")).cte("walk", recursive=True)
+        step = select(there, walk.c.distance + 1).where(
+            parents.c.search_id == search.id, here == walk.c.idx, walk.c.distance < max_depth
+        )
+    members = select(walk.union(step).c.idx).distinct().subquery()
     i = individuals.c
     nodes = connection.execute(
         select(i.idx, i.depth, i.phase, i.operator, i.status, i.fitness, i.summary)
@@ -97,24 +92,6 @@ def lineage(connection: Connection, ref: str, direction: Direction, max_depth: i
     )
     pairs = {(parent, child) for parent, child in edges if parent in inside}
     return LineageGraph(search.id, search.name, row.idx, graph_nodes, tuple(sorted(pairs)))
-
-
-def _reached(search_id: str, start: int, direction: Direction, max_depth: int | None) -> CTE:
-    """Indices of the individuals that are reached from `start`."""
-    # The distance is a column only if it is limited: without it, UNION drops a node reached by several paths.
-    here, there = parents.c.child_idx, parents.c.parent_idx
-    if direction == "descendants":
-        here, there = there, here
-    first = cast(literal(start), BigInteger)
-    if max_depth is None:
-        walk = select(first.label("idx")).cte("walk", recursive=True)
-        step: Any = select(there).where(parents.c.search_id == search_id, here == walk.c.idx)
-    else:
-        walk = select(first.label("idx"), literal(0).label("distance")).cte("walk", recursive=True)
-        step = select(there, walk.c.distance + 1).where(
-            parents.c.search_id == search_id, here == walk.c.idx, walk.c.distance < max_depth
-        )
-    return walk.union(step)
 
 
 def to_dot(graph: LineageGraph) -> str:

@@ -9,14 +9,15 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Integer, and_, cast, func, select
 
+from moevolve.evaluators.types import SCORED, Split
 from moevolve.store.errors import StoreError
 from moevolve.store.queries import Filter, find_named, task_contexts, top
-from moevolve.store.records import FULL_MODEL, SCORED, BestRow, SearchRecord, Split
+from moevolve.store.records import FULL_MODEL, BestRow, SearchRecord
 from moevolve.store.tables import evaluations, individuals, search_tasks, searches
 
 Size = Literal["parameters", "active_parameters"]
+# Cells of a chart along either axis.
 _CELLS = 200
-"""Cells of a chart along either axis."""
 _SEARCHES, _EARLIEST = 20, 64
 """Newest searches that marks are taken from, and the number of their first individuals."""
 
@@ -43,7 +44,6 @@ class Mark:
     Attributes:
         label: `full model`, or the operator that made it: `random`, or the name of a one-shot method.
         ref: The individual as SEARCH:INDEX; None for a full model.
-        score: Score on the split.
         parameters, active_parameters: Its size; None where the store doesn't know it.
     """
 
@@ -55,7 +55,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ChartCell:
     """Candidates of about the same size and score, with their means."""
 
     size: float
@@ -86,12 +86,17 @@ def read_front(
 
 def read_cells(
     connection: Connection, task: str, split: Split = "search", search: str | None = None, size: Size = "parameters"
-) -> list[Cell]:
+) -> list[ChartCell]:
     """All scored candidates, counted in at most 200 x 200 cells of a chart of score against size."""
     only = find_named(connection, search)
     here = [one for one in _scored_contexts(connection, task, split, only) if one.split == split]
     sizes, scores = evaluations.c[size], evaluations.c.score
-    low, high = _range(connection, here, sizes)
+    ends: list[int] = []
+    for context in here:
+        for order in (sizes.asc(), sizes.desc()):  # each reads one entry of an index
+            query = select(sizes).where(*_sized(context, sizes)).order_by(order).limit(1)
+            ends += [end for end in connection.execute(query).scalars() if end is not None]
+    low, high = min(ends, default=0), max(ends, default=0)
     counted: dict[tuple[int, int], list[float]] = {}
     for context in here:
         column = (sizes - low) * (_CELLS - 1) // max(1, high - low)
@@ -107,7 +112,7 @@ def read_cells(
             for place, value in enumerate((float(mean_size) * count, mean_score * count, count)):
                 cell[place] += value
     return [
-        Cell(sizes_sum / count, scores_sum / count, int(count))
+        ChartCell(sizes_sum / count, scores_sum / count, int(count))
         for _, (sizes_sum, scores_sum, count) in sorted(counted.items())
     ]
 
@@ -117,11 +122,8 @@ def read_marks(
 ) -> list[Mark]:
     """Models to compare candidates with: the full model, and the first individuals that some operators made.
 
-    Args:
-        task: Name of the task.
-        split: Split of the scores.
-        search: Name or id of a search; None takes the newest 20 that have the task.
-        operators: Operators of individuals without parents, among the first 64 individuals of a search.
+    The latter have no parents, and are among the first 64 individuals of the search, or of the newest 20 that have the
+    task.
     """
     only = find_named(connection, search)
     here = [one for one in _scored_contexts(connection, task, split, only) if one.split == split]
@@ -161,13 +163,3 @@ def _scored_contexts(connection: Connection, task: str, split: Split, search: Se
 
 def _sized(context: Any, sizes: ColumnElement[int | None]) -> tuple[ColumnElement[bool], ...]:
     return evaluations.c.context_id == context.id, evaluations.c.score.is_not(None), sizes.is_not(None)
-
-
-def _range(connection: Connection, here: Sequence[Any], sizes: ColumnElement[int | None]) -> tuple[int, int]:
-    """The smallest and the largest size of a candidate."""
-    ends: list[int] = []
-    for context in here:
-        for order in (sizes.asc(), sizes.desc()):
-            query = select(sizes).where(*_sized(context, sizes)).order_by(order).limit(1)
-            ends += [end for end in connection.execute(query).scalars() if end is not None]
-    return min(ends, default=0), max(ends, default=0)

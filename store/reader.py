@@ -47,12 +47,14 @@ def retrying(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
 
     @wraps(method)
     def retried(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        pause = 0.05
+        pause = 0.05  # a connection that was cut comes back at once, a server that restarts within seconds
         while True:
             try:
                 found = method(self, *args, **kwargs)
             except UnreachableError:
-                if not self._may_wait(pause):
+                now = time.monotonic()
+                self._unreachable_since = now if self._unreachable_since is None else self._unreachable_since
+                if now + pause - self._unreachable_since > self.retry_timeout_s:
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, 1.0)
@@ -84,8 +86,6 @@ class StoreReader:
     A reader may be used from several threads. Use it as a context manager, or call `close()`.
 
     Attributes:
-        url: URL of the database.
-        is_new: True if opening the store created it.
         retry_timeout_s: Seconds for which an operation is retried while the database is unreachable or another process
             writes to the file. Drivers set it.
     """
@@ -136,12 +136,6 @@ class StoreReader:
         """A transaction that reads; see `session.transaction`."""
         with transaction(self._engine) as connection:
             yield connection
-
-    def _may_wait(self, pause: float) -> bool:
-        """Whether an unreachable database may be retried after `pause` more seconds."""
-        now = time.monotonic()
-        self._unreachable_since = now if self._unreachable_since is None else self._unreachable_since
-        return now + pause - self._unreachable_since <= self.retry_timeout_s
 
     def close(self) -> None:
         """Closes all connections. Closing twice is harmless."""

@@ -35,14 +35,7 @@ from moevolve.store.session import (
     transaction,
     vacuum,
 )
-from moevolve.store.writes import (
-    touch,
-    utc_now,
-    write_evaluations,
-    write_export,
-    write_individuals,
-    write_retry,
-)
+from moevolve.store.writes import touch, utc_now, write_evaluations, write_export, write_individuals, write_retry
 
 
 def writing(change: Callable[Concatenate[Connection, P], R]) -> Callable[Concatenate[Store, P], R]:
@@ -92,10 +85,7 @@ class Store(StoreReader):
     ) -> None:
         """Adds a search with its task splits, in order.
 
-        Args:
-            search: The search.
-            tasks: Its task splits.
-            model_facts: Facts of its model as JSON, with which its genomes can be read without the model.
+        The facts of its model, as JSON, allow reading its genomes without the model.
 
         Raises:
             NameTakenError: Another search has this name.
@@ -168,7 +158,7 @@ class Store(StoreReader):
             if changes:
                 s = models.searches
                 connection.execute(update(s).where(s.c.id == before.id).values(changes))
-                events.append(connection, before.id, "labelled", ", ".join(map(_told, changes, changes.values())))
+                events.append(connection, before.id, "labelled", ", ".join(map(_label_text, changes, changes.values())))
 
     @retrying
     def bind_model(self, search_id: str, fingerprint: str, path: str) -> None:
@@ -246,8 +236,8 @@ class Store(StoreReader):
         with self.write_transaction() as connection:
             search, row = find_individual(connection, ref)
             write_export(connection, search.id, row.idx, export)
-            told = f"individual {row.idx} to {export.path}, by {events.asker()}"
-            events.append(connection, search.id, "exported", told, row.idx)
+            text = f"individual {row.idx} to {export.path}, by {events.asker()}"
+            events.append(connection, search.id, "exported", text, row.idx)
 
     @retrying
     def add_calibration(self, fingerprint: str, content: bytes) -> None:
@@ -261,7 +251,7 @@ class Store(StoreReader):
         return vacuum(self._engine)
 
 
-def _told(name: str, value: object) -> str:
+def _label_text(name: str, value: object) -> str:
     """A change of a search's labels in words."""
     if name == "archived":
         return "archived" if value else "no longer archived"

@@ -12,7 +12,7 @@ from moevolve.store import leases
 from moevolve.store.errors import LeaseHeldError, StoreError
 from moevolve.store.records import Upgrade
 from moevolve.store.session import file_of, make_engine, transaction, use_wal, without_password
-from moevolve.store.tables import Base, searches
+from moevolve.store.tables import METADATA, searches
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -106,7 +106,10 @@ def upgrade(url: str) -> Upgrade:
                 raise StoreError(f"{location(engine)} is an empty database, not a store of moevolve")
             if before != newest_revision():
                 _refuse_drivers(connection)
-                _migrate(connection)
+                from alembic import command
+
+                command.upgrade(alembic_config(connection), newest_revision())
+                write_typical_statistics(connection)
             return Upgrade(before, newest_revision())
     finally:
         engine.dispose()
@@ -127,17 +130,10 @@ def _refuse_drivers(connection: Connection) -> None:
 
 def _build(connection: Connection) -> None:
     """Makes the tables in an empty database. Migrations would end with the same, but take half a second."""
-    Base.metadata.create_all(connection, checkfirst=False)
+    METADATA.create_all(connection, checkfirst=False)
     key = f"CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num)"
     connection.execute(text(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL, {key})"))
     connection.execute(text(f"INSERT INTO {VERSION_TABLE} VALUES (:revision)"), {"revision": newest_revision()})
-    write_typical_statistics(connection)
-
-
-def _migrate(connection: Connection) -> None:
-    from alembic import command
-
-    command.upgrade(alembic_config(connection), newest_revision())
     write_typical_statistics(connection)
 
 
@@ -169,11 +165,7 @@ def location(engine: Engine) -> str:
 
 
 def _revision(connection: Connection) -> str | None:
-    """The schema revision of a store; None for an empty database.
-
-    Raises:
-        StoreError: The database is another program's, or its revision is unknown.
-    """
+    """The schema revision of a store; None for an empty database. Refuses databases of other programs."""
     where, tables = location(connection.engine), set(inspect(connection).get_table_names())
     if not tables:
         return None

@@ -31,6 +31,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
+from moevolve.evaluators.errors import first_line
 from moevolve.store.errors import StoreError, UnreachableError
 
 BUSY_SECONDS = 60
@@ -57,10 +58,10 @@ _SECRETS = (
 
 T = TypeVar("T")
 
+# Seconds for which a write transaction on PostgreSQL may wait for its client.
 _IDLE_S = 20
-"""Seconds for which a write transaction on PostgreSQL may wait for its client."""
+# Longest delay of Ctrl-C, in seconds, while a SQLite file is locked.
 _STEP_S = 0.5
-"""Longest delay of Ctrl-C, in seconds, while a SQLite file is locked."""
 # Key of the PostgreSQL lock of `lock_against_prune`: an arbitrary constant, different from that in `schema.py`.
 _CONTENT_LOCK = 7_026_112_438
 # An unreachable server is given up within half a minute, also if the network drops packets silently.
@@ -164,7 +165,7 @@ def _engine(url: URL, **options: Any) -> Engine:
         ours = "" if error.name == "psycopg" else "write postgresql:// instead, for the driver that comes with "
         raise StoreError(f"{url.drivername} needs {error.name}: {ours}pip install 'moevolve[postgres]'") from error
     except (ArgumentError, TypeError) as error:
-        raise StoreError(f"{without_password(url)} cannot be used: {one_line(error)}") from error
+        raise StoreError(f"{without_password(url)} cannot be used: {first_line(error)}") from error
 
 
 def without_password(url: str | URL) -> str:
@@ -287,7 +288,9 @@ def transaction(
                 raise
     except (SQLAlchemyError, OverflowError) as error:
         kind = UnreachableError if _is_unreachable(error) else StoreError
-        raise kind(f"{without_password(engine.url)}: {one_line(error)}") from error
+        # What the database's driver says; SQLAlchemy adds the statement.
+        cause = first_line(getattr(error, "orig", None) or error)
+        raise kind(f"{without_password(engine.url)}: {cause}") from error
 
 
 def _is_unreachable(error: Exception) -> bool:
@@ -302,20 +305,12 @@ def _is_unreachable(error: Exception) -> bool:
 def lock_against_prune(connection: Connection, alone: bool = False) -> None:
     """Keeps others from pruning data that a new search or a new driver might reuse, until the transaction ends.
 
-    Args:
-        alone: Take the lock for pruning itself, which excludes all others.
+    The lock `alone` is for pruning itself, and excludes all others.
     """
     if connection.dialect.name != "postgresql":
         return  # SQLite has one writer at a time anyway
     lock = func.pg_advisory_xact_lock if alone else func.pg_advisory_xact_lock_shared
     connection.execute(select(lock(_CONTENT_LOCK)))
-
-
-def one_line(error: Exception) -> str:
-    """The first line of a database error."""
-    cause = getattr(error, "orig", None) or error
-    lines = str(cause).strip().splitlines()
-    return lines[0] if lines else type(cause).__name__
 
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int:

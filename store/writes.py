@@ -12,20 +12,17 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 
 from moevolve.store.errors import StoreError
 from moevolve.store.leases import fence
-from moevolve.store.records import (
-    INDIVIDUAL_COLUMNS,
-    EvaluationRecord,
-    ExportRecord,
-    IndividualRecord,
-    Lease,
-)
+from moevolve.store.records import INDIVIDUAL_COLUMNS, EvaluationRecord, ExportRecord, IndividualRecord, Lease
 from moevolve.store.session import chunks, insert_all, insert_new, update_all
 from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, searches
 
+# Fingerprints of model, engine and task split, followed by task, split and metric.
 _Context = tuple[str, str, str, str, str, str]
-"""Fingerprints of model, engine and task split, followed by task, split and metric."""
-_INTEGER_COLUMNS = ("experts", "active", "parameters", "active_parameters", "parameters_full", "depth")
+# Numbers may be NumPy's, which drivers of databases don't take.
+_SIZES = ("experts", "active", "parameters", "active_parameters")
+_INTEGER_COLUMNS = (*_SIZES, "parameters_full", "depth")
 _DECIDED = ("status", "fitness", "tie_break", "failure", "failure_kind")
+# Parameters of an update can't have the names of columns: those are what `values` sets.
 _DECIDE = (
     update(individuals)
     .where(individuals.c.search_id == bindparam("of_search"), individuals.c.idx == bindparam("at"))
@@ -178,13 +175,9 @@ def _evaluation_row(one: EvaluationRecord, context_id: int, now: datetime) -> di
         "seconds": float(one.seconds),
         "worker": one.worker,
         "attempt": int(one.attempt),
-        **{name: _whole(getattr(one, name)) for name in ("experts", "active", "parameters", "active_parameters")},
+        **{name: None if (size := getattr(one, name)) is None else int(size) for name in _SIZES},
         "created_at": one.created_at or now,
     }
-
-
-def _whole(value: int | None) -> int | None:
-    return None if value is None else int(value)
 
 
 def _numbers(where: str, score: float | None, tie: float | None) -> tuple[float, float]:

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +26,7 @@ CONFINED = {
         "evaluators/harness/",
         "workers/engine/harness.py",
     ),
-    "matplotlib": ("search/report/",),
+    "matplotlib": ("search/drawing.py", "search/report/"),
     "nevergrad": ("search/strategies/nevergrad.py",),
     "ray": (
         "search/pools/ray_cluster.py",
@@ -81,6 +82,18 @@ def test_big_dependencies_stay_where_they_belong() -> None:
     used = {(dependency, file) for dependency, file in found if dependency in CONFINED}
     assert [(dependency, file) for dependency, file in used if not file.startswith(CONFINED[dependency])] == []
     assert {dependency for dependency, _ in used} == CONFINED.keys()
+
+
+def test_no_modules_import_each_other() -> None:
+    """Neither directly nor by way of others, nor late in a function, nor for types alone."""
+    files = {path: ["moevolve", *path.relative_to(ROOT).with_suffix("").parts] for path in ALL}
+    modules = {".".join(parts).removesuffix(".__init__"): path for path, parts in files.items()}
+    graph = {
+        module: {each for name in imports(path) for each in (name, name.rpartition(".")[0]) if each in modules}
+        - {module}
+        for module, path in modules.items()
+    }
+    TopologicalSorter(graph).prepare()  # raises an error that names a circle
 
 
 def test_torch_loads_weights_only() -> None:

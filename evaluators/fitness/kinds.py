@@ -10,8 +10,8 @@ from moevolve.evaluators.fitness.engine import Decided, Engine
 from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 
+# Smallest overlap of two predictions whose logarithm is taken; smaller ones count as this.
 _MIN_OVERLAP = 1e-12
-"""Smallest overlap of two predictions whose logarithm is taken; smaller ones count as this."""
 
 
 class Generate(Fitness):
@@ -105,7 +105,7 @@ class Kl(Fitness):
         return np.exp(logs), logs
 
 
-class Agreement(Fitness):
+class Overlap(Fitness):
     """The overlap of the unedited model's predictions and the candidate's; needs no labels.
 
     It is the mean per token of sum_v min(p(v), q(v)) for the unedited model's p and the candidate's q, or 1 minus their
@@ -139,7 +139,7 @@ class LmEval(Fitness):
 
 
 FITNESSES: dict[str, Fitness] = {
-    fitness.name: fitness for fitness in (Generate(), Rank(), Perplexity(), Kl(), Agreement(), LmEval())
+    fitness.name: fitness for fitness in (Generate(), Rank(), Perplexity(), Kl(), Overlap(), LmEval())
 }
 """All kinds by name, in the order in which messages list them."""
 

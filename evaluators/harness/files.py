@@ -14,13 +14,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 
 PREFIX = "lm_eval:"
 """Prefix of the names of lm-eval's tasks."""
 FOLDERS_VARIABLE = "MOEVOLVE_LM_EVAL_TASKS"
 """Environment variable with additional folders of lm-eval's task files, separated as in PATH."""
 
+# Keys that place a task among others, or name files that are read into it: they change no score.
 _STRUCTURE = ("tag", "group", "task_list", "include")
 
 
@@ -66,9 +67,12 @@ def find_yaml(name: str) -> Path:
     return _index()[name]
 
 
-def read_raw(path: Path) -> dict[str, Any]:
-    """Read a task's YAML with its includes; functions are given by name and not imported."""
-    return _load(path, resolve=False)
+def read_raw(path: Path, resolve: bool = False) -> dict[str, Any]:
+    """Read a task's YAML with its includes; functions are given by name, and imported only to `resolve` them."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    with opening(f"{PREFIX}{path}: can't be read"):  # imports of the functions' modules can fail in any way
+        return dict(load_yaml(path, resolve_func=resolve))
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def read_config(path: Path) -> dict[str, Any]:
     problem = _problem(raw)
     if problem:
         raise UserError(f"{PREFIX}{path}: {problem}")
-    config = {key: value for key, value in _load(path, resolve=True).items() if key not in _STRUCTURE}
+    config = {key: value for key, value in read_raw(path, resolve=True).items() if key not in _STRUCTURE}
     settings = dict(config.get("dataset_kwargs") or {})
     settings.pop("trust_remote_code", None)
     if "data_files" in settings:
@@ -109,15 +113,6 @@ def resolve_path(portable_path: str) -> Path:
     if not path.is_file():
         raise UserError(f"{PREFIX}{portable_path}: this worker has no such file; it must be there on every node")
     return path
-
-
-def _load(path: Path, *, resolve: bool) -> dict[str, Any]:
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    try:
-        return dict(load_yaml(path, resolve_func=resolve))
-    except Exception as error:  # noqa: BLE001 - imports of the functions' modules can fail in any way
-        raise UserError(f"{PREFIX}{path}: can't be read: {one_line(error)}") from None
 
 
 def _problem(raw: dict[str, Any]) -> str | None:
@@ -186,8 +181,3 @@ def _index() -> dict[str, Path]:
         for name, entry in entries.items()
         if entry.yaml_path is not None and entry.kind.name in ("TASK", "PY_TASK")
     }
-
-
-def one_line(error: Exception) -> str:
-    """Return the type and message of an error in lm-eval, which can fail in any way Python can, shortened."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -28,7 +28,14 @@ class HarnessJudge:
         self._harness = split.harness
         self._documents = [json.loads(document) for document in split.harness.documents]
         self._task = _rebuild(split.harness, self._documents[0])
-        self._requests = [self._requests_of(index) for index in range(len(self._documents))]
+        self._requests: list[list[Any]] = []
+        for index, (document, contexts) in enumerate(zip(self._documents, split.harness.contexts, strict=True)):
+            made = self._task.construct_requests(
+                doc=document,
+                ctx=list(contexts) if self._task.multiple_input else contexts[0],
+                metadata=(self._task.config.task, index, 1),
+            )
+            self._requests.append(made if isinstance(made, list) else [made])
 
     def outcomes(self, model: Any) -> NDArray[np.float64]:
         """Send all requests to an `lm_eval.api.model.LM` and judge its answers: float64 [documents], each in [0, 1].
@@ -41,8 +48,8 @@ class HarnessJudge:
             for request in requests:
                 request.resps, request.filtered_resps = [], {}
                 kinds[request.request_type].append(request)
-        for kind, asked in kinds.items():
-            for request, answer in zip(asked, getattr(model, kind)(asked), strict=True):
+        for kind, requests in kinds.items():
+            for request, answer in zip(requests, getattr(model, kind)(requests), strict=True):
                 request.resps.append(answer)
         # lm-eval sets the input of its filters only when it makes the requests of a whole data set itself.
         self._task._instances = [request for requests in self._requests for request in requests]  # noqa: SLF001
@@ -52,15 +59,6 @@ class HarnessJudge:
     def gold_requests(self) -> list[Any | None]:
         """Return each document's log-likelihood request of its (first) right answer; None if there is none."""
         return [self._gold_request(index) for index in range(len(self._documents))]
-
-    def _requests_of(self, index: int) -> list[Any]:
-        contexts = self._harness.contexts[index]
-        made = self._task.construct_requests(
-            doc=self._documents[index],
-            ctx=list(contexts) if self._task.multiple_input else contexts[0],
-            metadata=(self._task.config.task, index, 1),
-        )
-        return made if isinstance(made, list) else [made]
 
     def _gold_request(self, index: int) -> Any | None:
         requests, document = self._requests[index], self._documents[index]

@@ -7,20 +7,19 @@ need no data (`moevolve.evaluators.harness.judge`).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.evaluators.fitness.kinds import LmEval
 from moevolve.evaluators.harness.files import (
     PREFIX,
     find_yaml,
     harness_version,
-    one_line,
     portable_path,
     read_config,
     split_name,
@@ -31,11 +30,13 @@ from moevolve.evaluators.tasks.datasets import Table
 from moevolve.evaluators.tasks.selection import check_disjoint, select_rows, unshared_rows
 from moevolve.evaluators.types import Example, HarnessTask, PreparedSplit, Split
 
+# Default limit on the number of documents in `search`, `dev` and `calibration`; `counts` changes it.
 _MAX_DOCUMENTS = 256
-"""Default limit on the number of documents in `search`, `dev` and `calibration`; `counts` changes it."""
+# lm-eval's own seed for drawing few-shot examples; a document's row number is added to it.
 _FEWSHOT_SEED = 1234
-"""lm-eval's own seed for drawing few-shot examples; a document's row number is added to it."""
+# lm-eval's task files name the limit of an answer in any of these ways, and its models take all of them.
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+# As lm-eval's own model for transformers has it.
 _DEFAULT_LENGTH = 256
 
 
@@ -44,9 +45,7 @@ class LoadedTask:
     """A task that lm-eval has loaded.
 
     Attributes:
-        task: The task as lm-eval's `ConfigurableTask`.
         tables: Source split -> its documents, after the task's `process_docs`.
-        metric: Name of the metric that gives the score.
         filter: Name of the filter whose answers the metric receives.
     """
 
@@ -111,12 +110,8 @@ def load_harness(name: str) -> LoadedTask:
 
     _, spec, metric = split_name(name)
     path = find_yaml(spec)
-    try:
+    with opening(f"{name}: lm-eval can't load it"):
         task = ConfigurableTask(config=read_config(path))
-    except UserError:
-        raise
-    except Exception as error:  # noqa: BLE001 - see `one_line`
-        raise UserError(f"{name}: lm-eval can't load it: {one_line(error)}") from None
     chosen, filtered = _metric(task, metric.removeprefix("#"), name)
     return LoadedTask(task, path, _tables(task, name), chosen, filtered)
 
@@ -139,12 +134,13 @@ def prepare_harness(task: TaskConfig, wanted: Collection[Split]) -> dict[Split, 
     }
     _keep_shots_apart(loaded, [document for group in documents.values() for document in group])
     if "calibration" in wanted:
-        asked = {
-            split: [_question(task, loaded, split, *pair) for pair in zip(found, documents[split], strict=True)]
-            for split, found in rows.items()
-        }
-        elsewhere = {question for split, group in asked.items() if split != "calibration" for question in group}
-        kept = unshared_rows(asked["calibration"], elsewhere, task.origin)
+        questions: dict[Split, list[tuple[str, ...]]] = {split: [] for split in rows}
+        for split, found in rows.items():
+            for row, document in zip(found, documents[split], strict=True):
+                with _rendering(task, loaded, split, row):
+                    questions[split].append(_contexts(loaded.task, document, row, shots=0))
+        elsewhere = {question for split, group in questions.items() if split != "calibration" for question in group}
+        kept = unshared_rows(questions["calibration"], elsewhere, task.origin)
         rows["calibration"] = [rows["calibration"][place] for place in kept]
         documents["calibration"] = [documents["calibration"][place] for place in kept]
     return {split: _prepare(task, loaded, split, rows[split], documents[split]) for split in wanted}
@@ -155,7 +151,7 @@ def _prepare(
 ) -> PreparedSplit:
     contexts, examples, texts = [], [], []
     for row, document in zip(rows, documents, strict=True):
-        with _naming_document(task, loaded, split, row):
+        with _rendering(task, loaded, split, row):
             contexts.append(_contexts(loaded.task, document, row, loaded.task.config.num_fewshot or 0))
             examples.append(_example(loaded.task, document, contexts[-1]))
             texts.append(json.dumps(document, ensure_ascii=False))
@@ -173,22 +169,10 @@ def _prepare(
     return task.prepared(split, tuple(examples), judged if task.fitness == LmEval.name else None)
 
 
-@contextmanager
-def _naming_document(task: TaskConfig, loaded: LoadedTask, split: Split, row: int) -> Iterator[None]:
-    """Turn an error in making a prompt into a `UserError` that names the document."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - see `one_line`
-        place = f"{task.origin}: {loaded.tables[task.splits[split].source].place(row)}"
-        raise UserError(f"{place}: lm-eval can't make a prompt of it: {one_line(error)}") from None
-
-
-def _question(
-    task: TaskConfig, loaded: LoadedTask, split: Split, row: int, document: dict[str, Any]
-) -> tuple[str, ...]:
-    """A document's prompts without few-shot examples."""
-    with _naming_document(task, loaded, split, row):
-        return _contexts(loaded.task, document, row, 0)
+def _rendering(task: TaskConfig, loaded: LoadedTask, split: Split, row: int) -> AbstractContextManager[None]:
+    """Context manager that names the document of which lm-eval makes a prompt in errors."""
+    place = loaded.tables[task.splits[split].source].place(row)
+    return opening(f"{task.origin}: {place}: lm-eval can't make a prompt of it")
 
 
 def _contexts(task: Any, document: dict[str, Any], row: int, shots: int) -> tuple[str, ...]:
@@ -239,7 +223,6 @@ def _tables(task: Any, name: str) -> dict[str, Table]:
 
 
 def _default_splits(loaded: LoadedTask) -> dict[str, dict[str, Any]]:
-    """See `harness_task`."""
     config = loaded.task.config
     evaluated = config.test_split or config.validation_split
     others = [s for s in (config.validation_split, config.training_split) if s not in (None, evaluated)]

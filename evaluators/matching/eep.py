@@ -21,7 +21,6 @@ _CLAUSE = re.compile(r"[\n.,]")
 _MARK = re.compile(r"[^\w\s]")
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 _RESULT_MARK = "#### "
-
 # Patterns around an option letter (@) in order of precedence. The first pattern that matches with a letter counts; if
 # it matches several letters, the first in the order of the choices. Chinese phrases come first, then a letter at the
 # very end, then English phrases.
@@ -70,8 +69,8 @@ _PLACES = (
     r"@:",
     r"@",
 )
+# Takes precedence over `_PLACES`: a letter at the very beginning, followed by one of these characters.
 _FIRST = r"@[\s，：:,]"
-"""Takes precedence over `_PLACES`: a letter at the very beginning, followed by one of these characters."""
 
 
 class EepOptionMatcher(LetterMatcher):
@@ -94,7 +93,7 @@ class _ContainingMatcher(Matcher):
 
     def _score(self, answer: str, example: Example) -> float:
         found = self._found(answer)
-        return float(any(accepted in found for reference in example.references for accepted in _forms(reference)))
+        return float(any(_clause(reference) in found or reference in found for reference in example.references))
 
     @abstractmethod
     def _found(self, answer: str) -> str: ...
@@ -174,11 +173,6 @@ def _plain(text: str) -> str:
 def _clause(text: str) -> str:
     """`_plain` of the text before the first line break, full stop or comma."""
     return _plain(_CLAUSE.split(text, maxsplit=1)[0])
-
-
-@lru_cache(maxsize=65536)
-def _forms(reference: str) -> tuple[str, str]:
-    return _clause(reference), reference
 
 
 def _last_number(answer: str) -> str:

@@ -18,6 +18,8 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _CLOSING = " .,;:!?\"')]"
 
 
+# References, choices and many answers recur for every candidate.
+@lru_cache(maxsize=65536)
 def squad_tokens(text: str) -> Words:
     """Return the words after SQuAD's normalisation: lower case, no ASCII punctuation, no articles (Rajpurkar 2016)."""
     words: list[str] = []
@@ -56,13 +58,13 @@ class _TokenMatcher(Matcher):
 
     def problem(self, example: Example) -> str | None:
         for answer in (*example.references[:1], *(example.choices if self.needs_choices else ())):
-            if not _tokens(answer):
+            if not squad_tokens(answer):
                 return f"nothing is left of {answer!r} without articles and punctuation"
         return super().problem(example)
 
     def _score(self, answer: str, example: Example) -> float:
         words = squad_tokens(answer)
-        return max(self._compare(words, _tokens(reference)) for reference in example.references)
+        return max(self._compare(words, squad_tokens(reference)) for reference in example.references)
 
     def _compare(self, answer: Words, reference: Words) -> float:
         return float(answer == reference)
@@ -80,7 +82,7 @@ class EmMatcher(_TokenMatcher):
 
     def _settled(self, start: str, example: Example) -> bool:
         words = _whole_words(start)
-        return not any(_tokens(r)[: len(words)] == words for r in example.references)
+        return not any(squad_tokens(r)[: len(words)] == words for r in example.references)
 
 
 class ContainsMatcher(_TokenMatcher):
@@ -91,7 +93,7 @@ class ContainsMatcher(_TokenMatcher):
 
     def _settled(self, start: str, example: Example) -> bool:
         words = _whole_words(start)
-        return any(_find(words, _tokens(r)) >= 0 for r in example.references)
+        return any(_find(words, squad_tokens(r)) >= 0 for r in example.references)
 
 
 class PrefixMatcher(_TokenMatcher):
@@ -102,7 +104,7 @@ class PrefixMatcher(_TokenMatcher):
 
     def _settled(self, start: str, example: Example) -> bool:
         words = _whole_words(start)
-        references = [_tokens(r) for r in example.references]
+        references = [squad_tokens(r) for r in example.references]
         if any(words[: len(r)] == r for r in references):
             return True
         return not any(r[: len(words)] == words for r in references)
@@ -118,19 +120,13 @@ class LabelMatcher(_TokenMatcher):
 
     def _score(self, answer: str, example: Example) -> float:
         found = _first_choice(squad_tokens(answer), example.choices)
-        return float(found is not None and found[1] in {_tokens(r) for r in example.references})
+        return float(found is not None and found[1] in {squad_tokens(r) for r in example.references})
 
     def _settled(self, start: str, example: Example) -> bool:
         words = _whole_words(start)
         found = _first_choice(words, example.choices)
         # A longer choice that begins no later could still be incomplete.
-        return found is not None and found[0] + max(len(_tokens(c)) for c in example.choices) <= len(words)
-
-
-@lru_cache(maxsize=65536)
-def _tokens(answer: str) -> Words:
-    """`squad_tokens`, cached for references and choices, which recur for every candidate."""
-    return squad_tokens(answer)
+        return found is not None and found[0] + max(len(squad_tokens(c)) for c in example.choices) <= len(words)
 
 
 def _plain(text: str) -> str:
@@ -146,10 +142,8 @@ def _may_become(start: str, reference: str) -> bool:
 
 def _whole_words(start: str) -> Words:
     """Normalised words that are complete for sure: those before the last white space."""
-    if not start or start[-1].isspace():
-        return squad_tokens(start)
     pieces = start.split()
-    return squad_tokens(" ".join(pieces[:-1]))
+    return squad_tokens(" ".join(pieces if start[-1:].isspace() else pieces[:-1]))
 
 
 def _find(words: Words, phrase: Words) -> int:
@@ -160,7 +154,7 @@ def _find(words: Words, phrase: Words) -> int:
 
 
 def _first_choice(words: Words, choices: tuple[str, ...]) -> tuple[int, Words] | None:
-    found = [(at, -len(phrase), phrase) for phrase in map(_tokens, choices) if (at := _find(words, phrase)) >= 0]
+    found = [(at, -len(phrase), phrase) for phrase in map(squad_tokens, choices) if (at := _find(words, phrase)) >= 0]
     return None if not found else (min(found)[0], min(found)[2])
 
 

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, suggestion
 from moevolve.evaluators.fitness.kinds import task_fitnesses
 from moevolve.evaluators.harness.files import PREFIX
 from moevolve.evaluators.tasks.config import TaskConfig
@@ -24,19 +23,17 @@ FOLDERS_VARIABLE = "MOEVOLVE_TASKS"
 _SUFFIX = ".yaml"
 
 
-def task_folders() -> tuple[Path, ...]:
-    """Return the folders to search for tasks, in order: those of `MOEVOLVE_TASKS`, which must exist, the package's."""
+def list_tasks() -> dict[str, Path]:
+    """Return all tasks as name -> YAML file, sorted by name; those of a sub-folder are named `SUBFOLDER/NAME`.
+
+    Those in the folders of `MOEVOLVE_TASKS`, which must exist, come before the package's of the same name.
+    """
     own = [Path(folder) for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
     for folder in own:
         if not folder.is_dir():
             raise UserError(f"task folder {folder}: no such folder")
-    return (*own, Path(str(files("moevolve.configs"))) / "tasks")
-
-
-def list_tasks() -> dict[str, Path]:
-    """Return all tasks as name -> YAML file, sorted by name; those of a sub-folder are named `SUBFOLDER/NAME`."""
     found: dict[str, Path] = {}
-    for folder in task_folders():
+    for folder in (*own, Path(str(files("moevolve.configs"))) / "tasks"):
         for path in sorted((*folder.glob(f"*{_SUFFIX}"), *folder.glob(f"*/*{_SUFFIX}"))):
             found.setdefault(path.relative_to(folder).with_suffix("").as_posix(), path)
     return dict(sorted(found.items()))
@@ -55,23 +52,21 @@ def load_task(name: str | Path) -> TaskConfig:
             suit it.
     """
     base, fitness = split_fitness(str(name))
-    task = _load(base)
+    if base.startswith(PREFIX):
+        from moevolve.evaluators.harness.tasks import harness_task
+
+        task = harness_task(base)
+    else:
+        path = _find(base)
+        task = TaskConfig.from_mapping(
+            _read(path, ()) | {"name": path.stem if base.endswith(_SUFFIX) else base}, str(path)
+        )
     if not fitness:
         return task
     kind, known = fitness[1:], task_fitnesses()
     if kind not in known:
         raise UserError(f"task {name}: unknown fitness `{kind}`; known: {', '.join(known)}")
     return task.with_fitness(kind)
-
-
-def _load(name: str) -> TaskConfig:
-    if name.startswith(PREFIX):
-        from moevolve.evaluators.harness.tasks import harness_task
-
-        return harness_task(name)
-    path = _find(name)
-    own = path.stem if name.endswith(_SUFFIX) else name
-    return TaskConfig.from_mapping(_read(path, ()) | {"name": own}, str(path))
 
 
 def read_task(name: str) -> tuple[Path, dict[str, Any]]:
@@ -94,8 +89,7 @@ def _find(name: str | Path) -> Path:
         return Path(name)
     tasks = list_tasks()
     if str(name) not in tasks:
-        near = difflib.get_close_matches(str(name), tasks, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known tasks: {', '.join(tasks)}"
+        hint = suggestion(str(name), tasks)
         raise UserError(f"unknown task `{name}`; {hint} (your own: the path of its .yaml, or set {FOLDERS_VARIABLE})")
     return tasks[str(name)]
 

@@ -48,8 +48,8 @@ def _one_of(what: str, names: Collection[str]) -> AfterValidator:
 Paths = Annotated[tuple[Path, ...], BeforeValidator(_as_list)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 
+# Every how many rows of `search` one is set aside for `calibration` in a task without that split.
 _CALIBRATION_PART = 4
-"""Every how many rows of `search` one is set aside for `calibration` in a task without that split."""
 
 
 class TaskFileSection(BaseModel):
@@ -64,7 +64,6 @@ class Source(TaskFileSection):
     Attributes:
         hub: Dataset id on the hub (`aps/super_glue`).
         config: Configuration of the hub dataset, if it has several.
-        revision: Branch, tag or commit of the hub dataset.
         files: Name of every source split -> its JSONL files, relative to the YAML's folder or absolute.
         lm_eval: Task of lm-evaluation-harness; set by `moevolve.evaluators.harness.tasks` only.
     """

@@ -70,7 +70,13 @@ def load_table(source: Source, split: str) -> Table:
     """
     if source.files is not None:
         return read_jsonl(source.files[split])
-    return _load_hub(source, split)
+    name = " ".join(part for part in (source.hub, source.config, split) if part)
+    with opening(f"hub dataset {name}: can't be loaded", _OFFLINE):
+        # `datasets` doesn't run loading scripts, so no remote code is executed.
+        data = load_dataset(source.hub, source.config, split=split, revision=source.revision)
+    if len(data) == 0:
+        raise UserError(f"hub dataset {name}: no rows")
+    return Table(name, data)
 
 
 def read_jsonl(paths: Sequence[Path]) -> Table:
@@ -103,13 +109,3 @@ def as_dataset(rows: list[Row], file: str) -> Dataset:
         except (TypeError, ValueError, OverflowError) as error:  # pyarrow's
             raise UserError(f"{file}: field `{name}` isn't of one type in all lines: {first_line(error)}") from None
     return concatenate_datasets(columns, axis=1) if columns else Dataset.from_dict({})
-
-
-def _load_hub(source: Source, split: str) -> Table:
-    name = " ".join(part for part in (source.hub, source.config, split) if part)
-    with opening(f"hub dataset {name}: can't be loaded", _OFFLINE):
-        # `datasets` doesn't run loading scripts, so no remote code is executed.
-        data = load_dataset(source.hub, source.config, split=split, revision=source.revision)
-    if len(data) == 0:
-        raise UserError(f"hub dataset {name}: no rows")
-    return Table(name, data)

@@ -11,10 +11,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.config import TaskConfig
+from moevolve.evaluators.tasks.datasets import Row
 from moevolve.evaluators.tasks.selection import value_key
 from moevolve.evaluators.types import Example
-
-Row = dict[str, Any]
 
 
 def _no_null(value: Any) -> Any:
@@ -45,9 +44,9 @@ class ExampleTemplate:
         self._references = self._list("references", task.references or ())
         self._choices = self._list("choices", task.choices)
         # With `prompts_only`, rows don't need the columns that only answers use.
-        asked = meta.find_undeclared_variables(_ENVIRONMENT.parse(task.prompt))
-        self._fields = {name: paths for name, paths in task.fields.items() if not prompts_only or name in asked}
-        self._labels = {name: table for name, table in task.labels.items() if not prompts_only or name in asked}
+        used = meta.find_undeclared_variables(_ENVIRONMENT.parse(task.prompt))
+        self._fields = {name: paths for name, paths in task.fields.items() if not prompts_only or name in used}
+        self._labels = {name: table for name, table in task.labels.items() if not prompts_only or name in used}
 
     def example(self, row: Row, place: str) -> Example:
         """Render one row with the turns of its own conversation; `place` is its origin for messages.
@@ -133,10 +132,10 @@ def _as_turns(value: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Return the system prompt, which may be empty, and the pairs of user's and assistant's turns."""
     turns = [(turn["role"], turn["content"]) for turn in value or ()]
     system = turns.pop(0)[1] if turns and turns[0][0] == "system" else ""
-    asked, answered = turns[::2], turns[1::2]
-    if {role for role, _ in asked} - {"user"} or {role for role, _ in answered} - {"assistant"} or len(turns) % 2:
+    questions, answers = turns[::2], turns[1::2]
+    if {role for role, _ in questions} - {"user"} or {role for role, _ in answers} - {"assistant"} or len(turns) % 2:
         raise UserError("expected turns of `user` and `assistant` in alternation, after an optional `system`")
-    return system, tuple((question, answer) for (_, question), (_, answer) in zip(asked, answered, strict=True))
+    return system, tuple((question, answer) for (_, question), (_, answer) in zip(questions, answers, strict=True))
 
 
 def _as_texts(value: Any) -> tuple[str, ...]:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
-from moevolve._asking import ask
+from moevolve._asking import Watched, ask
 from moevolve.evaluators.types import SCORED
+from moevolve.search.interface.parameters import SILENT
+from moevolve.search.interface.plot import PlotRequest
+from moevolve.search.interface.tables import data_frame, html_table
 from moevolve.search.loop.final_table import FinalTable
-from moevolve.search.requests.searches import PlotRequest
-from moevolve.search.requests.tables import data_frame, html_table
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from moevolve.search.config.run import RunConfig
+    from moevolve.search.running.observer import Observer
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -72,3 +81,27 @@ class Run(FinalTable):
             for task in (*self.tasks, *self.others)
             for entry in self.entries
         ]
+
+
+@overload
+def run_of(function: Callable[P, FinalTable]) -> Watched[P, Run]: ...
+@overload
+def run_of(function: Callable[P, FinalTable | None]) -> Watched[P, Run | None]: ...
+def run_of(function: Callable[..., FinalTable | None]) -> Any:
+    """Have a function that runs a search return its final table as a `Run`."""
+
+    @wraps(function)
+    def call(*args: Any, observer: Observer = SILENT, **kwargs: Any) -> Run | None:
+        begun: list[RunConfig] = []
+
+        def begin(config: RunConfig) -> None:
+            begun.append(config)
+            observer.on_begin(config)
+
+        table = function(*args, observer=replace(observer, on_begin=begin), **kwargs)
+        return None if table is None else Run.of(table, begun[0].store)
+
+    signature = inspect.signature(function)
+    returned = str(signature.return_annotation).replace("FinalTable", "Run")
+    call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+    return call

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from moevolve._asking import asks
-from moevolve.search.requests.stores import CheckRequest, CopyRequest, PruneRequest, UpgradeRequest
+from moevolve._asking import function_of
+from moevolve.search.interface.stores import CheckRequest, CopyRequest, PruneRequest, UpgradeRequest
 
-upgrade = asks(UpgradeRequest)
-check = asks(CheckRequest)
-prune = asks(PruneRequest)
-copy = asks(CopyRequest)
+upgrade = function_of(UpgradeRequest)
+check = function_of(CheckRequest)
+prune = function_of(PruneRequest)
+copy = function_of(CopyRequest)

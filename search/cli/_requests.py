@@ -17,8 +17,16 @@ from pydantic.fields import FieldInfo
 
 import moevolve
 from moevolve.search.cli.output.console import print_csv, print_json
-from moevolve.search.requests.parameters import SERVER_VARIABLE, STORE_VARIABLE
-from moevolve.search.requests.record import Request, default_of, fields_of, flag_of, one_line_errors, option_names
+from moevolve.search.interface.parameters import SERVER_VARIABLE, STORE_VARIABLE
+from moevolve.search.interface.request import (
+    Request,
+    default_of,
+    fields_of,
+    flag_of,
+    one_line_errors,
+    option_names,
+    summary_of,
+)
 
 DEFAULT_STORE = "sqlite:///moevolve.db"
 
@@ -35,7 +43,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
 
 
-def takes(kind: type[Request[Any]], *but: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(kind: type[Request], *but: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the parameters of a request, and pass it the request as its first argument.
 
     Args:
@@ -45,9 +53,7 @@ def takes(kind: type[Request[Any]], *but: str) -> Callable[[Callable[..., None]]
     return lambda command: _command(kind, but, command, _options_of(command, 1), command.__doc__)
 
 
-def shows(
-    kind: type[Request[Any]], *but: str, csv: bool = False
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def shows(kind: type[Request], *but: str, csv: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function that prints an answer: it asks the store or the server, and can print JSON instead.
 
     The function takes the answer, the request, and its own options.
@@ -59,8 +65,8 @@ def shows(
     """
 
     def showing(show: Callable[..., None]) -> Callable[..., None]:
-        def command(request: Request[Any], store: str, as_json: bool, as_csv: bool = False, **own: Any) -> None:
-            found = moevolve.ask(store, request)
+        def command(request: Request, store: str, as_json: bool, as_csv: bool = False, **own: Any) -> None:
+            found: Any = moevolve.ask(store, request)  # type: ignore[arg-type]
             if as_json:
                 print_json(found)
             elif as_csv:
@@ -89,7 +95,7 @@ def _options_of(function: Callable[..., None], position: int) -> list[Parameter]
 
 
 def _command(
-    kind: type[Request[Any]],
+    kind: type[Request],
     but: Sequence[str],
     answer: Callable[..., None],
     options: Sequence[Parameter],
@@ -108,11 +114,11 @@ def _command(
     parameters = [*(_parameter(name, field) for name, field in fields.items()), *options]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
-    run.__doc__ = doc or (inspect.getdoc(kind) or "").partition("\n\nRaises:")[0]
+    run.__doc__ = doc or summary_of(kind)
     return run
 
 
-def option(kind: type[Request[Any]], name: str, more: str = "") -> Any:
+def option(kind: type[Request], name: str, more: str = "") -> Any:
     """Make a typer option of one field of a request, for a command that handles it apart.
 
     Args:

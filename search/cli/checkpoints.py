@@ -11,8 +11,10 @@ import moevolve
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, shows, takes
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table, stages
 from moevolve.search.genomes.registry import part_names
-from moevolve.search.requests.models import ExportRequest, ImportEepRequest, ProfileRequest
-from moevolve.search.requests.recipes import ApplyRequest, RecipeRequest
+from moevolve.search.interface.export import ExportRequest
+from moevolve.search.interface.import_eep import ImportEepRequest
+from moevolve.search.interface.profile import ProfileRequest
+from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
 from moevolve.search.text import flop_count, memory_size, parameter_count, percent
 from moevolve.workers.export.folder import check_target, loader_of
 
@@ -101,7 +103,7 @@ def profile(request: ProfileRequest, store: StoreOption = DEFAULT_STORE, as_json
     signals = (signal.SIGTERM, signal.SIGHUP)
     interrupted = "interrupted; nothing was stored or left behind"
     with exit_with_message(interrupted, moevolve.ProfileError, signals=signals), stages() as on_stage:
-        report = moevolve.ask(store, request, on_stage)
+        report = moevolve.ask(store, request, on_stage=on_stage)
     if as_json:
         print_json(report)
     else:
@@ -121,7 +123,7 @@ def _print_profile(report: ProfileReport) -> None:
     headings += " | >peak\nmemory | >prefill\ntokens/s | >decode\ntokens/s | >answers/s"
     print_table(
         f"{machine}, {ran.dtype}, {prompts} and {settings.new_tokens} new tokens, "
-        f"medians of {settings.repeats}; ratios to {reference.label}",
+        f"medians of {settings.timed_runs}; ratios to {reference.label}",
         headings,
         [row for model in report.models for row in _profile_rows(model, reference, scored)],
     )

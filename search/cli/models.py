@@ -12,20 +12,16 @@ from rich.text import Text
 import moevolve
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, shows, takes
 from moevolve.search.cli.output.console import output, print_json, print_table
-from moevolve.search.requests.models import (
-    AnalyseRequest,
-    AnswersRequest,
-    EvaluateRequest,
-    OutcomesRequest,
-    PromptsRequest,
-)
+from moevolve.search.interface.analyse import AnalyseRequest
+from moevolve.search.interface.answers import AnswersRequest, PromptsRequest
+from moevolve.search.interface.evaluate import EvaluateRequest
+from moevolve.search.interface.outcomes import OutcomesRequest
 from moevolve.search.text import percent
 
 if TYPE_CHECKING:
     from moevolve import Analysis, Answers, AskedRow, Evaluation, Outcomes
     from moevolve.evaluators.fitness.scoring import Answer
-    from moevolve.search.requests.answers import AnsweredRow
-    from moevolve.search.requests.models import AnswerFilter
+    from moevolve.search.interface.outcomes import AnsweredRow, AnswerFilter
 
 WholeOption = Annotated[bool, typer.Option("--whole", help="Show long prompts from beginning to end.")]
 _LONGEST = 480

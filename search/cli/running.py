@@ -26,25 +26,19 @@ from moevolve.search.cli.output.console import (
 )
 from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.cli.output.progress import line_observer, watch
-from moevolve.search.requests.planning import CompareRequest, EstimateRequest
-from moevolve.search.requests.record import fields_of
-from moevolve.search.requests.running import (
-    CancelRequest,
-    LaunchRequest,
-    LogsRequest,
-    PauseRequest,
-    ResumeRequest,
-    RetryRequest,
-    ScaleRequest,
-    StopRequest,
-    SubmitRequest,
-)
+from moevolve.search.interface.compare import CompareRequest
+from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest
+from moevolve.search.interface.launch import LaunchRequest
+from moevolve.search.interface.plan import EstimateRequest
+from moevolve.search.interface.request import fields_of
+from moevolve.search.interface.resume import ResumeRequest, RetryRequest
+from moevolve.search.interface.submit import LogsRequest, SubmitRequest
 from moevolve.store.errors import CancelledError
 from moevolve.store.session import without_password
 
 if TYPE_CHECKING:
     from moevolve import Control, FinalTable, Observer, RunConfig, Submitted
-    from moevolve.search.compare.config import Cell
+    from moevolve.search.config.study import StudyCell
 
 T = TypeVar("T")
 
@@ -162,9 +156,9 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Run searches and baselines side by side and print one table. Ctrl-C leaves it resumable: run it again."""
-    comparison = moevolve.load_comparison(**request.arguments())
+    comparison = request.comparison()
 
-    def observer(place: int, cell: Cell) -> Observer:
+    def observer(place: int, cell: StudyCell) -> Observer:
         # A comparison takes hours and its log is read afterwards, so each search prints two lines.
         return line_observer(f"[{place + 1}/{len(comparison.cells)}] {cell.config.name}", 2)
 

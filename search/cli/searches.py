@@ -13,28 +13,21 @@ from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption
 from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.cli.output.genome import print_genome
 from moevolve.search.genomes.registry import KINDS, part_counts, part_names
-from moevolve.search.requests.searches import (
-    BestRequest,
-    ContrastRequest,
-    EffectsRequest,
-    GenomeRequest,
-    LabelRequest,
-    LineageRequest,
-    ParetoRequest,
-    PlotFileRequest,
-    ReportFileRequest,
-    SearchesRequest,
-    ShowRequest,
-    TradeOffsRequest,
-)
-from moevolve.search.requests.stores import ServeRequest
-from moevolve.search.requests.tables import plain
+from moevolve.search.interface.contrast import ContrastRequest
+from moevolve.search.interface.effects import EffectsRequest
+from moevolve.search.interface.plot import PlotFileRequest
+from moevolve.search.interface.rankings import BestRequest, ParetoRequest, TradeoffsRequest
+from moevolve.search.interface.report import ReportFileRequest
+from moevolve.search.interface.searches import LabelRequest, SearchesRequest
+from moevolve.search.interface.show import GenomeRequest, LineageRequest, ShowRequest
+from moevolve.search.interface.tables import plain
+from moevolve.search.server.serve import ServeRequest
 from moevolve.search.text import flop_count, memory_size, parameter_count, percent, points, score_lines
 from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
     from moevolve import BestRow, Contrast, Effects, IndividualDetail, LineageGraph, Pareto, SearchSummary, TradeOffs
-    from moevolve.search.requests.tables import Rows
+    from moevolve.search.interface.tables import Rows
     from moevolve.store.pareto import Mark
     from moevolve.store.records import SearchRecord
 
@@ -175,8 +168,8 @@ def pareto(found: Pareto, _: ParetoRequest) -> None:
     print_table(None, f"individual | not searched | >{found.split} | >{sizes}", rows, [len(found.front) - 1])
 
 
-@shows(TradeOffsRequest)
-def tradeoffs(found: TradeOffs, _: TradeOffsRequest) -> None:
+@shows(TradeoffsRequest)
+def tradeoffs(found: TradeOffs, _: TradeoffsRequest) -> None:
     sizes = ["-" if one.parameters is None else parameter_count(one.parameters) for one in found.front]
     rows = [
         [one.ref, *map(percent, one.scores), size, one.summary] for one, size in zip(found.front, sizes, strict=True)

@@ -13,13 +13,13 @@ from moevolve.search.cli.checkpoints import how_to_load
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
 from moevolve.search.cli.output.final_table import print_entries
 from moevolve.search.cli.running import watched
-from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.text import memory_size, parameter_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from moevolve import Shrunk
+    from moevolve import ShrinkResult
     from moevolve.search.shrink.loops import Loops
     from moevolve.search.shrink.page import TaskCheck
 
@@ -38,11 +38,11 @@ def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
         output.print(f"# in {found.run_file}; run it with: moevolve launch {found.run_file}", soft_wrap=True)
     else:
         _print_page(found)
-    if isinstance(found, moevolve.Shrunk) and found.written is None:
+    if isinstance(found, moevolve.ShrinkResult) and found.written is None:
         raise typer.Exit(1)
 
 
-def _print_page(found: Shrunk) -> None:
+def _print_page(found: ShrinkResult) -> None:
     print_entries(found.table)
     best, written = found.table.best, found.written
     if best is None:

@@ -12,13 +12,12 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, suggestion
 from moevolve.evaluators.harness.files import split_name
 from moevolve.evaluators.preparation.registry import split_fitness
 from moevolve.evaluators.yaml_files import explain_validation, read_yaml
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import Section
-from moevolve.store.lineage import suggestion
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 
@@ -33,7 +32,7 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     """
     data = read_yaml(path)
     if "base" in data and "methods" in data:
-        raise UserError(f"{path}: this is a comparison: run it with `moevolve compare`")
+        raise UserError(f"{path}: this is a study: run it with `moevolve compare`")
     chosen = [override for override in overrides if override.partition("=")[0] in (PRESET, "genome.kind")]
     for override in chosen:  # they say what the others may change
         apply_override(data, override)

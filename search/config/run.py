@@ -36,7 +36,7 @@ class TaskSection(Section):
     counts: dict[Split, Annotated[int, Field(ge=1, le=1_000_000_000)]] = Field(default_factory=dict)
 
     @property
-    def sets_aside(self) -> bool:
+    def holds_out_calibration(self) -> bool:
         """True if the task has no `calibration` split, so that a search that calibrates sets `search` rows aside."""
         return "calibration" not in load_task(self.name).splits
 
@@ -154,12 +154,6 @@ _HASHED_VERSION = 3
 """Part of every configuration's hash; raise it when the same settings come to mean another population."""
 
 
-def _without_folder(name: str) -> str:
-    """The file name of an absolute path, which may have a prefix such as `lm_eval:`; other names stay unchanged."""
-    prefix, _, path = name.rpartition(":")
-    return f"{prefix}:{PurePath(path).name}".lstrip(":") if path.startswith("/") else name
-
-
 LONGEST_NAME = 200
 """Most characters of a search's name, which becomes part of file names and URLs."""
 SearchName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=LONGEST_NAME)]
@@ -171,12 +165,13 @@ class RunConfig(Section):
     Attributes:
         seed: Seed of all of the search's randomness.
         tasks: Tasks whose scores make up the fitness; empty for imported individuals.
-        over_tasks: What the fitness of several tasks is: the weighted mean of their scores (`mean`), or the smallest
-            share of the unedited model's score that is left on any of them (`worst`).
+        task_aggregation: What the fitness of several tasks is: the weighted mean of their scores (`mean`), or the
+            smallest share of the unedited model's score that is left on any of them (`worst`).
         strategy: Strategy of the phases that don't name their own.
         phases: Phases of the search, in order; empty for imported individuals.
-        window: Most individuals that may be under evaluation at once.
-        stop_at_recovery: The search ends before a phase if its best individual has at least this share of the full
+        window: Most individuals that may be under evaluation at once. With 8, the paper's search has as good a result
+            on `test` as without a window, with 16 a worse one (`search/loop/README.md`).
+        skip_phases_at: The search ends before a phase if its best individual has at least this share of the full
             model's fitness by then; None runs all phases. With a share, a phase begins only after all individuals of
             the phases before it are evaluated.
         tie_break: Criterion between equal scores, before the smaller index decides: the mean log-probability of the
@@ -190,11 +185,11 @@ class RunConfig(Section):
     engine: EngineConfig = EngineConfig()
     seed: int = Field(0, ge=0, lt=2**63)
     tasks: tuple[TaskSection, ...]
-    over_tasks: Literal["mean", "worst"] = "mean"
+    task_aggregation: Literal["mean", "worst"] = "mean"
     strategy: StrategySection = EvolutionSection()
     phases: tuple[Phase, ...]
     window: int = Field(8, ge=1, le=100_000)
-    stop_at_recovery: float | None = Field(None, gt=0, le=100)
+    skip_phases_at: float | None = Field(None, gt=0, le=100)
     tie_break: Literal["gold_logprob", "index"] = "gold_logprob"
     workers: WorkersSection = WorkersSection()
     final: FinalSection = FinalSection()
@@ -231,15 +226,16 @@ class RunConfig(Section):
     def config_hash(self) -> str:
         """SHA-256 (hex) of the settings that determine the population.
 
-        Execution settings, the name and the store are left out. So are the model's revision and own dtype and the
+        Execution settings, the name and the store aren't part of it, nor are the model's revision and own dtype and the
         folders of model and tasks: fingerprints identify them on whatever machine a search is launched or resumed.
         """
         content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
         for found in ("revision", "own_dtype"):
             del content["model"][found]
-        content["model"]["path"] = _without_folder(self.model.path)
-        for task in content["tasks"]:
-            task["name"] = _without_folder(task["name"])
+        for place, key in ((content["model"], "path"), *((task, "name") for task in content["tasks"])):
+            prefix, _, path = place[key].rpartition(":")  # such as `lm_eval:`
+            if path.startswith("/"):
+                place[key] = f"{prefix}:{PurePath(path).name}".lstrip(":")
         versioned = {"version": _HASHED_VERSION, **content}
         return hashlib.sha256(json.dumps(versioned, sort_keys=True).encode()).hexdigest()
 
@@ -254,8 +250,8 @@ class RunConfig(Section):
         if self.final.held_out and not self.final.test:
             raise ValueError("final.held_out: tasks are scored on `test`; set final.test: true")
         weighted = next((task.name for task in self.tasks if task.weight != 1), None)
-        if weighted is not None and self.over_tasks == "worst":
-            raise ValueError(f"over_tasks: `worst` has no weights, and {weighted} has one; leave it out")
+        if weighted is not None and self.task_aggregation == "worst":
+            raise ValueError(f"task_aggregation: `worst` has no weights, and {weighted} has one; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -264,5 +260,5 @@ class RunConfig(Section):
         if kinds[:1] == ["repair"] or "repair" in kinds[:-1]:
             raise ValueError("phases: a repair phase repairs what others found, so it is the last of several")
         if "merge" in kinds and "prune" in kinds[kinds.index("merge") :]:
-            raise ValueError("phases: a prune phase can't follow a merge phase, merged experts have no retained ones")
+            raise ValueError("phases: a prune phase can't follow a merge phase, whose experts are mixtures")
         return self

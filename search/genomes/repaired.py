@@ -7,8 +7,6 @@ phase keeps the base and varies the recipe.
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,20 +15,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import Description, Genome, GenomeSpace, Offspring, SubsetSpace
+from moevolve.search.genomes.contract.base import Description, Genome, GenomeSpace, Offspring
 from moevolve.search.genomes.contract.phases import PhaseConfig, RepairPhase
 from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, Edit, IdentityEdit, LayeredEdit, combined
 from moevolve.workers.contract.fitting import FitRows, NeuronRecipe, RowsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 
-_HEADER = struct.Struct("<4sI")
-_MAGIC = b"RPR1"
+# First bytes of repaired genomes; those of others are a hash, which can't be as long and the same.
+_MAGIC = b"repaired "
+# Bounds of the weights that are searched.
 _ANSWER_WEIGHTS = (0.25, 64.0)
-"""Bounds of the weights that are searched."""
 
 
 @dataclass(frozen=True)
-class RepairedGenome:
+class RepairedGenome(Genome):
     """One repaired candidate: `recipe` repairs the edit of `base`."""
 
     space: RepairedSpace = field(repr=False, compare=False)
@@ -38,16 +36,8 @@ class RepairedGenome:
     recipe: RepairRecipe
 
     def to_bytes(self) -> bytes:
-        """Return the magic number, the recipe's length (uint32), the recipe as JSON, and the base's bytes."""
-        recipe = self.recipe.text.encode()
-        return _HEADER.pack(_MAGIC, len(recipe)) + recipe + self.base.to_bytes()
-
-    @cached_property
-    def content_hash(self) -> str:
-        # An edit that changes nothing has nothing to repair: all recipes give the same candidate.
-        if isinstance(self._edit, IdentityEdit):
-            return self.base.content_hash
-        return hashlib.sha256(_MAGIC + self.recipe.text.encode() + self.base.content_hash.encode()).hexdigest()
+        """Return a magic word, the recipe as one line of JSON, and the base's bytes."""
+        return _MAGIC + self.recipe.text.encode() + b"\n" + self.base.to_bytes()
 
     def express(self) -> Edit:
         """Return the base's edit with its repair, or the base's edit alone if it changes nothing."""
@@ -64,7 +54,7 @@ class RepairedGenome:
 
 
 @dataclass(frozen=True)
-class RepairedSpace:
+class RepairedSpace(GenomeSpace[Any]):
     """All genomes of a search with repairs: bases and repaired bases.
 
     Attributes:
@@ -96,10 +86,9 @@ class RepairedSpace:
         return replace(self, inner=inner, rows=FitRows.of(calibration.arrays))
 
     def selects_subset(self, phase: PhaseConfig) -> bool:
-        return isinstance(self.inner, SubsetSpace) and self.inner.selects_subset(phase)
+        return self.inner.selects_subset(phase)
 
     def importance(self, phase: PhaseConfig) -> NDArray[np.float64]:
-        assert isinstance(self.inner, SubsetSpace)
         return self.inner.importance(phase)
 
     def start(self, phase: PhaseConfig) -> Offspring[Any] | None:
@@ -110,9 +99,13 @@ class RepairedSpace:
         return self.repair_offspring(self.inner.sample(rng, phase), phase)
 
     def breed(self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[Genome, ...]) -> Offspring[Any]:
-        if isinstance(phase, RepairPhase):
-            return self._breed_recipe(rng, phase, parents)
-        return self.repair_offspring(self.inner.breed(rng, phase, tuple(map(base_genome, parents))), phase)
+        if not isinstance(phase, RepairPhase):
+            return self.repair_offspring(self.inner.breed(rng, phase, tuple(map(base_genome, parents))), phase)
+        # The base is the first parent's, the recipe to vary the last parent's.
+        donor = parents[-1]
+        recipe = donor.recipe if isinstance(donor, RepairedGenome) else phase.repair
+        varied = vary_recipe(rng, self._limit_tokens(recipe), self._limit_tokens(phase.repair), self.recombinable)
+        return Offspring(self.repaired(parents[0], varied), "repair", tuple(range(len(parents))))
 
     def repair_offspring(self, offspring: Offspring[Any], phase: PhaseConfig) -> Offspring[Any]:
         """Return the offspring, repaired by the phase's recipe if it has one."""
@@ -123,15 +116,6 @@ class RepairedSpace:
         """Return a genome repaired by a recipe, which replaces the recipe of a genome that is repaired already."""
         return RepairedGenome(self, base_genome(genome), recipe)
 
-    def _breed_recipe(
-        self, rng: np.random.Generator, phase: RepairPhase, parents: tuple[Genome, ...]
-    ) -> Offspring[Any]:
-        # The base is the first parent's, the recipe to vary the last parent's.
-        donor = parents[-1]
-        recipe = donor.recipe if isinstance(donor, RepairedGenome) else phase.repair
-        varied = vary_recipe(rng, self._limit_tokens(recipe), self._limit_tokens(phase.repair), self.recombinable)
-        return Offspring(self.repaired(parents[0], varied), "repair", tuple(range(len(parents))))
-
     def _limit_tokens(self, recipe: RepairRecipe) -> RepairRecipe:
         # With more tokens than there are, recipes with different numbers would fit the same tokens.
         assert self.rows is not None, "the space isn't calibrated"
@@ -141,8 +125,7 @@ class RepairedSpace:
         if not data.startswith(_MAGIC):
             genome: Genome = self.inner.from_bytes(data)
             return genome
-        length = _HEADER.unpack_from(data)[1] if len(data) >= _HEADER.size else 0
-        text, rest = data[_HEADER.size : _HEADER.size + length], data[_HEADER.size + length :]
+        text, _, rest = data.removeprefix(_MAGIC).partition(b"\n")
         try:
             recipe = RepairRecipe.from_text(text.decode())
         except ValueError as error:
@@ -233,6 +216,7 @@ def vary_recipe(
         recombinable: True if the recipe may have `neurons`.
     """
     changes: dict[str, Any] = {}
+    # About two settings change per child, numbers more often than choices among two or three.
     while not changes:
         if rng.random() < 0.5:
             centre = float(np.exp(np.mean(np.log(recipe.ridge_lambdas))))

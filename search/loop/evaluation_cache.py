@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from moevolve.evaluators.errors import FailureKind
 from moevolve.evaluators.types import SplitRef, SplitResult
 from moevolve.search.pools.base import Pool
-from moevolve.store.records import FULL_MODEL, EvaluationRecord, FailureKind, IndividualRecord, Lease
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualRecord, Lease
 from moevolve.store.repository import Store
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class CachedResult:
     """A request with its outcome.
 
     Attributes:
@@ -53,7 +54,7 @@ class EvaluationCache:
         self._unsaved: list[EvaluationRecord] = []
         self._tickets = 0
 
-    def request(self, requests: Sequence[EvaluationRequest]) -> list[Settled]:
+    def request(self, requests: Sequence[EvaluationRequest]) -> list[CachedResult]:
         """Submit requests, and return those whose outcome is known.
 
         A request that is in flight isn't submitted again. It settles once, so callers wait for its `key`.
@@ -72,11 +73,11 @@ class EvaluationCache:
                 self._pool.submit(replace(request, splits=missing, ticket=ticket))
         return settled
 
-    def poll(self, timeout: float) -> list[Settled]:
+    def poll(self, timeout: float) -> list[CachedResult]:
         """Wait up to `timeout` seconds for the pool, and return the requests that are settled."""
         return [item for reply in self._pool.poll(timeout) for item in self._complete(reply)]
 
-    def settle(self, requests: Sequence[EvaluationRequest]) -> list[Settled]:
+    def settle(self, requests: Sequence[EvaluationRequest]) -> list[CachedResult]:
         """Settle all requests, in any order; what has arrived is recorded even if an error ends the wait."""
         missing = {request.key: request for request in requests}
         settled = []
@@ -124,13 +125,13 @@ class EvaluationCache:
         # Outcomes stay in the store: a long search would fill the driver's memory with them.
         self._known[record.phenotype_hash, record.task_fingerprint] = replace(record, outcomes=None)
 
-    def _settle(self, request: EvaluationRequest, *, reused: bool) -> Settled:
+    def _settle(self, request: EvaluationRequest, *, reused: bool) -> CachedResult:
         found = (self._find(request, split) for split in request.splits)
         records = tuple(record for record in found if record is not None)
         failure = self._known_failure(request)
-        return Settled(request, records, reused, failure, None if failure is None else "candidate")
+        return CachedResult(request, records, reused, failure, None if failure is None else "candidate")
 
-    def _complete(self, reply: EvaluationReply) -> list[Settled]:
+    def _complete(self, reply: EvaluationReply) -> list[CachedResult]:
         request = self._in_flight.pop(reply.ticket, None)
         if request is None:
             return []

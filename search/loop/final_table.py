@@ -172,7 +172,7 @@ class Scorer:
         return tuple(scores)
 
     def mean_scores(self, rows: Sequence[IndividualRecord]) -> tuple[Score, ...]:
-        """Mean scores of individuals; a failure counts as 0, and splits that one of them lacks are left out."""
+        """Mean scores of individuals on the splits on which all were evaluated; a failure counts as 0."""
         found = self.find([row.phenotype_hash for row in rows])
         # A candidate that fails on one task of a split isn't evaluated on the tasks after it.
         failed = {(phenotype, split) for (phenotype, _, split), record in found.items() if record.failure is not None}
@@ -195,7 +195,7 @@ class Scorer:
         """The individuals that didn't fail on a split, best first; None if one of them isn't evaluated there."""
         found = self.find([FULL_MODEL, *(row.phenotype_hash for row in rows)])
         whole = [found[key] for task in self.tasks if (key := (FULL_MODEL, task, split)) in found]
-        if self._config.over_tasks == "worst" and len(whole) < len(self.tasks):
+        if self._config.task_aggregation == "worst" and len(whole) < len(self.tasks):
             return None
         keys: dict[int, tuple[float, float, int]] = {}
         for row in rows:
@@ -279,9 +279,9 @@ def build_final_table(
 def winner_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> tuple[IndividualRecord | None, bool]:
     """The individual that wins the search, and whether scores on `dev` picked it.
 
-    The `final.rerank` best by fitness are ranked again by their scores on `dev` without penalties, as `over_tasks` and
-    `tie_break` say, then by index; those that failed there are left out. Without reranking, or if some aren't evaluated
-    on `dev` yet or all failed there, the best by fitness wins.
+    The `final.rerank` best by fitness are ranked again by their scores on `dev` without penalties, as
+    `task_aggregation` and `tie_break` say, then by index; those that failed there can't win. Without reranking, or if
+    some aren't evaluated on `dev` yet or all failed there, the best by fitness wins.
     """
     rerank = config.final.rerank
     leaders = store.best_of_search(search.id, max(1, rerank))
@@ -347,7 +347,7 @@ def evaluate_final_table(setup: SearchSetup, store: StoreReader, cache: Evaluati
     final = setup.config.final
     leaders = store.best_of_search(setup.search_id, max(1, final.rerank))
     if final.rerank:
-        whole = [setup.request(None, setup.splits("dev"))] if setup.config.over_tasks == "worst" else []
+        whole = [setup.request(None, setup.splits("dev"))] if setup.config.task_aggregation == "worst" else []
         cache.settle(whole + [request(row, "dev") for row in leaders])
     search, history = store.search(setup.search_id), store.history(setup.search_id)
     winner, _ = winner_of(store, search, setup.config)

@@ -27,22 +27,22 @@ def ranking_of(
     """Return a candidate's score over all tasks, and its tie-break by the configuration's criterion: 0 with `index`.
 
     Args:
-        config: The search's configuration, whose `over_tasks` says what the score is.
+        config: The search's configuration, whose `task_aggregation` says what the score is.
         weights: Weights of the tasks.
         evaluations: The candidate's evaluations on one split, one per task.
-        full: The unedited model's on the same split; only needed for `over_tasks: worst`.
+        full: The unedited model's on the same split; only needed for `task_aggregation: worst`.
 
     Raises:
         UserError: The unedited model's score on a task is 0, so that no share of it can be left.
     """
     scores = [record.score or 0.0 for record in evaluations]
     gold_logprobs = [record.gold_logprob or 0.0 for record in evaluations]
-    if config.over_tasks == "worst":
+    if config.task_aggregation == "worst":
         zero = next((record.task for record in full if not record.score), None)
         if zero is not None:
             raise UserError(
-                f"over_tasks: the unedited model scores 0 on {zero}, so no share of it can be left; leave that "
-                "task out, or set over_tasks: mean"
+                f"task_aggregation: the unedited model scores 0 on {zero}, so no share of it can be left; leave that "
+                "task out, or set task_aggregation: mean"
             )
         score = min(score / (record.score or 1.0) for score, record in zip(scores, full, strict=True))
     else:

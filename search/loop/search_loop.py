@@ -1,9 +1,9 @@
 """The population loop: it makes children as the window allows, has them evaluated and records them.
 
 Determinism: the strategy makes child i from the evaluations of individuals 0 .. visible(i) - 1 and a generator keyed by
-(seed, i). Evaluations arrive in any order; the strategy is told them in order of index, and not before it makes the
-first child that may depend on them. So no child changes with the number, the speed or the loss of workers, or with a
-restart of the driver.
+(seed, i). Evaluations arrive in any order; the strategy gets them in order of index, and not before it makes the first
+child that may depend on them. So no child changes with the number, the speed or the loss of workers, or with a restart
+of the driver.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import Description, Offspring
-from moevolve.search.loop.evaluation_cache import EvaluationCache, Settled
+from moevolve.search.loop.evaluation_cache import CachedResult, EvaluationCache
 from moevolve.search.loop.scores import ranking_of
 from moevolve.search.loop.setup import SearchSetup, request_of
 from moevolve.search.strategies.base import RankKey, rank_key
@@ -54,7 +54,7 @@ class SearchLoop:
         self._on_progress, self._on_note = on_progress, on_note
         self._total = setup.schedule.total
         self._first_arrival: tuple[float, int] | None = None
-        self._next = self._told = self._frontier = 0
+        self._next = self._passed = self._frontier = 0
         self._complete: dict[int, IndividualRecord] = {}
         self._pending: dict[int, tuple[IndividualRecord, float]] = {}
         self._waiting: defaultdict[str, list[int]] = defaultdict(list)
@@ -63,7 +63,7 @@ class SearchLoop:
         self._best: RankKey | None = None
         self._full: float | None = None
         self._full_evaluations: Sequence[EvaluationRecord] = ()
-        self._early: list[Settled] = []
+        self._early: list[CachedResult] = []
         self._failed = self._reused = self._evaluated = 0
         self._unsaved: list[IndividualRecord] = []
         self._splits = setup.splits("search")
@@ -83,19 +83,16 @@ class SearchLoop:
             while self._frontier < self._total or self._full is None:
                 self._flush()
                 self._report()
-                self._gather()
+                # Replies that arrive together share one transaction.
+                arrived = self._cache.poll(timeout=1.0)
+                until = time.monotonic() + _GATHER_S
+                while arrived:
+                    self._take(arrived)
+                    arrived = self._cache.poll(timeout=0.0) if time.monotonic() < until else []
                 self._fill()
         finally:
             self._flush()
         self._report()
-
-    def _gather(self) -> None:
-        """Wait for evaluations, and take all that arrive together, so that they share one transaction."""
-        arrived = self._cache.poll(timeout=1.0)
-        until = time.monotonic() + _GATHER_S
-        while arrived:
-            self._take(arrived)
-            arrived = self._cache.poll(timeout=0.0) if time.monotonic() < until else []
 
     def _replay(self) -> None:
         """Rebuild the state from the stored history, and request pending individuals again."""
@@ -103,7 +100,7 @@ class SearchLoop:
         for row in self._store.history(self._setup.search_id):
             if row.index != self._next:
                 raise StoreError(f"search {self._setup.search_id}: individual {self._next} is missing from the store")
-            self._tell_visible()
+            self._pass_visible()
             if row.status == "pending":
                 unfinished.append((row, self._reproduced(row)))
             else:
@@ -136,7 +133,7 @@ class SearchLoop:
         schedule = self._setup.schedule
         if self._next >= self._total or self._frontier < schedule.visible(self._next):
             return False
-        recovery = self._setup.config.stop_at_recovery
+        recovery = self._setup.config.skip_phases_at
         # The schedule of such a search separates phases, so all earlier individuals are evaluated here.
         if recovery is None or self._next == 0 or schedule.span(self._next).start != self._next:
             return True
@@ -148,12 +145,12 @@ class SearchLoop:
             position = schedule.span(self._next).position
             self._on_note(
                 f"ended before phases.{position}: individual {self._best[2]} has a fitness of {-self._best[0]:.4g}, "
-                f"the full model {self._full:.4g}, and stop_at_recovery is {recovery:g}"
+                f"the full model {self._full:.4g}, and skip_phases_at is {recovery:g}"
             )
         return self._next < self._total
 
     def _make(self) -> tuple[IndividualRecord, Offspring[Any], Description]:
-        self._tell_visible()
+        self._pass_visible()
         index = self._next
         offspring = self._strategy.ask(index, self._taken)
         description = self._setup.space.describe(offspring.genome)
@@ -168,16 +165,16 @@ class SearchLoop:
         self._depths.append(depth)
         self._taken.add(phenotype)
 
-    def _tell_visible(self) -> None:
-        """Tell the strategy the individuals that the next child may depend on."""
-        while self._told < self._setup.schedule.visible(self._next):
-            if self._told not in self._complete:
+    def _pass_visible(self) -> None:
+        """Pass the individuals that the next child may depend on to the strategy."""
+        while self._passed < self._setup.schedule.visible(self._next):
+            if self._passed not in self._complete:
                 raise StoreError(
-                    f"search {self._setup.search_id}: individual {self._told} has no evaluation, though later ones "
+                    f"search {self._setup.search_id}: individual {self._passed} has no evaluation, though later ones "
                     "were made from it; the store was changed by hand"
                 )
-            self._strategy.tell(self._complete.pop(self._told))
-            self._told += 1
+            self._strategy.tell(self._complete.pop(self._passed))
+            self._passed += 1
 
     def _request(self, batch: list[tuple[IndividualRecord, Offspring[Any], Description]]) -> None:
         requests = []
@@ -187,7 +184,7 @@ class SearchLoop:
             requests.append(request_of(offspring.genome.express(), description, self._splits))
         self._take(self._cache.request(requests))
 
-    def _take(self, settled: list[Settled]) -> None:
+    def _take(self, settled: list[CachedResult]) -> None:
         for item in settled:
             phenotype = item.request.edit.phenotype_hash
             if phenotype == FULL_MODEL:
@@ -208,11 +205,11 @@ class SearchLoop:
             for index in waiting:
                 self._settle(index, item)
 
-    def _ranking(self, item: Settled) -> tuple[float, float]:
+    def _ranking(self, item: CachedResult) -> tuple[float, float]:
         setup = self._setup
         return ranking_of(setup.config, setup.weights, item.evaluations, self._full_evaluations)
 
-    def _settle(self, index: int, item: Settled) -> None:
+    def _settle(self, index: int, item: CachedResult) -> None:
         """Complete one individual with the outcome of its phenotype."""
         record, penalty = self._pending.pop(index)
         if item.failure is not None:

@@ -23,7 +23,7 @@ def needs_calibration(space: GenomeSpace[Any]) -> bool:
     return space.recipe is not None
 
 
-def set_aside_note(task: str, rows: int | None) -> str:
+def calibration_rows_note(task: str, rows: int | None) -> str:
     """Return a note for users that a task without a `calibration` split uses `search` rows for calibration.
 
     `rows` is the number of rows set aside; None if it isn't known yet.
@@ -94,7 +94,8 @@ class SearchSetup:
     def notes(self) -> tuple[str, ...]:
         """Notes for users, one line each: tasks without calibration rows, and phases of few rounds."""
         pairs = zip(self.config.tasks, self.prepared.get("calibration", ()), strict=False)
-        aside = [set_aside_note(split.task, len(split.examples)) for section, split in pairs if section.sets_aside]
+        held = [split for section, split in pairs if section.holds_out_calibration]
+        aside = [calibration_rows_note(split.task, len(split.examples)) for split in held]
         return (*aside, *rounds_notes(self.config))
 
     def splits(self, split: Split) -> tuple[SplitRef, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moevolve.search.report.style import BLUE, GREEN, GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
+from moevolve.search.drawing import BLUE, GREEN, GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
 from moevolve.store.pareto import unbeaten
 from moevolve.store.records import IndividualRecord
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from moevolve.search.drawing import GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
 from moevolve.search.report.fitness import legend_above
-from moevolve.search.report.style import GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
 from moevolve.store.records import LineageGraph, LineageNode
 
 if TYPE_CHECKING:

@@ -1,21 +1,27 @@
-"""Expert usage before and after a search (EEP, Fig. 4, 6 and 7): how often experts are chosen, their weights, pairs."""
+"""Figures and files of analyses (EEP, Fig. 4, 6 and 7): how often experts are chosen, their weights, and pairs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
-from moevolve.search.report.heatmaps import blocks_figure, spread
-from moevolve.search.report.style import BLUE, GREY, ORANGE, SEQUENTIAL, drawing, scale_below
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.text_files import writing_into
+from moevolve.search.drawing import BLUE, GREY, ORANGE, SEQUENTIAL, blocks_figure, drawing, save, scale_below, spread
+from moevolve.search.genomes.registry import routing_weights_label
+from moevolve.search.results.expert_usage import Analysis
 from moevolve.workers.contract.usage import MixedLayer, RoutedLayer, Usage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+FILE = "analysis.json"
 LAYERS = 4
 """Most layers with panels of their own."""
 _MANY = 16
@@ -128,13 +134,14 @@ def _draw_bars(axes: Axes, layers: Sequence[RoutedLayer], name: str, experts: in
 
 
 def together_figure(models: Models) -> Figure:
-    """Draw the share of tokens that chose both of two experts in some layers; the diagonal is left out."""
+    """Draw the share of tokens that chose both of two experts in some layers, without the diagonal."""
     # A row has one layer in two models, or two layers of one model.
-    panels = [
-        (name, usage.routed[position], _pairs(usage, position))
-        for position in spread(len(_last(models).routed), LAYERS)
-        for name, usage in models.items()
-    ]
+    panels = []
+    for position in spread(len(_last(models).routed), LAYERS):
+        for name, usage in models.items():
+            pairs = 100 * usage.routed[position].together / usage.tokens
+            np.fill_diagonal(pairs, np.nan)
+            panels.append((name, usage.routed[position], pairs))
     top = max(float(np.nanmax(pairs, initial=0.0)) for _, _, pairs in panels) or 1.0
     rows = -(-len(panels) // 2)
     with drawing(0.85 + 2.15 * rows, squares=True) as figure:
@@ -153,12 +160,6 @@ def together_figure(models: Models) -> Figure:
             axes.set_xlabel("expert")
         scale_below(figure, image, grid, "tokens that chose both [%]")
         return figure
-
-
-def _pairs(usage: Usage, position: int) -> NDArray[np.float64]:
-    pairs = 100 * usage.routed[position].together / usage.tokens
-    np.fill_diagonal(pairs, np.nan)
-    return pairs
 
 
 def words_figure(usage: Usage) -> Figure:
@@ -182,3 +183,63 @@ def mixing_usage_figure(layers: Sequence[MixedLayer]) -> Figure:
     what = "mixing coefficient" if layers[0].variant == "I" else "size of the block"
     blocks = np.stack([layer.blocks for layer in layers])
     return blocks_figure([layer.name for layer in layers], blocks, 1.0, f"{what} (1: as in plain low rank)")
+
+
+def figures_of(analysis: Analysis) -> dict[str, tuple[Figure, str]]:
+    """Draw an analysis: figures by name, each with a caption."""
+    before, after = analysis.before, analysis.after
+    found: dict[str, tuple[Figure, str]] = {}
+    if after.routed:
+        models = {"individual": after} if before is None else {"full model": before, "individual": after}
+        several = "" if len(after.routed) <= LAYERS else f" {LAYERS} of {len(after.routed)} layers are shown."
+        gone = "" if before is None else "; grey experts are gone"
+        caption = f"Share of the tokens that chose each expert, in every layer{gone}."
+        found["usage"] = map_figure(models), caption
+        weights = routing_weights_label(analysis.kind)
+        caption = "How many tokens chose each expert"
+        if weights is not None:
+            caption += f", and the {weights} summed over {'all tokens' if before is None else 'them'}"
+        if before is not None:
+            caption += ". New experts stand at the original one that they mostly consist of"
+        found["activations"] = bars_figure(models, weights), f"{caption}.{several}"
+        if any((layer.together.sum(axis=1) > layer.counts).any() for layer in after.routed):
+            caption = "Share of the tokens that chose both of two different experts."
+            found["together"] = together_figure(models), caption + several
+        caption = (
+            "Which experts the tokens of the most frequent words chose, in the first, the middle and the last layer."
+        )
+        found["words"] = words_figure(after), caption
+    if after.mixed:
+        caption = "The mixing matrices that the model runs on, one number per block."
+        found["mixing"] = mixing_usage_figure(after.mixed), caption
+    return found
+
+
+def write_analysis(analysis: Analysis, folder: Path) -> list[Path]:
+    """Write an analysis and its figures into a folder, made if need be, and return the files, `analysis.json` first.
+
+    Raises:
+        UserError: the folder can't be written.
+    """
+    written = [folder / FILE]
+    with writing_into(folder):
+        written[0].write_bytes(TypeAdapter(Analysis).dump_json(analysis))
+        for name, (figure, _) in figures_of(analysis).items():
+            written.append(folder / f"{name}.png")
+            save(figure, written[-1])
+    return written
+
+
+def read_analysis(path: Path) -> Analysis:
+    """Read an `analysis.json`, or the one in a folder.
+
+    Raises:
+        UserError: there is none, or the file is something else.
+    """
+    path = path / FILE if path.is_dir() else path
+    try:
+        return TypeAdapter(Analysis).validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: no analysis can be read there: {error.strerror}") from None
+    except ValueError:
+        raise UserError(f"{path}: this is no analysis of this version; make one with `moevolve analyse`") from None

@@ -26,7 +26,7 @@ def logged_as(search: str) -> Iterator[None]:
         SEARCH.reset(before)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)  # a default in signatures, which should be short
 class Observer:
     """Callbacks that a running search calls.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import changed_config, override_lines, parse_stored_config
@@ -10,7 +10,6 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.requests.running import ResumeRequest, RetryRequest
 from moevolve.search.running.execute import check_not_cancelled, execute, refuse_cancelled
 from moevolve.search.running.lease_heartbeat import brief_lease
 from moevolve.search.running.observer import Observer
@@ -21,24 +20,39 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 
 
-def resume(store: Store, request: ResumeRequest, observer: Observer) -> FinalTable | None:
-    """See `ResumeRequest`."""
-    if unpause(store, request.search):
+def resume(
+    store: Store, search: str, observer: Observer, overrides: Sequence[str] = (), address: str | None = None
+) -> FinalTable | None:
+    """Continue a search and return its final table; None for a paused one, which goes on where it runs.
+
+    Args:
+        store: Store of the search.
+        search: Name or id of the search.
+        observer: Observer of the search.
+        overrides: Changes of settings that don't affect the population, as `KEY=VALUE`.
+        address: Ray cluster to join; None starts Ray on this machine.
+
+    Raises:
+        UserError, CancelledError: as `set_up_stored`.
+        StoreError: another process runs the search.
+        PoolError: no worker can be had.
+    """
+    if unpause(store, search):
         return None
     with ModelProbe() as probe:
-        setup = changed_setup(store, request, probe.call)
+        setup = _changed_setup(store, search, overrides, address, probe.call)
         observer.on_begin(setup.config)
         return execute(setup, store, observer, probe=probe)
 
 
-def changed_setup(store: StoreReader, request: ResumeRequest, call: Call) -> SearchSetup:
-    """The setup of a stored search with the overrides of a request; see `set_up_stored`."""
+def _changed_setup(
+    store: StoreReader, search: str, overrides: Sequence[str], address: str | None, call: Call
+) -> SearchSetup:
     # The store's URL may be another than at launch.
-    changes = [*override_lines({"store": store.url}), *override_lines(request.overrides)]
-    if request.address:
-        changes += override_lines({"workers.address": request.address})
-    where = f"search {request.search}"
-    return set_up_stored(store, request.search, lambda stored: changed_config(stored, changes, where), call)
+    changes = [*override_lines({"store": store.url}), *overrides]
+    if address:
+        changes += override_lines({"workers.address": address})
+    return set_up_stored(store, search, lambda stored: changed_config(stored, changes, f"search {search}"), call)
 
 
 def set_up_stored(
@@ -84,10 +98,12 @@ def set_up_stored(
     return setup
 
 
-def retry(store: Store, request: RetryRequest, observer: Observer) -> FinalTable | None:
-    """See `RetryRequest`."""
+def retry(
+    store: Store, search: str, observer: Observer, overrides: Sequence[str] = (), address: str | None = None
+) -> FinalTable | None:
+    """Evaluate failures of workers and of time again, and later individuals; None if there are none. See `resume`."""
     with ModelProbe() as probe:
-        setup = changed_setup(store, request, probe.call)
+        setup = _changed_setup(store, search, overrides, address, probe.call)
         observer.on_begin(setup.config)
         failures, later = take_back_failures(setup, store)
         if not failures:

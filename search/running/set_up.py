@@ -14,7 +14,6 @@ from typing import Any
 from moevolve.evaluators.errors import UserError, opening
 from moevolve.evaluators.types import SPLITS, PreparedSplit
 from moevolve.search.config.run import RunConfig, TaskSection
-from moevolve.search.genomes.contract.base import GenomeSpace
 from moevolve.search.genomes.registry import KINDS, check_baselines, costs_of
 from moevolve.search.loop.setup import SearchSetup, needs_calibration
 from moevolve.search.strategies.phased import make_strategy
@@ -55,8 +54,8 @@ class ModelDescription:
 
 def describe_search(config: RunConfig) -> ModelDescription:
     """Describe the model of a search, and check the settings that depend on it."""
-    from moevolve.search.estimate.memory import launch_memory
-    from moevolve.search.estimate.repairs import repair_works
+    from moevolve.search.running.plan.memory import launch_memory
+    from moevolve.search.running.plan.repairs import repair_works
     from moevolve.workers.checkpoints.fingerprint import model_fingerprint
     from moevolve.workers.checkpoints.loading import load_tokenizer
     from moevolve.workers.engine.chat import chat_template
@@ -68,7 +67,10 @@ def describe_search(config: RunConfig) -> ModelDescription:
     # Workers render the prompts; a tokenizer or template that can't be used is refused before any of them starts.
     chat_template(load_tokenizer(config.model), config.engine)
     space = config.space(facts)
-    _check_phases(config, space, facts)
+    check_baselines(config.phases, space)
+    for position, phase in enumerate(config.phases):
+        if phase.repair is not None:
+            _check_repair(phase.repair, f"phases.{position}.repair", space.kind, facts)
     costs = costs_of(space, outline)
     needed = launch_memory(config, outline, costs, on_gpu=config.workers.num_gpus > 0)
     works = repair_works(config, costs, outline)
@@ -77,7 +79,7 @@ def describe_search(config: RunConfig) -> ModelDescription:
 
 def check_repairs(config: RunConfig, calibration: tuple[PreparedSplit, ...]) -> None:
     """Refuse repairs whose fits exceed their memory limit on the calibration splits; the model must be pinned."""
-    from moevolve.search.estimate.repairs import repair_works
+    from moevolve.search.running.plan.repairs import repair_works
     from moevolve.workers.profiling.outline import outline_model
     from moevolve.workers.profiling.passes import PromptMeter
 
@@ -122,13 +124,6 @@ def pinned(model: ModelConfig) -> ModelConfig:
     with opening(f"model {model.path}: it can't be read"):
         model = replace(model, revision=pinned_revision(model))
         return replace(model, own_dtype=own_dtype(model))
-
-
-def _check_phases(config: RunConfig, space: GenomeSpace[Any], facts: ModelFacts) -> None:
-    check_baselines(config.phases, space)
-    for position, phase in enumerate(config.phases):
-        if phase.repair is not None:
-            _check_repair(phase.repair, f"phases.{position}.repair", space.kind, facts)
 
 
 def _check_repair(recipe: RepairRecipe, where: str, kind: str, facts: ModelFacts) -> None:

@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.running.lease_heartbeat import brief_lease
 from moevolve.store.events import asker
 from moevolve.store.records import Control, DesiredState
 from moevolve.store.repository import Store
-
-
-def pause(store: Store, request: PauseRequest) -> Control:
-    """See `PauseRequest`."""
-    return steer(store, request.search, "paused")
-
-
-def stop(store: Store, request: StopRequest) -> Control:
-    """See `StopRequest`."""
-    return steer(store, request.search, "stopped")
-
-
-def cancel(store: Store, request: CancelRequest) -> Control:
-    """See `CancelRequest`."""
-    return steer(store, request.search, "cancelled")
 
 
 def steer(store: Store, search: str, desired_state: DesiredState) -> Control:
@@ -42,13 +26,6 @@ def steer(store: Store, search: str, desired_state: DesiredState) -> Control:
     with brief_lease(store, record.id) as lease:
         store.set_status(lease, "cancelled", f"asked for by {asker()}")
     return store.control(record.id)
-
-
-def scale(store: Store, request: ScaleRequest) -> Control:
-    """See `ScaleRequest`."""
-    if request.workers is None and request.priority is None:
-        raise UserError("say how many workers the search is to have, or which --priority")
-    return store.ask(store.search(request.search).id, workers=request.workers, priority=request.priority)
 
 
 def unpause(store: Store, search: str) -> bool:

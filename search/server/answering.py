@@ -6,9 +6,7 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from moevolve.search.operations.answers import answers
-from moevolve.search.requests.answers import Answers
-from moevolve.search.requests.models import AnswersRequest
+from moevolve.search.interface.answers import Answers, AnswersRequest
 from moevolve.search.server.processes import BusyError
 from moevolve.store.reader import StoreReader
 from moevolve.workers.children.process import ChildProcess
@@ -72,4 +70,4 @@ class AnswerRunner:
 def answers_from(store: str, request: AnswersRequest) -> Answers:
     """Generate answers in this process, which loads torch; see `AnswersRequest`."""
     with StoreReader.open(store) as reader:
-        return answers(reader, request)
+        return request.answer(reader)

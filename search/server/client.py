@@ -10,13 +10,15 @@ from urllib.parse import quote, urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.files import parse_stored_config
+from moevolve.search.config.files import override_lines, parse_stored_config, settings_of
 from moevolve.search.config.run import RunConfig
-from moevolve.search.requests.record import Request, path_fields
-from moevolve.search.requests.running import ResumeRequest
-from moevolve.search.requests.searches import ControlRequest, FinalTableRequest, SearchRequest
+from moevolve.search.interface.control import ControlRequest
+from moevolve.search.interface.launch import LaunchRequest
+from moevolve.search.interface.parameters import SILENT
+from moevolve.search.interface.request import Answered, Request, answer_type, path_fields
+from moevolve.search.interface.resume import ResumeRequest
+from moevolve.search.interface.searches import FinalTableRequest, SearchRequest
 from moevolve.search.server.processes import Job
-from moevolve.search.service.use_cases import USE_CASES
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.records import Control, SearchRecord
 
@@ -72,40 +74,55 @@ class RemoteService:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def ask(self, request: Request[T]) -> T:
-        """See `Service`."""
-        case = USE_CASES[type(request)]
-        if case.path is None:
+    def ask(self, request: Answered[T], *, observer: Observer = SILENT) -> T:
+        """Have the server answer a request; `observer` follows a search that it launches or resumes.
+
+        Raises:
+            StoreError: the server can't be reached, or what the request's record says.
+            UserError: the server doesn't offer this, or what the request's record says.
+        """
+        answer: Any = self._answer(request, observer)
+        found: T = answer
+        return found
+
+    def _answer(self, request: Any, observer: Observer) -> Any:
+        kind: type[Request] = type(request)
+        if kind is LaunchRequest:
+            return self._launch(request, observer)
+        if kind is ResumeRequest:
+            return self._resume(request, observer)
+        if kind.route is None:
             raise UserError(f"{self.url} is a server: this needs the store itself, and the model; do it where they are")
-        values = TypeAdapter(type(request)).dump_python(request, mode="json", exclude_none=True)
-        path = "/api" + case.path.format(**{name: quote(str(value), safe="") for name, value in values.items()})
-        others = {name: value for name, value in values.items() if name not in path_fields(case.path)}
-        if case.answer is bytes:
-            content: Any = self._send("GET", path, params=others).content
-            document: T = content
-            return document
-        answer = self._post(case.answer, path, others) if case.writes else self._get(case.answer, path, **others)
-        received: T = answer
-        return received
+        values = TypeAdapter(kind).dump_python(request, mode="json", exclude_none=True)
+        path = "/api" + kind.route.format(**{name: quote(str(value), safe="") for name, value in values.items()})
+        others = {name: value for name, value in values.items() if name not in path_fields(kind.route)}
+        answer = answer_type(kind)
+        if answer is bytes:
+            return self._send("GET", path, params=others).content
+        return self._post(answer, path, others) if kind.writes else self._get(answer, path, **others)
 
-    def launch(self, configuration: str, name: str | None, overrides: dict[str, Any], observer: Observer) -> FinalTable:
+    def _launch(self, request: LaunchRequest, observer: Observer) -> FinalTable:
         """Launch one of the server's run files there and follow the search. An interrupt leaves it running.
-
-        Args:
-            configuration: Name of the run file.
-            name: Name of the search; None takes the run file's.
-            overrides: Changed settings by dotted path.
-            observer: Is told of the search's progress.
 
         Raises:
             UserError: the server doesn't have the run file or doesn't allow a setting, or the search didn't finish.
         """
-        asked = {"configuration": configuration, "name": name, "overrides": overrides}
+        refused = {
+            "address": request.address,
+            "or_resume (--or-resume)": request.or_resume,
+            "search_id (--id)": request.search_id,
+        }
+        inapplicable = [name for name, value in refused.items() if value]
+        if isinstance(request.config, RunConfig) or inapplicable:
+            without = f": without {' and '.join(inapplicable)}" if inapplicable else ""
+            raise UserError(f"{self.url} launches its own configurations, by their names, on its own cluster{without}")
+        overrides = settings_of(override_lines(request.overrides))
+        asked = {"configuration": str(request.config), "name": request.name, "overrides": overrides}
         started = self._post(Job, "/api/searches", asked)
         return self.follow(started.name, 0, observer)
 
-    def resume(self, request: ResumeRequest, observer: Observer) -> FinalTable | None:
-        """See `Service`. The search continues on the server's machine; of a finished one only the table is returned."""
+    def _resume(self, request: ResumeRequest, observer: Observer) -> FinalTable | None:
+        """Continue a search. It continues on the server's machine; of a finished one only the table is returned."""
         if request.address is not None or request.overrides:
             raise UserError(f"{self.url} resumes searches as they are; change settings where the store is")
         search = request.search
@@ -125,7 +142,7 @@ class RemoteService:
         Args:
             name: Name of the search.
             epoch: The epoch of the search's lease before its driver was started.
-            observer: Is told of the search's progress.
+            observer: Observer of the search.
 
         Raises:
             UserError: the search didn't start, ended without finishing, or lost its driver.

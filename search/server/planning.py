@@ -14,17 +14,16 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, suggestion
 from moevolve.evaluators.preparation.registry import list_tasks
-from moevolve.search.analysis.report_contents import settings_text
 from moevolve.search.config.files import as_override, load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig, SearchName
-from moevolve.search.estimate.preview import Preview, preview
+from moevolve.search.report.contents import settings_text
+from moevolve.search.running.plan.preview import Preview, preview
 from moevolve.search.server.dependencies import ServerState
 from moevolve.search.server.processes import Job
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.errors import NameTakenError, NotFoundError
-from moevolve.store.lineage import suggestion
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
 from moevolve.workers.children.process import ChildError, ChildProcess
@@ -32,7 +31,7 @@ from moevolve.workers.children.process import ChildError, ChildProcess
 T = TypeVar("T")
 
 LAUNCH_SETTINGS = (
-    *("seed", "window", "preset", "genome", "phases", "strategy", "over_tasks", "tie_break"),
+    *("seed", "window", "preset", "genome", "phases", "strategy", "task_aggregation", "tie_break"),
     *("final.rerank", "final.test", "final.random_baselines"),
     *("workers.count", "workers.num_cpus", "workers.num_gpus", "workers.timeout_s"),
     *("workers.min", "workers.max", "workers.priority"),

@@ -27,7 +27,6 @@ from moevolve.search.config.files import (
 )
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.capacity.budget import evenly_divided
-from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.budget import (
     SpeedBudget,
@@ -38,11 +37,12 @@ from moevolve.search.shrink.budget import (
     kept_share,
 )
 from moevolve.search.shrink.domains import read_domains, render_chats, write_tasks
+from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.rows import Chat
 from moevolve.search.shrink.speed import chosen_share, seconds_by_share
 from moevolve.search.shrink.timing import plan_time, shortened
 from moevolve.workers.contract.facts import FileSizes
-from moevolve.workers.contract.settings import Originals
+from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.families.registry import only_inside
 from moevolve.workers.methods.eep.edit import stock_space
 
@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from moevolve.search.pools.ray_actor import ModelProbe
 
 _WINDOW = 4
-"""Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it."""
+"""Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it. Phases have
+about 30 individuals, so that a larger window would leave fewer than 8 rounds (`search/loop/README.md`)."""
 _RUN_FILE = "run.yaml"
 _MARKED = (
     *("model", "experts", "neurons", "size", "speed", "context", "batch", "data", "tasks", "weights", "evaluations"),
@@ -87,7 +88,7 @@ class Sizes:
     cache_bytes: int
 
 
-def folder_of(request: ShrinkRequest) -> Path:
+def folder_of(request: ShrinkOptions) -> Path:
     """The folder of the new checkpoint."""
     if request.output is not None:
         return Path(request.output)
@@ -97,7 +98,7 @@ def folder_of(request: ShrinkRequest) -> Path:
     return Path(f"{stem}-{budget.replace('%', 'pct')}")
 
 
-def files_of(request: ShrinkRequest) -> Path:
+def files_of(request: ShrinkOptions) -> Path:
     """The folder of the run file and the task files, beside that of the checkpoint."""
     folder = folder_of(request)
     folder = folder if folder.name else folder.resolve()
@@ -105,7 +106,7 @@ def files_of(request: ShrinkRequest) -> Path:
 
 
 def run_file(
-    request: ShrinkRequest,
+    request: ShrinkOptions,
     probe: ModelProbe,
     on_stage: Callable[[str], None],
     check: Callable[[RunConfig], object] = lambda _: None,
@@ -150,32 +151,32 @@ def choices_of(path: Path) -> tuple[str, ...]:
     return tuple(line.removeprefix(_CHOICE) for line in takewhile(lambda line: line.startswith(_CHOICE), lines))
 
 
-def has_run_file(request: ShrinkRequest) -> bool:
+def has_run_file(request: ShrinkOptions) -> bool:
     """Whether the run file of this request exists."""
     path = files_of(request) / _RUN_FILE
     return path.is_file() and path.read_text(encoding="utf-8").startswith(_mark(request))
 
 
-def read_run(request: ShrinkRequest, path: Path) -> RunConfig:
+def read_run(request: ShrinkOptions, path: Path) -> RunConfig:
     """Read a request's run file, for the store that it names."""
     store = request.store if isinstance(request.store, str) or request.store is None else request.store.url
     return load_run_config(path, () if store is None else override_lines({"store": store}))
 
 
-def _mark(request: ShrinkRequest) -> str:
-    """First line of a run file, which tells the request that it was made for."""
+def _mark(request: ShrinkOptions) -> str:
+    """First line of a run file, which identifies the request that it was made for."""
     content = {name: getattr(request, name) for name in _MARKED} | {"set": override_lines(request.overrides)}
     return f"# moevolve shrink {json.dumps(content, default=str)}\n"
 
 
 def _settings(
-    request: ShrinkRequest, tasks: Sequence[str], probe: ModelProbe, on_stage: Callable[[str], None]
+    request: ShrinkOptions, tasks: Sequence[str], probe: ModelProbe, on_stage: Callable[[str], None]
 ) -> tuple[dict[str, Any], list[str]]:
     """The settings of a request's search as plain data, and sentences about those that were measured."""
     data, choices = _base(request, tasks, probe), list[str]()
     config = _parsed(data)
     for section in config.tasks:
-        section.task()  # a wrong name is said before the model is looked at
+        section.task()  # a wrong name is refused before the model is described
     sizes: Sizes = probe.call(sizes_of, config, request.stock)
     repaired = request.repair == "auto" or (request.repair is None and sizes.repairs and not sizes.quantised)
     genome: dict[str, Any] = {"router_space": stock_space(sizes.rule)}  # its kind is that of the preset
@@ -207,7 +208,7 @@ def _settings(
     data |= {"genome": genome, "preset": preset}
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
     _override(data, request)
-    data["model"]["originals"], most_workers = probe.call(room_for, _parsed(data))
+    data["model"]["expert_offload"], most_workers = probe.call(room_for, _parsed(data))
     if not data["workers"]["num_gpus"]:
         cores = len(os.sched_getaffinity(0))
         count = max(1, min(_WINDOW, cores, most_workers))
@@ -218,7 +219,7 @@ def _settings(
     return data, choices
 
 
-def _divided(request: ShrinkRequest, share: float, sizes: Sizes) -> float:
+def _divided(request: ShrinkOptions, share: float, sizes: Sizes) -> float:
     """The share of neurons that is kept: as much of `share` as all layers can have equally wide, if they must."""
     if not request.stock:
         return share
@@ -228,7 +229,7 @@ def _divided(request: ShrinkRequest, share: float, sizes: Sizes) -> float:
     return even
 
 
-def _check_narrowing(request: ShrinkRequest, sizes: Sizes, repaired: bool) -> None:
+def _check_narrowing(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> None:
     """Raise UserError if experts can't be made narrower."""
     option = f"--neurons {request.neurons}" if request.speed is None else f"--speed {request.speed}"
     if not sizes.experts:
@@ -247,10 +248,11 @@ def _check_narrowing(request: ShrinkRequest, sizes: Sizes, repaired: bool) -> No
         )
 
 
-def _base(request: ShrinkRequest, tasks: Sequence[str], probe: ModelProbe) -> dict[str, Any]:
+def _base(request: ShrinkOptions, tasks: Sequence[str], probe: ModelProbe) -> dict[str, Any]:
     """The settings that don't depend on what the model is like."""
     data: dict[str, Any] = {
-        "name": _name(folder_of(request)),
+        # The folder's name, without what names of searches can't have.
+        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", folder_of(request).resolve().name).lstrip("-._") or "shrink",
         "seed": request.seed,
         "model": {"path": request.model},
         "tasks": _weighted(request, tasks),
@@ -263,7 +265,7 @@ def _base(request: ShrinkRequest, tasks: Sequence[str], probe: ModelProbe) -> di
     return _override(data, request)
 
 
-def _weighted(request: ShrinkRequest, tasks: Sequence[str]) -> list[dict[str, Any]]:
+def _weighted(request: ShrinkOptions, tasks: Sequence[str]) -> list[dict[str, Any]]:
     """The tasks with the weights that the request gives them, by name.
 
     Raises:
@@ -282,7 +284,7 @@ def _weighted(request: ShrinkRequest, tasks: Sequence[str]) -> list[dict[str, An
     return list(sections.values())
 
 
-def _override(data: dict[str, Any], request: ShrinkRequest) -> dict[str, Any]:
+def _override(data: dict[str, Any], request: ShrinkOptions) -> dict[str, Any]:
     for override in override_lines(request.overrides):
         apply_override(data, override)
     return data
@@ -290,11 +292,6 @@ def _override(data: dict[str, Any], request: ShrinkRequest) -> dict[str, Any]:
 
 def _parsed(data: dict[str, Any]) -> RunConfig:
     return parse_run_config(with_preset(data, "shrink"), "shrink")
-
-
-def _name(folder: Path) -> str:
-    """Name of the search: the folder's, without what names can't have."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).lstrip("-._") or "shrink"
 
 
 def _shortened(data: dict[str, Any], evaluations: int) -> dict[str, Any]:
@@ -324,14 +321,14 @@ def sizes_of(config: RunConfig, stock: bool) -> Sizes:
     return Sizes(facts.experts, facts.rule, quantised, repairs, own_form, *sizes)
 
 
-def room_for(config: RunConfig) -> tuple[Originals, int]:
+def room_for(config: RunConfig) -> tuple[ExpertOffload, int]:
     """Choose the first place of the original experts that fits (device, host, disk), with the most workers that do.
 
     Raises:
         NoRoomError: None of them fits; the message says what is missing.
     """
-    from moevolve.search.estimate.memory import launch_memory
     from moevolve.search.genomes.registry import costs_of
+    from moevolve.search.running.plan.memory import launch_memory
     from moevolve.workers.checkpoints.loading import resolve_device
     from moevolve.workers.contract.capacity import NoRoomError, check_room, free_bytes
     from moevolve.workers.profiling.outline import outline_model
@@ -341,9 +338,9 @@ def room_for(config: RunConfig) -> tuple[Originals, int]:
     costs = costs_of(config.space(outline.facts), outline)
     device = resolve_device(config.model)
     on_gpu = device.type == "cuda"
-    places: tuple[Originals, ...] = ("device", "host", "disk") if on_gpu else ("device", "disk")
+    places: tuple[ExpertOffload, ...] = ("device", "host", "disk") if on_gpu else ("device", "disk")
     for place in places:
-        placed = config.model_copy(update={"model": replace(config.model, originals=place)})
+        placed = config.model_copy(update={"model": replace(config.model, expert_offload=place)})
         needed = launch_memory(placed, outline, costs, on_gpu=on_gpu)
         try:
             check_room(needed, device)

@@ -9,7 +9,6 @@ from pathlib import Path
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.shrink.loops import Loops
 from moevolve.search.text import percent
-from moevolve.workers.contract.card import CheckpointForm
 
 _SHOWN = 160
 """Most characters of a prompt or an answer in a line."""
@@ -33,7 +32,7 @@ class Written:
     """
 
     directory: Path
-    form: CheckpointForm
+    form: str
     weight_bytes: int
     changes: tuple[tuple[str, str], ...] = ()
 
@@ -147,7 +146,7 @@ class TaskLook:
 
 
 @dataclass(frozen=True, slots=True)
-class RetainedMass:
+class KeptMass:
     """How much of one task's routing the kept experts would have, before a search has chosen them.
 
     Attributes:
@@ -177,16 +176,16 @@ class FirstLook:
     """
 
     tasks: tuple[TaskLook, ...]
-    routing: tuple[RetainedMass, ...]
+    routing: tuple[KeptMass, ...]
 
     def lines(self) -> list[str]:
         """The same as lines for people."""
-        told = [text for task in self.tasks for text in (str(task), *(f"  {each}" for each in task.answers))]
-        return [*told, *map(str, self.routing)]
+        lines = [text for task in self.tasks for text in (str(task), *(f"  {each}" for each in task.answers))]
+        return [*lines, *map(str, self.routing)]
 
 
 @dataclass(frozen=True)
-class Shrunk:
+class ShrinkResult:
     """A shrunk model, or a search without a candidate to export.
 
     Attributes:

@@ -11,19 +11,19 @@ from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
+from moevolve.search.interface.export import ExportRequest
+from moevolve.search.interface.opening import opened_store
 from moevolve.search.loop.final_table import FinalTable
-from moevolve.search.operations.opening import opened_store, refuse_server
-from moevolve.search.operations.subject import Subject, bound_subject
 from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.requests.models import ExportRequest
-from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.running.candidates import Candidate, bound_candidate
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.shrink.budget import Budget, SpeedBudget, budget_of
+from moevolve.search.shrink.budget import SizeBudget, SpeedBudget, budget_of
 from moevolve.search.shrink.choosing import choices_of, files_of, folder_of, has_run_file, read_run, run_file
 from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.guard import Checks, check_winner, checks_table
-from moevolve.search.shrink.page import FirstLook, ShrinkPlan, Shrunk, Speed, Written
+from moevolve.search.shrink.options import ShrinkOptions
+from moevolve.search.shrink.page import FirstLook, ShrinkPlan, ShrinkResult, Speed, Written
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
 from moevolve.search.shrink.timing import guard_seconds, seconds_of
 from moevolve.store.reader import StoreReader
@@ -35,8 +35,13 @@ _SAMPLING = {"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.1}
 """What brought a pruned GLM-5.2's loops from 7.2 to 2.3 % of long answers."""
 
 
-def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
-    """See `ShrinkRequest`."""
+def shrink(request: ShrinkOptions, observer: Observer) -> ShrinkResult | ShrinkPlan:
+    """Search for the smaller checkpoint that a request describes, check it and write it.
+
+    Raises:
+        UserError: the request is wrong, or the full model doesn't know a task; nothing has been searched then.
+        ExportError: the checkpoint is larger or slower than requested.
+    """
     budget = _checked(request)
     seconds: dict[str, float] = {}
     with ModelProbe() as probe:
@@ -65,7 +70,7 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
                     speed = measured_speed(setup.config.model, written, budget, observer.on_stage)
             if written is not None:
                 _check_budget(request, budget, written, speed)
-            return Shrunk(
+            return ShrinkResult(
                 model=setup.config.model.path,
                 run_file=path,
                 choices=choices_of(path),
@@ -84,10 +89,8 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
             )
 
 
-def _checked(request: ShrinkRequest) -> Budget | SpeedBudget | None:
+def _checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     """The budget of a request, after refusing what would fail after hours of searching."""
-    if isinstance(request.store, str):
-        refuse_server(request.store)
     if not request.data and not request.tasks:
         raise UserError("say what the model is for: --data PATH, or --task NAME")
     budget = budget_of(request)
@@ -105,7 +108,7 @@ def _checked(request: ShrinkRequest) -> Budget | SpeedBudget | None:
     return budget
 
 
-def _check_same(request: ShrinkRequest, store: StoreReader, config: RunConfig) -> None:
+def _check_same(request: ShrinkOptions, store: StoreReader, config: RunConfig) -> None:
     """Refuse a search of the same name with other settings, in terms of this request rather than of a launch."""
     found = next((one.search for one in store.searches() if one.search.name == config.name), None)
     if found is not None and found.config_hash != config.config_hash:
@@ -116,13 +119,13 @@ def _check_same(request: ShrinkRequest, store: StoreReader, config: RunConfig) -
 
 
 def _check_budget(
-    request: ShrinkRequest, budget: Budget | SpeedBudget | None, written: Written, speed: Speed | None
+    request: ShrinkOptions, budget: SizeBudget | SpeedBudget | None, written: Written, speed: Speed | None
 ) -> None:
     """Raise an error if a checkpoint is larger or slower than was asked for.
 
     Sizes are predicted, but a format that can't be packed anew becomes larger by a repair.
     """
-    if isinstance(budget, Budget) and written.weight_bytes > budget.size:
+    if isinstance(budget, SizeBudget) and written.weight_bytes > budget.size:
         raise ExportError(
             f"the weight files take {written.weight_bytes:,} bytes, more than --size {budget.text}", written.directory
         )
@@ -133,7 +136,7 @@ def _check_budget(
 
 
 def _shipped(
-    request: ShrinkRequest, store: Store, table: FinalTable, path: Path, observer: Observer, seconds: dict[str, float]
+    request: ShrinkOptions, store: Store, table: FinalTable, path: Path, observer: Observer, seconds: dict[str, float]
 ) -> tuple[Checks | None, Written | None]:
     """Check the winner, and export it if it stays within the limits or the request forces it.
 
@@ -143,7 +146,7 @@ def _shipped(
         return None, None
     with _timed("checks", seconds):
         observer.on_stage("checking the winner's answers")
-        subject = bound_subject(store, table.winner)
+        subject = bound_candidate(store, table.winner)
         checks = check_winner(subject, table, request, path.with_name("checks.json"))
     tasks, loops = checks
     faults = [f"{check.task}: {fault}" for check in tasks for fault in check.faults]
@@ -163,9 +166,9 @@ def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
     seconds[stage] = time.monotonic() - begun
 
 
-def _export(store: Store, subject: Subject, folder: Path, faults: Sequence[str], checks: Checks) -> Written:
+def _export(store: Store, subject: Candidate, folder: Path, faults: Sequence[str], checks: Checks) -> Written:
     """Export the winner, unless the folder has it already; its card has the checks and tells its faults."""
-    from moevolve.search.operations.export import export_subject, needs_requantising
+    from moevolve.search.interface.export import needs_requantising
 
     assert subject.detail is not None
     winner = subject.detail.ref
@@ -175,14 +178,14 @@ def _export(store: Store, subject: Subject, folder: Path, faults: Sequence[str],
     notes = (*(f"It was exported in spite of this: {fault}." for fault in faults), checks_table(*checks))
     requantise, why = needs_requantising(subject), tuple[tuple[str, str], ...]()
     try:
-        report = export_subject(store, subject, ExportRequest(winner, folder, requantise=requantise), notes)
+        report = ExportRequest(winner, folder, requantise=requantise).export(store, subject, notes)
     except UserError as error:
         if not requantise:
             raise
         # A result of hours in a larger form is better than none.
         why = (("not in the base model's format", str(error)),)
         notes += (f"It isn't in the format of the base model: {error}.",)
-        report = export_subject(store, subject, ExportRequest(winner, folder), notes)
+        report = ExportRequest(winner, folder).export(store, subject, notes)
     return Written(report.directory, report.form, _weight_bytes(report.directory), (*report.changes, *why))
 
 
@@ -191,17 +194,17 @@ def _with_sampling(written: Written) -> Written:
     path = written.directory / "generation_config.json"
     settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     path.write_text(json.dumps(settings | _SAMPLING, indent=2) + "\n", encoding="utf-8")
-    said = f"`{path.name}` asks for sampling with {', '.join(f'{key} {value}' for key, value in _SAMPLING.items())}"
+    sentence = f"`{path.name}` asks for sampling with {', '.join(f'{key} {value}' for key, value in _SAMPLING.items())}"
     card = written.directory / "README.md"
     text = card.read_text(encoding="utf-8")
-    if said not in text:
+    if sentence not in text:
         card.write_text(
-            f"{text.rstrip()}\n\n{said}, which keeps answers from repeating themselves.\n", encoding="utf-8"
+            f"{text.rstrip()}\n\n{sentence}, which keeps answers from repeating themselves.\n", encoding="utf-8"
         )
-    return replace(written, changes=(*written.changes, ("sampling", said)))
+    return replace(written, changes=(*written.changes, ("sampling", sentence)))
 
 
-def _first_look(request: ShrinkRequest, config: RunConfig, probe: ModelProbe, observer: Observer) -> FirstLook:
+def _first_look(request: ShrinkOptions, config: RunConfig, probe: ModelProbe, observer: Observer) -> FirstLook:
     """Look at the full model, and refuse to search for what it can't do itself, unless the request forces that."""
     observer.on_stage("asking the full model")
     experts = config.genome.model_dump()["experts"]

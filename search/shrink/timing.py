@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.counts import final_evaluations
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import set_up_new
-from moevolve.search.running.pilot import Measured, measure
+from moevolve.search.running.plan.counts import final_evaluations
+from moevolve.search.running.plan.pilot import measure
+from moevolve.search.running.plan.records import Pilot
+from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.text import duration, quantity
 
 _MEASURED = 4
@@ -46,7 +47,7 @@ def seconds_of(text: str, option: str = "--time") -> float:
     return found
 
 
-def guard_seconds(request: ShrinkRequest) -> float:
+def guard_seconds(request: ShrinkOptions) -> float:
     """How long the guard's answers may take.
 
     Raises:
@@ -58,7 +59,7 @@ def guard_seconds(request: ShrinkRequest) -> float:
 
 
 def plan_time(
-    request: ShrinkRequest, config: RunConfig, begun: float, probe: ModelProbe, on_stage: Callable[[str], None]
+    request: ShrinkOptions, config: RunConfig, begun: float, probe: ModelProbe, on_stage: Callable[[str], None]
 ) -> tuple[int, str]:
     """Measure a few candidates of a search, and choose how many it can try.
 
@@ -95,7 +96,7 @@ def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseCon
 
 
 def chosen(
-    text: str, config: RunConfig, tokens: Mapping[Split, int], found: Measured, spent: float, guard: float
+    text: str, config: RunConfig, tokens: Mapping[Split, int], found: Pilot, spent: float, guard: float
 ) -> tuple[int, str]:
     """Choose the number of evaluations from what a few took, after `spent` seconds; see `plan_time`.
 
@@ -118,8 +119,8 @@ def chosen(
     elif fitting > count:
         bound = f", {_MOST} times the preset's, although there is time for more"
     takes = spent + fixed + (count - earlier) * each
-    said = (
+    sentence = (
         f"--time {text}: {count} candidates{bound}; one takes {one:.2g} s on one of {found.workers} workers (measured "
         f"on {found.individuals}), everything about {duration(takes / 3600)}"
     )
-    return count, said
+    return count, sentence

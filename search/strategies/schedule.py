@@ -92,7 +92,7 @@ def make_schedule(config: RunConfig) -> Schedule:
     generation = None
     if isinstance(section, EvolutionSection) and section.mode == "generations":
         generation = section.generation
-    return Schedule.of(phases, config.window, generation, config.stop_at_recovery is not None)
+    return Schedule.of(phases, config.window, generation, config.skip_phases_at is not None)
 
 
 FEWEST_ROUNDS = 8

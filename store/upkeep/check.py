@@ -20,10 +20,7 @@ class CheckReport:
     """The contents of a store, and problems found in it.
 
     Attributes:
-        revision: Revision of the schema.
         searches, individuals, evaluations, calibrations: Numbers of rows; 0 if damage keeps them from being counted.
-        bytes: Size of the database on disk.
-        problems: Descriptions of one line each.
     """
 
     revision: str
@@ -41,7 +38,7 @@ def check(store: StoreReader) -> CheckReport:
     size, problems = 0, list[str]()
     try:
         with store.transaction() as connection:
-            for find in (_damage, _dangling, _gaps):
+            for find in (_damage, _gaps):
                 problems += find(connection)
             size = _bytes(connection)
             for table in _COUNTED:
@@ -63,16 +60,12 @@ def _damage(connection: Connection) -> list[str]:
     if connection.dialect.name != "sqlite":
         return []
     lines = connection.execute(text("PRAGMA integrity_check")).scalars()
-    return [f"SQLite: {line}" for line in lines if line != "ok"]
-
-
-def _dangling(connection: Connection) -> list[str]:
-    """Rows whose foreign key matches no row, which SQLite accepts from programs that switch off foreign keys."""
-    if connection.dialect.name != "sqlite":
-        return []
-    rows = connection.execute(text("PRAGMA foreign_key_check"))
-    found = Counter((row.table, row.parent) for row in rows)
-    return [f"{table}: {n:,} rows belong to {parent} that aren't there" for (table, parent), n in found.items()]
+    found = [f"SQLite: {line}" for line in lines if line != "ok"]
+    # SQLite accepts rows whose foreign key matches no row from programs that switch off foreign keys.
+    dangling = Counter((row.table, row.parent) for row in connection.execute(text("PRAGMA foreign_key_check")))
+    return found + [
+        f"{table}: {n:,} rows belong to {parent} that aren't there" for (table, parent), n in dangling.items()
+    ]
 
 
 def _gaps(connection: Connection) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from moevolve.store.tables import (
 from moevolve.store.upkeep.prune import CalibrationsOf
 from moevolve.store.writes import write_evaluations, write_export, write_individuals
 
+# Counted before and after, since writes of rows that are there change nothing and say so nowhere.
 _COUNTED = (individuals, evaluations, calibrations, exports)
 
 
@@ -37,7 +38,6 @@ class CopyReport:
     """Numbers of rows that a copy added to the target; rows that existed there are not counted.
 
     Attributes:
-        searches: Names of all searches that were asked for.
         decided: Number of individuals that were pending in the target and now have an outcome.
     """
 
@@ -50,16 +50,10 @@ class CopyReport:
 
 
 def copy(source: StoreReader, target: Store, names: Sequence[str], calibrations_of: CalibrationsOf) -> CopyReport:
-    """Copies searches with all that belongs to them, in one transaction of the target.
+    """Copies searches, by name or id, with all that belongs to them, in one transaction of the target.
 
     A running search is copied in its present state, and can be resumed in the target. Repeating a copy brings it up to
     date: the same rules hold as for a driver that repeats its writes (`Store`).
-
-    Args:
-        source: Store to copy from.
-        target: Store to copy to.
-        names: Names or ids of the searches.
-        calibrations_of: Function that returns the calibrations a search needs.
 
     Raises:
         LeaseHeldError: One of the searches has a driver in the target.
@@ -75,7 +69,9 @@ def copy(source: StoreReader, target: Store, names: Sequence[str], calibrations_
         decided = 0
         for search, fingerprints in zip(found, needed.values(), strict=True):
             _copy_search(here, there, search)
-            _copy_calibrations(here, there, fingerprints)
+            for fingerprint in sorted(fingerprints):
+                query = select(calibrations).where(calibrations.c.fingerprint == fingerprint)
+                insert_new(there, calibrations, [row._asdict() for row in here.execute(query)])
             decided += _copy_individuals(here, there, search)
             for row in _rows(here, exports, search):
                 write_export(there, search.id, row.idx, ExportRecord(row.path, row.form, row.checks, row.created_at))
@@ -113,18 +109,8 @@ def _copy_search(here: Connection, there: Connection, search: SearchRecord) -> N
         there.execute(update(searches).where(s.id == search.id).values(state))
 
 
-def _copy_calibrations(here: Connection, there: Connection, fingerprints: Collection[str]) -> None:
-    for fingerprint in sorted(fingerprints):
-        query = select(calibrations).where(calibrations.c.fingerprint == fingerprint)
-        insert_new(there, calibrations, [row._asdict() for row in here.execute(query)])
-
-
 def _copy_individuals(here: Connection, there: Connection, search: SearchRecord) -> int:
-    """Copies a search's individuals with their evaluations, and the full model's.
-
-    Returns:
-        Number of individuals that were pending in the target and now have an outcome.
-    """
+    """Copies a search's individuals with their evaluations, and the full model's; returns the number of outcomes."""
     i = individuals.c
     ids = context_ids(here, search.model_fingerprint, search.engine_fingerprint)
     write_evaluations(there, read_evaluations(here, ids, [FULL_MODEL]))

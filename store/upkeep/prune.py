@@ -50,16 +50,11 @@ CalibrationsOf = Callable[[SearchRecord], Collection[str]]
 
 
 def prune(store: Store, names: Sequence[str], calibrations_of: CalibrationsOf, dry_run: bool = False) -> PruneReport:
-    """Deletes searches, then evaluations and calibrations that no remaining search needs.
+    """Deletes searches, by name or id, then evaluations and calibrations that no remaining search needs.
 
     Evaluations with the model and engine of a running search stay, because its driver may be about to reuse them. While
-    pruning, no search can be added and no driver can start, and drivers with an expired lease lose it.
-
-    Args:
-        store: Store to prune.
-        names: Names or ids of the searches to delete.
-        calibrations_of: Function that returns the calibrations a search needs; called for each remaining search.
-        dry_run: Only report what would be deleted.
+    pruning, no search can be added and no driver can start, and drivers with an expired lease lose it. A dry run only
+    reports what would be deleted.
 
     Raises:
         LeaseHeldError: One of the searches has a driver. Nothing was deleted.
@@ -67,7 +62,13 @@ def prune(store: Store, names: Sequence[str], calibrations_of: CalibrationsOf, d
     """
     with store.write_transaction() as connection:
         inner = connection.begin_nested()
-        found = _prune(connection, names, calibrations_of)
+        lock_against_prune(connection, alone=True)
+        ids = [find_search(connection, name).id for name in dict.fromkeys(names)]
+        counted = [_drop_search(connection, fence(connection, search_id)) for search_id in dict.fromkeys(ids)]
+        evaluated = _drop_evaluations(connection, revoke_expired(connection))
+        calibrated = _drop_calibrations(connection, calibrations_of)
+        size = sum(size for _, size in counted) + evaluated[1] + calibrated[1]
+        found = PruneReport(len(counted), sum(rows for rows, _ in counted), evaluated[0], calibrated[0], size)
         if dry_run:
             inner.rollback()
             return found
@@ -75,16 +76,6 @@ def prune(store: Store, names: Sequence[str], calibrations_of: CalibrationsOf, d
     if busy or not any((found.searches, found.evaluations, found.calibrations)):
         return found
     return replace(found, vacuumed=store.vacuum())
-
-
-def _prune(connection: Connection, names: Sequence[str], calibrations_of: CalibrationsOf) -> PruneReport:
-    lock_against_prune(connection, alone=True)
-    ids = [find_search(connection, name).id for name in dict.fromkeys(names)]
-    counted = [_drop_search(connection, fence(connection, search_id)) for search_id in dict.fromkeys(ids)]
-    evaluated = _drop_evaluations(connection, _idle_contexts(connection, revoke_expired(connection)))
-    calibrated = _drop_calibrations(connection, calibrations_of)
-    size = sum(size for _, size in counted) + evaluated[1] + calibrated[1]
-    return PruneReport(len(counted), sum(rows for rows, _ in counted), evaluated[0], calibrated[0], size)
 
 
 def _drop_search(connection: Connection, search_id: str) -> tuple[int, int]:
@@ -104,23 +95,19 @@ def _drop(
     return connection.execute(delete(table).where(which)).rowcount, int(size)
 
 
-def _idle_contexts(connection: Connection, live: Collection[str]) -> list[Any]:
-    """The contexts whose model and engine none of the `live` searches (ids) uses."""
-    s = searches.c
+def _drop_evaluations(connection: Connection, live: Collection[str]) -> tuple[int, int]:
+    """Deletes unneeded evaluations, but those with the model and engine of one of the `live` searches (ids).
+
+    Returns their number and the bytes of their outcomes.
+    """
+    s, e, total, size = searches.c, evaluations.c, 0, 0
     query = select(s.model_fingerprint, s.engine_fingerprint).where(s.id.in_(live))
     busy = {tuple(row) for row in connection.execute(query)}
-    rows = connection.execute(select(contexts).order_by(contexts.c.id)).all()
-    return [row for row in rows if (row.model_fingerprint, row.engine_fingerprint) not in busy]
-
-
-def _drop_evaluations(connection: Connection, idle: Sequence[Any]) -> tuple[int, int]:
-    """Deletes unneeded evaluations in some contexts; returns their number and the bytes of their outcomes."""
-    e, total, size = evaluations.c, 0, 0
-    for context in idle:
-        s = searches.c
-        here = and_(
-            s.model_fingerprint == context.model_fingerprint, s.engine_fingerprint == context.engine_fingerprint
-        )
+    for context in connection.execute(select(contexts).order_by(contexts.c.id)).all():
+        model, engine = context.model_fingerprint, context.engine_fingerprint
+        if (model, engine) in busy:  # its driver may be about to reuse them
+            continue
+        here = and_(s.model_fingerprint == model, s.engine_fingerprint == engine)
         has_it = and_(here, s.id == individuals.c.search_id, individuals.c.phenotype_hash == e.phenotype_hash)
         used = or_(exists().where(has_it), and_(e.phenotype_hash == FULL_MODEL, exists().where(here)))
         dropped = _drop(connection, evaluations, e.outcomes, and_(e.context_id == context.id, ~used))

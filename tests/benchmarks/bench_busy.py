@@ -9,42 +9,36 @@ first request to the last evaluation. A window of twice the workers lets straggl
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import bench
 import no_op_search
 import ray
-from no_op_search import SPLIT, reply_to, set_up
+from light_workers import LightWorker
+from no_op_search import reply_to, set_up
+from search_lab import drive
 
-from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
-from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.search_loop import SearchLoop
+from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.launch import register
-from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store
-from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
-from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.worker import EvaluationWorker
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 PROCESSES = 4
 
 
-class SleepingWorker(EvaluationWorker):
+class SleepingWorker(LightWorker):
     """Many workers in one: each call sleeps as long as an evaluation takes."""
 
     def __init__(self, *arguments: Any) -> None:
         self._seconds: float = arguments[-1]
 
-    def info(self, node: str = "") -> WorkerInfo:
-        return WorkerInfo("sleeper", node, "cpu")
-
-    def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+    def reply(self, request: EvaluationRequest) -> EvaluationReply:
         time.sleep(self._seconds)
         return reply_to(request)
 
@@ -52,9 +46,9 @@ class SleepingWorker(EvaluationWorker):
 class CrowdedPool(RayPool):
     """A pool whose workers share a few processes."""
 
-    def __init__(self, workers: WorkersSection, seconds: float) -> None:
+    def __init__(self, workers: WorkersSection, setup: SearchSetup, seconds: float) -> None:
         self._processes: Any = None
-        super().__init__(workers, ModelConfig("nowhere"), EngineConfig(), {SPLIT.fingerprint: SPLIT}, SleepingWorker)
+        super().__init__(workers, setup.config.model, setup.config.engine, setup.all_prepared, SleepingWorker)
         self._load_args = (*self._load_args, seconds)
 
     def _new_actor(self) -> Any:
@@ -66,7 +60,7 @@ class CrowdedPool(RayPool):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--workers", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--individuals", type=int, default=10240)
@@ -87,14 +81,13 @@ def main() -> None:
 def measure(workers: WorkersSection, seconds: float, individuals: int, window: int) -> float:
     """Seconds from the first request to the last evaluation."""
     setup = set_up(individuals, window)
-    pool = CrowdedPool(workers, seconds)
+    pool = CrowdedPool(workers, setup, seconds)
     with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{Path(folder) / 'bench.db'}") as store:
         register(setup, store)
         while pool.ready < workers.count:
             pool.poll(0.1)
-        cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, "engine")
         started = time.perf_counter()
-        SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
+        drive(store, setup, pool)
         wall = time.perf_counter() - started
     pool.close()
     return wall

@@ -20,15 +20,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
-
+import bench
 import numpy as np
 from tiny_models import WORDS, save_tiny_model
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.estimate import estimate
 from moevolve.search.genomes.contract.phases import START
 from moevolve.search.genomes.registry import baseline_offspring
+from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.set_up import set_up
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.messages import EvaluationRequest
@@ -55,7 +54,7 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--tokens", nargs="+", type=int, default=[4096, 16384, 32768])
     parser.add_argument("--layers", type=int, default=8)

@@ -9,22 +9,20 @@ opening a store whose last window is unfinished to the first request of the resu
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import pstats
 import tempfile
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import bench
 from no_op_search import reply_to, set_up
+from search_lab import drive
 
-from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.search_loop import SearchLoop
-from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.launch import register
-from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
@@ -62,7 +60,7 @@ class IdlePool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--individuals", type=int, nargs="+", default=[5000, 20000])
     parser.add_argument("--window", type=int, default=64)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16], help="answers per poll")
@@ -93,29 +91,21 @@ def measure(
         started = time.perf_counter()
         if profile:
             profiler.enable()
-        drive(setup, store, IdlePool(batch, stop_after=individuals - window))
+        with suppress(Dispatched):
+            drive(store, setup, IdlePool(batch, stop_after=individuals - window))
         profiler.disable()
         seconds = time.perf_counter() - started
         done = len(store.history(setup.search_id))
     if profile:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
     started = time.perf_counter()
-    with Store.open(f"sqlite:///{folder / 'bench.db'}") as store:
-        drive(setup, store, IdlePool(batch, stop_after=0))
+    with Store.open(f"sqlite:///{folder / 'bench.db'}") as store, suppress(Dispatched):
+        drive(store, setup, IdlePool(batch, stop_after=0))
     resumed = time.perf_counter() - started
     print(
         f"{done:>7,} individuals, window {window}, {batch:>2} answers per poll: "
         f"{done / seconds:>6,.0f} individuals/s; resume to the first request {resumed:.2f} s"
     )
-
-
-def drive(setup: SearchSetup, store: Store, pool: IdlePool) -> None:
-    cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, "engine")
-    driver = SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache)
-    try:
-        driver.run()
-    except Dispatched:
-        return
 
 
 if __name__ == "__main__":

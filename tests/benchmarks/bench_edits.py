@@ -7,24 +7,25 @@ A fresh edit each time; medians. How fast merging itself is, bench_kernels.py me
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import bench
 import numpy as np
 import torch
+from edit_checks import addresses
+from tiny_models import MIXTRAL, WORDS, save_tiny_model
 
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--repeats", type=int, default=15)
@@ -42,24 +43,13 @@ def timed(action: Callable[[], object], device: str) -> float:
 
 
 def measure_apply(device: str, repeats: int) -> None:
-    from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast
-
     from moevolve.workers.model.resident import ResidentModel
 
     layers, count, retained = 32, 8, 4
-    config = MixtralConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=count,
-    )
+    sizes = MIXTRAL | {"hidden_size": 64, "intermediate_size": 128, "num_local_experts": count}
     with tempfile.TemporaryDirectory() as folder:
-        MixtralForCausalLM(config).save_pretrained(folder)
-        write_tokenizer(Path(folder), PreTrainedTokenizerFast)
-        resident = ResidentModel.load(ModelConfig(path=folder, device="cuda" if device == "cuda" else "cpu"))
+        save_tiny_model(Path(folder), "mixtral", WORDS, 0, num_hidden_layers=layers, **sizes)
+        resident = ResidentModel.load(ModelConfig(path=folder, device=device))
     rng = np.random.default_rng(0)
     for kind in ("prune", "merge"):
         times = []
@@ -75,17 +65,6 @@ def measure_apply(device: str, repeats: int) -> None:
             copied = kind == "merge" or addresses(resident) != before
         where = "weights written to buffers" if copied else "no weights copied"
         print(f"  apply {kind}, {layers} layers: {statistics.median(times[2:]) * 1e3:.3f} ms, {where}")
-
-
-def addresses(resident: Any) -> list[int]:
-    """Of the expert tensors that the model runs on."""
-    return [tensor.data_ptr() for layer in resident.layers for tensor in layer.expert_tensors().values()]
-
-
-def write_tokenizer(folder: Path, fast: type) -> None:
-    from tokenizers import Tokenizer, models
-
-    fast(tokenizer_object=Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))).save_pretrained(folder)
 
 
 if __name__ == "__main__":

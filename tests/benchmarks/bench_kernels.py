@@ -18,7 +18,6 @@ On a GPU shapes are those of Mixtral-8x7B, Qwen3-30B-A3B and GPT-OSS-20B.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -26,6 +25,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import bench
 import torch
 from torch import Tensor
 
@@ -213,7 +213,7 @@ def looped_experts(inputs: Tensor, chosen: Tensor, weights: Tensor, gate_up: Ten
 
 def main() -> None:
     parts = {"merge": bench_merge, "route": bench_route, "products": bench_products, "experts": bench_experts}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--repeats", type=int, default=9)
@@ -221,14 +221,14 @@ def main() -> None:
     parser.add_argument("--only", choices=tuple(parts))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    bench = Bench(options.device, options.threads, options.repeats)
+    timer = Bench(options.device, options.threads, options.repeats)
     print(f"kernels on {options.device}, {options.threads} thread(s); * is what runs by default")
     with torch.inference_mode():
         for name, part in parts.items():
             if options.only in (None, name):
-                part(bench)
+                part(timer)
     if options.json:
-        options.json.write_text(json.dumps({"device": options.device, "rows": bench.rows}, indent=1), encoding="utf-8")
+        options.json.write_text(json.dumps({"device": options.device, "rows": timer.rows}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

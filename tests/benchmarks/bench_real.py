@@ -6,24 +6,22 @@ Every model is written with random weights under its published names and dtypes 
 process of its own for one verb after another, and removed. Device memory is counted storage by storage; host memory is
 what the kernel says of the process's private memory, under a limit of 12 GiB. Takes up to 15 GB of disk in --folder.
 
-With --rows every row is added to a file as it comes. With --readme the table goes into README.md beside this file: of
+With --rows every row is added to a file as it comes. With --readme a summary goes into README.md beside this file: of
 all rows in that file, the last one of every kind.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
-
+import bench
 from real_size.checkpoint import stored_bytes, write_checkpoint
 from real_size.matrix import rows_of, scaled_card
 from real_size.published import SPECS, Spec, stored_tensors
@@ -39,7 +37,7 @@ PROCESS = 500_000_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--models", nargs="+", choices=list(SPECS), default=list(SPECS))
     parser.add_argument("--verbs", nargs="+", choices=sorted({*EXPERT_VERBS, *DENSE_VERBS}))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
@@ -115,21 +113,30 @@ def beside(found: int, planned: int | None, besides: int = 0) -> str:
     return text
 
 
-def table(rows: Sequence[Row]) -> str:
-    """All rows, in Markdown."""
-    head = "| model | originals | verb | device GB / plan | host GB / plan | |\n|---|---|---|---|---|---|\n"
-    minutes = sum(row.seconds for row in rows) / 60
-    took = f"{len(rows)} rows in {minutes:.0f} minutes, writing checkpoints left out."
-    return head + "\n".join(map(line, rows)) + f"\n\n{took}\n"
+def summary(rows: Sequence[Row]) -> str:
+    """A row of Markdown for every model and placement: what was above or below the plan at most."""
+    lines = [
+        "| model | originals | verbs | failed | peak on the device, GB | measured / planned | host above plan, GB |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for (model, originals), group in groupby(rows, lambda row: (row.model, row.originals)):
+        found = list(group)
+        shares = [row.device / row.planned for row in found if row.planned]
+        above = max(row.host - row.planned_host for row in found if row.planned_host is not None)
+        lines.append(
+            f"| {model} | {originals} | {len(found)} | {sum(row.failure is not None for row in found)} | "
+            f"{max(row.device for row in found) / 1e9:.2f} | {min(shares):.2f} to {max(shares):.2f} | "
+            f"{above / 1e9:+.2f} |"
+        )
+    return "\n".join(lines)
 
 
 def write_readme(rows: Sequence[Row]) -> None:
-    """Put the table between its marks, in order of models and verbs."""
+    """Put the summary between its marks, in order of models and verbs."""
     names, verbs = list(SPECS), [*EXPERT_VERBS, *DENSE_VERBS]
     last = {(names.index(row.model), row.originals, verbs.index(row.verb)): row for row in rows}
-    rows = [last[key] for key in sorted(last)]
     text = README.read_text(encoding="utf-8")
-    made = f"{BEGIN}\n{table(rows)}{END}"
+    made = f"{BEGIN}\n{summary([last[key] for key in sorted(last)])}\n{END}"
     README.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: made, text, flags=re.DOTALL), encoding="utf-8")
 
 

@@ -10,7 +10,6 @@ primal form, and four lambdas. Memory is what the process holds beyond what it h
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import threading
 import time
@@ -18,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import bench
 import numpy as np
 import torch
 
@@ -69,7 +69,7 @@ class Peak:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))

@@ -13,7 +13,6 @@ evaluations that are there twice.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -22,13 +21,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
-
+import bench
 import httpx2
 import numpy as np
 from disturbed_lab import (
@@ -42,8 +40,9 @@ from disturbed_lab import (
     undisturbed,
     wait_for,
 )
-from killing import MOEVOLVE
+from killing import serving
 from postgres_server import Server, running_server
+from ray_nodes import FRUGAL
 from sqlalchemy import text
 
 from moevolve.search.genomes.contract.operators import generator
@@ -199,10 +198,7 @@ class Served:
     """A server on a store, once it answers."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        command = [MOEVOLVE, "serve", "--store", url, "--port", "0"]
-        self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().split()[2].rstrip(";")
+        self.process, self.address = serving(url, folder)
 
     def ask(self, method: str, path: str) -> int:
         """The status that it answers with."""
@@ -231,7 +227,7 @@ KINDS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--runs", type=int, default=100, help="in all; the kinds take turns")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
@@ -244,7 +240,7 @@ def main() -> None:
         # One kind after the other, so that a cluster is there only while it is needed.
         for name in options.kinds:
             numbers = [number for number in range(options.runs) if options.kinds[number % len(options.kinds)] == name]
-            with ray_cluster() if KINDS[name].ray else none() as cluster:
+            with ray_cluster() if KINDS[name].ray else nullcontext() as cluster:
                 for number in numbers:
                     url = database(number, KINDS[name].sqlite, folder, server)
                     run = Run(url, folder, server, cluster, generator(options.seed, number))
@@ -299,18 +295,11 @@ def database(number: int, sqlite: bool, folder: Path, server: Server) -> str:
 
 
 @contextmanager
-def none() -> Iterator[None]:
-    yield None
-
-
-@contextmanager
 def ray_cluster() -> Iterator[Any]:
     """A head without CPUs, and two nodes of one each."""
     from ray.cluster_utils import Cluster
 
-    system = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
-    quiet = {"no_monitor": True, "include_dashboard": False, "include_log_monitor": False, "_system_config": system}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **quiet})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **FRUGAL})
     try:
         for _ in range(2):
             add_node(cluster)

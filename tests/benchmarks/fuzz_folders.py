@@ -7,22 +7,20 @@ Any other outcome is printed, and the exit code is 1.
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
+import bench
 from fuzzed_folders import CHANGES, outcome, write_model
 
 
 def main() -> int:
     """Run the cases; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--cases", type=int, default=400)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--verbose", action="store_true", help="print every case's outcome")

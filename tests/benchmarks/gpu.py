@@ -35,9 +35,9 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "labs"), str(TESTS / "benchmarks")]
+import bench
 
+# Seconds that a part may take, by its name.
 LIMITS = {
     "kernels": 45,
     "tests": 80,
@@ -47,17 +47,16 @@ LIMITS = {
     "llama-3-8b": 60,
     "repair": 40,
 }
-"""Seconds that a part may take, by its name."""
 VERBS = ("load", "full", "prune", "calibrate reap", "merge", "repair")
+# Those after which the model is no longer loaded.
 EXPORT_VERBS = ("export", "reload", "profile")
-"""Those after which the model is no longer loaded."""
+# Settings of narrow models, for a rehearsal.
 NARROW: dict[str, dict[str, Any]] = {
     "mixtral-8x7b": {"hidden_size": 384, "intermediate_size": 1344, "num_attention_heads": 4, "num_key_value_heads": 1},
     "qwen3-30b-a3b": {"hidden_size": 128, "moe_intermediate_size": 64, "num_attention_heads": 4},
     "gpt-oss-20b": {"hidden_size": 192, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2},
     "llama-3-8b": {"hidden_size": 256, "intermediate_size": 896, "num_attention_heads": 8, "num_key_value_heads": 2},
 }
-"""Settings of narrow models, for a rehearsal."""
 DECODED = 32
 BATCH_TOKENS = (4096, 16384, 65536)
 
@@ -122,7 +121,7 @@ def seconds(action: Callable[[], object], repeats: int = 3) -> float:
 def tests(part: str, options: argparse.Namespace) -> Iterator[Figure]:
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rA", "-p", "no:cacheprovider", "tests/kernels"]
     command += ["tests/workers/test_on_gpu.py"]
-    ended = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, cwd=bench.ROOT, capture_output=True, text=True, check=False)
     print(ended.stdout[-20000:], ended.stderr[-4000:])
     passed, failed = ended.stdout.count("\nPASSED "), ended.stdout.count("\nFAILED ") + ended.stdout.count("\nERROR ")
     yield Figure(part, "passed", passed, "tests", note=ended.stdout.strip().splitlines()[-1])
@@ -134,12 +133,12 @@ def kernels(part: str, options: argparse.Namespace) -> Iterator[Figure]:
     import torch
     from bench_kernels import Bench, bench_experts, bench_merge, bench_route
 
-    bench = Bench("cpu" if options.rehearse else "cuda", 1, 1 if options.rehearse else 9)
+    timed = Bench("cpu" if options.rehearse else "cuda", 1, 1 if options.rehearse else 9)
     for measure in (bench_merge, bench_route, bench_experts):
-        before = len(bench.rows)
+        before = len(timed.rows)
         with torch.inference_mode():
-            measure(bench)
-        for row in bench.rows[before:]:
+            measure(timed)
+        for row in timed.rows[before:]:
             what, took = f"{row['what']}, {row['by']}", float(row["milliseconds"])
             yield Figure(part, what, took, "ms", float(row["limit"]), "copy or product of that size")
 
@@ -272,7 +271,9 @@ def plain_passes(resident: Any, tokens: Any, batch_tokens: int) -> Callable[[], 
     from moevolve.workers.checkpoints.state import empty_model, restore_buffers
 
     loaded = empty_model(type(resident.model), resident.model.config, torch.bfloat16)
-    loaded.load_state_dict(resident.model.state_dict(), assign=True)
+    # Routers are wrapped there.
+    state = {name.replace(".inner.", "."): tensor for name, tensor in resident.model.state_dict().items()}
+    loaded.load_state_dict(state, assign=True)
     restore_buffers(loaded, resident.device)
     texts = sorted(((*prompt, *answer) for prompt, answer in zip(tokens.prompts, tokens.answers, strict=True)), key=len)
     batches: list[list[tuple[int, ...]]] = [[]]
@@ -317,7 +318,7 @@ PARTS: dict[str, Callable[[str, argparse.Namespace], Iterator[Figure]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--only", nargs="+", choices=LIMITS, default=list(LIMITS))
     parser.add_argument("--rehearse", action="store_true", help="run narrow models on the CPU")
     parser.add_argument("--seconds", type=float, default=480, help="time limit of all parts together")

@@ -11,10 +11,8 @@ error, or anything is lost or twice.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,11 +21,10 @@ from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
-
+import bench
 import httpx2
 from disturbed_lab import TOTAL, Drive, population, undisturbed
-from killing import MOEVOLVE
+from killing import serving
 from postgres_server import running_server
 
 from moevolve.store.reader import StoreReader
@@ -111,7 +108,7 @@ def keep_driving(url: str, folder: Path, lane: int, names: list[str], ended: thr
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--readers", type=int, default=200)
     parser.add_argument("--drivers", type=int, default=2)
@@ -123,12 +120,8 @@ def main() -> None:
         if options.store == "postgres":
             url = stack.enter_context(running_server()).url
         Store.open(url).close()
-        serving = subprocess.Popen(
-            [MOEVOLVE, "serve", "--store", url, "--port", "0"], stdout=subprocess.PIPE, text=True, cwd=folder
-        )
-        assert serving.stdout is not None
-        stack.callback(serving.kill)
-        address = serving.stdout.readline().split()[2].rstrip(";")
+        server, address = serving(url, folder)
+        stack.callback(server.kill)
         names, ended = ["lab-0-0"], threading.Event()
         drivers = [
             threading.Thread(target=keep_driving, args=(url, folder, number, names, ended))

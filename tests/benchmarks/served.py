@@ -12,20 +12,16 @@ run it. With `--stock` it has the largest difference of logits, for a pruned sto
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import bench
 import numpy as np
 import torch
-from numpy.typing import NDArray
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
-
 from edit_checks import CARD, logits, write_source
 from family_samples import COMMON, SETTINGS, edit_of_kind, randomise
+from numpy.typing import NDArray
 from outsider import Outsider
 from published_spelling import spell_as_published
 from tiny_models import word_tokenizer
@@ -142,7 +138,7 @@ def stock_row(variant: str, python: str, place: Path) -> tuple[str, str]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = bench.arguments(__doc__)
     parser.add_argument("--stock", action="store_true", help="have transformers read stock checkpoints")
     parser.add_argument("python", help="Python of an environment that has vLLM or transformers")
     parser.add_argument("variants", nargs="*", default=[*OLDER, *SETTINGS], help="model types; all by default")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moevolve.search.compare.config import load_comparison
 from moevolve.search.config.files import load_run_config, read_yaml
+from moevolve.search.config.study import load_study
 
 RUNS = sorted((Path(__file__).parents[2] / "configs" / "runs").glob("*.yaml"))
 
@@ -15,6 +15,6 @@ def test_settings_are_valid_and_the_readme_names_all() -> None:
     for path in RUNS:
         assert f"`{path.name}`" in readme
         if "methods" in read_yaml(path):
-            assert load_comparison(path).cells, path
+            assert load_study(path).cells, path
         else:
             assert load_run_config(path).phases, path

@@ -50,10 +50,10 @@ def worker_here() -> Iterator[None]:
     """For commands in this process: their searches have one worker, in this process too, instead of any on Ray."""
     from local_workers import local_pool
 
-    from moevolve.search.compare import run
-    from moevolve.search.running import execute, pilot
+    from moevolve.search.running import execute, study
+    from moevolve.search.running.plan import pilot
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (execute, pilot, run):
+        for module in (execute, pilot, study):
             patch.setattr(module, "ray_pool", lambda setup, **_: local_pool(setup))
         yield

@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 from local_workers import interrupted_after, local_pool, plainly
+from search_lab import drive, population
 from tiny_models import WORDS, save_tiny_model
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
-from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store
 from moevolve.workers.contract.settings import engine_fingerprint
 
@@ -38,14 +36,7 @@ def dense_run(tiny: Any, folder: Path, genome: dict[str, Any], name: str) -> Run
 def search(setup: SearchSetup, store: Store, stop: int | None = None) -> None:
     """Run or resume a search; `stop` ends it after so many evaluations as a lost process would."""
     step = plainly if stop is None else interrupted_after(stop)
-    engine = engine_fingerprint(setup.config.model, setup.config.engine)
-    cache = EvaluationCache(store, local_pool(setup, step), setup.search_id, setup.facts.fingerprint, engine)
-    SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
-
-
-def population(store: Store, search_id: str) -> list[tuple[Any, ...]]:
-    rows = store.history(search_id)
-    return [(row.index, row.operator, row.parents, row.genome, row.content_hash, row.fitness) for row in rows]
+    drive(store, setup, local_pool(setup, step), engine_fingerprint(setup.config.model, setup.config.engine))
 
 
 def never(*arguments: Any) -> bytes:
@@ -67,9 +58,8 @@ def check_repeated_and_resumed(run: RunConfig, folder: Path) -> None:
                 setup = calibrated_setup(set_up(run, search_id), store, never)
             search(setup, store)
             found.append(population(store, search_id))
-    assert found[0] == found[1]
-    assert len(found[0]) == 16
-    assert found[0][0][1] == "start" and [row[1] for row in found[0][1:5]] == ["random"] * 4
-    assert {row[1] for row in found[0][5:]} <= {"mutation", "crossover+mutation"}
-    fitness = [row[5] for row in found[0]]
+            rows = store.history(search_id)
+    assert found[0] == found[1] and len(rows) == 16
+    operators, fitness = [row.operator for row in rows], [row.fitness or 0.0 for row in rows]
+    assert operators[:5] == ["start", *["random"] * 4] and set(operators[5:]) <= {"mutation", "crossover+mutation"}
     assert len(set(fitness)) > 3 and max(fitness) > fitness[0]

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import search_lab
 from killing import forked
 from light_workers import LightWorker
 from search_lab import make_lab_setup, run_config, scored, smooth
@@ -58,7 +59,6 @@ def ray_pool(setup: SearchSetup, seconds: float = 0.0) -> Pool:
     """Such workers on Ray."""
     import disturbed_lab
     import ray
-    import search_lab
 
     from moevolve.search.pools.ray_pool import RayPool
 
@@ -114,7 +114,7 @@ class Drive:
 
     @property
     def said(self) -> str:
-        return self._log.read_text()
+        return self._log.read_text() if self._log.exists() else "nothing"
 
 
 def _run(url: str, name: str, address: str | None, log: Path) -> None:
@@ -152,10 +152,7 @@ Population = list[tuple[Any, ...]]
 def population(url: str, name: str = "lab") -> Population:
     """What must be the same however a search was disturbed."""
     with StoreReader.open(url) as store:
-        rows = store.history(f"id-{name}")
-    return [
-        (row.index, row.content_hash, row.genome, row.status, row.fitness, row.tie_break, row.parents) for row in rows
-    ]
+        return search_lab.population(store, f"id-{name}")
 
 
 def undisturbed(folder: Path, name: str = "lab") -> Population:

@@ -12,9 +12,6 @@ from family_samples import make_family_edit
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
-from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
-from moevolve.workers.model.resident import ResidentModel
 
 Numbers = list[Any]
 
@@ -62,31 +59,3 @@ def edit_of_family(make_edit: Callable[..., EepEdit], family: str, kind: str, se
     """An edit of any family of experts, see `edit_of_kind`, in a router space that it has."""
     settings: dict[str, Any] = {"space": "logits" if family == "gpt_oss" else "probs", "seed": seed}
     return (make_family_edit if family in MORE_SETTINGS else make_edit)(family, kind, **settings)
-
-
-def divided(model: ResidentModel) -> FactorLlmEdit:
-    """The networks of a dense model in four experts, two of which a token chooses."""
-    layers, width = len(model.dense_layers), model.dense_layers[0].width
-    rng = np.random.default_rng(2)
-    order = np.stack([np.arange(width)] * layers)
-    return FactorLlmEdit(order, rng.normal(size=(layers, 1, 4, 32)), rng.normal(size=(layers, 1, 4)), 2)
-
-
-def masked(model: ResidentModel, share: int, heads: HeadMasks | None = None) -> ToMoeEdit:
-    """The networks of a dense model under four masks, which leave all but one neuron of `share`."""
-    layers, width = len(model.dense_layers), model.dense_layers[0].width
-    rng = np.random.default_rng(2)
-    kept = rng.permuted(np.tile(np.arange(width) < width - width // share, (layers, 4, 1)), axis=2)
-    return ToMoeEdit(kept, rng.normal(size=(layers, 4, 5)), rng.normal(size=(layers, 5, 32)), heads)
-
-
-def masked_heads() -> HeadMasks:
-    """Of the tiny Llama."""
-    rng = np.random.default_rng(2)
-    return HeadMasks(
-        np.array([[True, True, False, True]] * 3),
-        np.array([5, 3, 4]),
-        rng.normal(size=(3, 8)),
-        rng.normal(size=(3, 8, 2)),
-        rng.normal(size=(3, 2, 32)),
-    )

@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from waiting import until
+from waiting import Process, until
 
 MOEVOLVE = str(Path(sys.executable).with_name("moevolve"))
 PRELOADED = [
@@ -35,16 +35,6 @@ def forked(function: Callable[..., None], *arguments: Any) -> Any:
     return process
 
 
-class Driver(Protocol):
-    """A running command, and the leader of its process group."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, None]: ...
-
-
 def start(command: list[str], folder: Path) -> subprocess.Popen[str]:
     """The installed command line, as users start it."""
     return subprocess.Popen(
@@ -55,6 +45,14 @@ def start(command: list[str], folder: Path) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
+
+
+def serving(url: str, folder: Path) -> tuple[subprocess.Popen[str], str]:
+    """`moevolve serve` on a free port, once it listens, and its address."""
+    command = [MOEVOLVE, "serve", "--store", url, "--port", "0"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().split()[2].rstrip(";")
 
 
 class Forked:
@@ -132,6 +130,6 @@ def count(database: Path) -> int:
         return 0
 
 
-def wait_for(database: Path, goal: int, process: Driver) -> None:
+def wait_for(database: Path, goal: int, process: Process) -> None:
     """Until so many individuals are evaluated."""
     until(lambda: count(database) >= goal, process, lambda: "the search makes no progress")

@@ -30,9 +30,9 @@ def search(run_file: str, folder: str, room: int | None, experts_gb: float) -> d
         experts_gb: Memory that candidates' experts may take, in units of 10^9 bytes.
     """
     import transformers.models.qwen3_moe.modeling_qwen3_moe  # noqa: F401 - what is loaded now doesn't count
-    from dense_lab import population
     from dense_lab import search as run_search
     from local_workers import local_pool
+    from search_lab import population
 
     from moevolve.search.config.files import load_run_config
     from moevolve.search.running.calibration import calibrated_setup
@@ -103,8 +103,7 @@ def export_one(folder: str, individual: int, room: int | None, experts_gb: float
     """
     import transformers.models.qwen3_moe.modeling_qwen3_moe  # noqa: F401
 
-    from moevolve.search.operations.export import export
-    from moevolve.search.requests.models import ExportRequest
+    from moevolve.search.interface.export import ExportRequest
     from moevolve.store.repository import Store
     from moevolve.workers.contract.capacity import CAPACITY
 
@@ -112,7 +111,7 @@ def export_one(folder: str, individual: int, room: int | None, experts_gb: float
     _limit(room)
     with Store.open(f"sqlite:///{folder}/store.db") as store:
         request = ExportRequest(f"{NAME}:{individual}", Path(folder) / str(individual), form="stock")
-        with (export(store, request).directory / "model.safetensors").open("rb") as file:
+        with (request.answer(store).directory / "model.safetensors").open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from pydantic import TypeAdapter
 from search_samples import MERGE, PRUNE, TUNE
+from tiny_models import WORDS, save_tiny_model
 
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
@@ -27,7 +26,6 @@ from moevolve.workers.worker import EvaluationWorker
 
 LAYERS, HIDDEN, HEADS, VOCABULARY = 3, 32, 4, 20
 _COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
     "hidden_size": HIDDEN,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
@@ -58,17 +56,9 @@ class Exported:
     parameters_full: int
 
 
-def write_model(tiny: Any, family: str, directory: Path) -> Path:
+def write_model(family: str, directory: Path) -> Path:
     """A random checkpoint of a family, with the tiny workspace's tokenizer."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    with torch.random.fork_rng():
-        torch.manual_seed(4)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(_COMMON | special | FAMILIES[family])))
-    model.save_pretrained(directory)
-    for file in tiny.model.glob("tokenizer*"):
-        shutil.copy(file, directory)
+    save_tiny_model(directory, family, WORDS, seed=4, **(_COMMON | FAMILIES[family]))
     return directory
 
 

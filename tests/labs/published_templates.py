@@ -1,11 +1,14 @@
 """Chat templates with the structure and the marks of published ones, reduced to what a plain conversation needs.
 
-What is left out are tools, images, and the long sentences about them. A name is the model's whose template it follows.
+What is left out are tools, images, and the long sentences about them; some of them, in `calling_templates`, write calls
+too. A name is the model's whose template it follows.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from calling_templates import DEEPSEEK_R1, DEEPSEEK_V3, GLM, QWEN3
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -48,34 +51,8 @@ QWEN = (
     "{{'<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-QWEN3 = (
-    "{%- if messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}"
-    "{%- endif %}"
-    "{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}"
-    "{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
-    "{%- for m in messages %}{%- if m.role == 'user' %}{{- '<|im_start|>user\\n' + m.content + '<|im_end|>\\n' }}"
-    "{%- elif m.role == 'assistant' %}{%- set thoughts = '' %}"
-    "{%- if loop.index0 > ns.last and (loop.last or thoughts) %}"
-    "{{- '<|im_start|>assistant\\n<think>\\n' + thoughts + '\\n</think>\\n\\n' + m.content.lstrip('\\n') }}"
-    "{%- else %}{{- '<|im_start|>assistant\\n' + m.content }}{%- endif %}{{- '<|im_end|>\\n' }}"
-    "{%- endif %}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
-    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
-    "{%- endif %}"
-)
 QWEN3_THINKING = QWEN3[: QWEN3.index("{%- if add_generation_prompt")] + (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
-)
-DEEPSEEK_V3 = (
-    "{%- set ns = namespace(system='') -%}{%- for m in messages %}{%- if m.role == 'system' %}"
-    "{%- set ns.system = m.content %}{%- endif %}{%- endfor %}{{ bos_token }}{{ ns.system }}"
-    "{%- for m in messages %}{%- if m.role == 'user' %}{{- '<｜User｜>' + m.content }}"
-    "{%- elif m.role == 'assistant' %}{{- '<｜Assistant｜>' + m.content + '<｜end▁of▁sentence｜>' }}{%- endif %}"
-    "{%- endfor -%}{% if add_generation_prompt %}{{- '<｜Assistant｜>' }}{% endif %}"
-)
-DEEPSEEK_R1 = (
-    DEEPSEEK_V3[: DEEPSEEK_V3.index("{% if add")]
-    + "{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\\n' }}{% endif %}"
 )
 DEEPSEEK_V31 = (
     "{%- if not thinking is defined -%}{%- if enable_thinking is defined -%}{%- set thinking = enable_thinking -%}"
@@ -83,15 +60,6 @@ DEEPSEEK_V31 = (
     + DEEPSEEK_V3[: DEEPSEEK_V3.index("{% if add")].replace("<｜Assistant｜>'", "<｜Assistant｜></think>'")
     + "{% if add_generation_prompt %}{{- '<｜Assistant｜>' }}{% if not thinking %}{{- '</think>' }}{% else %}"
     "{{- '<think>' }}{% endif %}{% endif %}"
-)
-GLM = (
-    "[gMASK]<sop>{%- for m in messages %}{%- if m.role == 'user' -%}{{- '<|user|>\\n' + m.content }}"
-    "{{- '/nothink' if (enable_thinking is defined and not enable_thinking) else '' -}}"
-    "{%- elif m.role == 'assistant' -%}{{- '<|assistant|>' }}{{- '\\n<think></think>' }}"
-    "{%- if m.content.strip() -%}{{- '\\n' + m.content.strip() }}{%- endif -%}"
-    "{%- else -%}{{- '<|system|>\\n' + m.content }}{%- endif -%}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}<|assistant|>"
-    "{{- '\\n<think></think>' if (enable_thinking is defined and not enable_thinking) else '' -}}{%- endif -%}"
 )
 MIXTRAL = (
     "{%- if messages[0].role == 'system' %}{%- set system = messages[0].content %}{%- set turns = messages[1:] %}"

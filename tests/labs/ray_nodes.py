@@ -16,12 +16,22 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from waiting import PATIENT_S
 
 RAY = str(Path(sys.executable).with_name("ray"))
 SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS")
 """What Ray reads of its users' environment."""
+
+
+FRUGAL: dict[str, Any] = {
+    "no_monitor": True,
+    "include_dashboard": False,
+    "include_log_monitor": False,
+    "_system_config": {"enable_worker_prestart": False, "prestart_worker_first_driver": False},
+}
+"""Of a head: no processes for an autoscaler, a dashboard, logs, and workers that might be wanted one day."""
 
 
 def free_ports(count: int) -> list[int]:

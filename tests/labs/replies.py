@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from moevolve.evaluators.errors import FailureKind
 from moevolve.evaluators.types import SplitResult
-from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, FailureKind
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 HALF_RIGHT = (1, 0)
 

@@ -17,9 +17,11 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.base import Pool
 from moevolve.search.running.launch import register
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import Progress, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
@@ -84,9 +86,9 @@ def prepared(task: str, split: Split) -> PreparedSplit:
     return PreparedSplit(task, split, "rank", "mean", Matching(), 1, " ", examples)
 
 
-def make_lab_setup(config: RunConfig, search_id: str = "lab-1") -> SearchSetup:
+def make_lab_setup(config: RunConfig, search_id: str = "lab-1", layers: int = LAYERS) -> SearchSetup:
     """What `set_up` makes, without a checkpoint or data."""
-    facts = mixtral(LAYERS)
+    facts = mixtral(layers)
     splits: dict[Split, tuple[PreparedSplit, ...]] = {
         "search": tuple(prepared(task.name, "search") for task in config.tasks)
     }
@@ -160,15 +162,15 @@ def start(store: Store, config: RunConfig, search_id: str = "lab-1") -> SearchSe
     return setup
 
 
-def drive(store: Store, setup: SearchSetup, pool: ScriptedPool) -> list[Progress]:
+def drive(store: Store, setup: SearchSetup, pool: Pool, engine: str = "engine") -> list[Progress]:
     """One driver, as `running.execute` would set it up; returns what it reported."""
     reports: list[Progress] = []
-    cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, "engine")
+    cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, engine)
     SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache, reports.append).run()
     return reports
 
 
-def population(store: Store, search_id: str = "lab-1") -> list[tuple[Any, ...]]:
+def population(store: StoreReader, search_id: str = "lab-1") -> list[tuple[Any, ...]]:
     """All of a search that must not depend on circumstances."""
     return [
         (

@@ -12,8 +12,7 @@ from store_samples import individual
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.genomes.capacity.space import SUMS, CapacitySection, CapacitySpace
 from moevolve.search.genomes.contract.phases import CapacityPhase, MergePhase, PrunePhase, TunePhase
-from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.eep.space import EepSection, EepSpace
+from moevolve.search.genomes.eep.space import EepGenome, EepSection, EepSpace
 from moevolve.store.records import IndividualRecord, IndividualStatus
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts

@@ -18,7 +18,7 @@ import uvicorn
 from killing import Forked
 from waiting import PATIENT_S
 
-from moevolve.search.estimate.preview import preview
+from moevolve.search.running.plan.preview import preview
 from moevolve.search.server import planning, processes
 from moevolve.search.server.app import make_app
 from moevolve.search.server.connections import BoundedProtocol

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from moevolve.evaluators.types import Split
 from moevolve.store.leases import this_process
 from moevolve.store.records import (
     FULL_MODEL,
@@ -22,7 +23,6 @@ from moevolve.store.records import (
     IndividualRecord,
     SearchRecord,
     SearchTaskRecord,
-    Split,
 )
 from moevolve.store.repository import Store
 

@@ -21,7 +21,7 @@ Score = Callable[[IndividualRecord], tuple[float, float] | None]
 
 def by_hash(one: IndividualRecord) -> tuple[float, float] | None:
     """Coarse, so that there are ties; one in five fails."""
-    digest = hashlib.sha256(one.content_hash.encode()).digest()
+    digest = hashlib.sha256(one.phenotype_hash.encode()).digest()
     return None if digest[0] % 5 == 0 else (digest[1] % 8 / 8, -float(digest[2] % 4))
 
 

@@ -10,13 +10,15 @@ PATIENT_S = 400.0
 """Far more than any of it takes, however much else the machine computes; pytest ends a whole test after 600 s."""
 
 
-class _Process(Protocol):
+class Process(Protocol):
+    """A running command."""
+
     def poll(self) -> int | None: ...
 
     def communicate(self, timeout: float | None = None) -> tuple[Any, Any]: ...
 
 
-def until(true: Callable[[], object], process: _Process | None = None, why: Callable[[], object] = str) -> None:
+def until(true: Callable[[], object], process: Process | None = None, why: Callable[[], object] = str) -> None:
     """Waits until something is true.
 
     Args:

@@ -136,22 +136,12 @@ def worker_here() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def frugal() -> dict[str, Any]:
-    """For a Ray head: no processes for an autoscaler, a dashboard, logs, and workers that might be wanted one day."""
-    return {
-        "no_monitor": True,
-        "include_dashboard": False,
-        "include_log_monitor": False,
-        "_system_config": {"enable_worker_prestart": False, "prestart_worker_first_driver": False},
-    }
-
-
-@pytest.fixture(scope="session")
-def ray_address(frugal: dict[str, Any]) -> Iterator[str]:
+def ray_address() -> Iterator[str]:
     """A Ray cluster of this machine, with four CPUs whatever it has; a search that joins it need not start Ray."""
     from ray.cluster_utils import Cluster
+    from ray_nodes import FRUGAL
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, **frugal})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, **FRUGAL})
     yield cluster.address
     cluster.shutdown()
 

@@ -27,7 +27,7 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.records import Upgrade
 from moevolve.store.repository import Store
 from moevolve.store.session import insert_all, make_engine, transaction
-from moevolve.store.tables import Base, contexts
+from moevolve.store.tables import METADATA, contexts
 
 
 def test_migrations_end_with_exactly_the_models_that_a_new_store_is_built_from(url: str) -> None:
@@ -35,7 +35,7 @@ def test_migrations_end_with_exactly_the_models_that_a_new_store_is_built_from(u
     with transaction(engine, write=True) as connection:
         command.upgrade(schema.alembic_config(connection), schema.newest_revision())
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, Base.metadata) == []
+        assert compare_metadata(context, METADATA) == []
     engine.dispose()
     with Store.open(url) as migrated:
         assert not migrated.is_new

@@ -22,7 +22,7 @@ from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import UNBOUND, ExportRecord, Lease
 from moevolve.store.repository import Store
-from moevolve.store.tables import Base
+from moevolve.store.tables import METADATA
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("searches", "controls", "running", "latest_events", "calibrations"), ()),
@@ -85,7 +85,7 @@ def methods(kind: type[StoreReader]) -> set[str]:
 def rows(store: StoreReader) -> list[list[str]]:
     """All that is in a store."""
     with store.transaction() as connection:
-        return [sorted(map(repr, connection.execute(select(table)))) for table in Base.metadata.sorted_tables]
+        return [sorted(map(repr, connection.execute(select(table)))) for table in METADATA.sorted_tables]
 
 
 def read(store: StoreReader) -> dict[str, Any]:

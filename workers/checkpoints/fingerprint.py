@@ -1,4 +1,4 @@
-"""The fingerprint of a checkpoint: evaluations are shared between checkpoints with equal fingerprints."""
+"""The fingerprint of a checkpoint, by which evaluations are shared, and the hashes of its tensors for recipes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, local_directory, read_json
-from moevolve.workers.checkpoints.headers import weight_files
+from moevolve.workers.checkpoints.headers import StoredTensor, stored_tensors, weight_files
 from moevolve.workers.contract.settings import ModelConfig
 
 logger = logging.getLogger(__name__)
 
+# Files of at least so many bytes are hashed once: hashing a gigabyte takes about a second, and a launch would wait.
 _CACHED_SIZE = 1 << 30
-"""Files of at least so many bytes are hashed once: hashing a gigabyte takes about a second, and a launch would wait."""
-
+# Files that `transformers` reads from a checkpoint's folder, without weights and code. No others are hashed.
 _READ = (
     # The model's architecture, its end tokens, and the file of each tensor.
     "config.json",
@@ -53,8 +53,8 @@ _READ = (
     "chat_template.json",
     "additional_chat_templates/*.jinja",
 )
-"""Files that `transformers` reads from a checkpoint's folder, without weights and code. No others are hashed."""
 
+# Fields that record how a file was saved. They don't influence scores, so they aren't hashed.
 _VOLATILE: Mapping[str, tuple[str, ...]] = {
     "config.json": ("transformers_version", "_name_or_path"),
     "generation_config.json": ("transformers_version", "_from_model_config"),
@@ -67,7 +67,6 @@ _VOLATILE: Mapping[str, tuple[str, ...]] = {
         "local_files_only",
     ),
 }
-"""Fields that record how a file was saved. They don't influence scores, so they aren't hashed."""
 
 
 def model_fingerprint(config: ModelConfig) -> str:
@@ -86,10 +85,14 @@ def model_fingerprint(config: ModelConfig) -> str:
         return hashlib.sha256(_commit(config).encode()).hexdigest()
     file = gguf_file(config)
     weights = weight_files(directory) if file is None else gguf_parts(file)
+    configs = (directory / name for name in ("config.json", "tokenizer_config.json"))
+    names_code = any(file.is_file() and "auto_map" in read_json(file) for file in configs)
+    patterns = [*_READ, "*.py"] if names_code else _READ
     digest = hashlib.sha256()
-    for file in _read_files(directory):
+    for file in sorted({file for pattern in patterns for file in directory.glob(pattern) if file.is_file()}):
         digest.update(f"{file.relative_to(directory).as_posix()} ".encode())
         digest.update(hashlib.sha256(_content(file)).digest())
+    # Hashing releases the interpreter's lock, so that files are hashed at once.
     with ThreadPoolExecutor() as threads:
         for file, content in zip(weights, threads.map(_weights_digest, weights), strict=True):
             digest.update(f"{file.name} {content} ".encode())
@@ -102,11 +105,44 @@ def pinned_revision(config: ModelConfig) -> str | None:
     return config.revision if local_directory(config) is not None else _commit(config)
 
 
-def _read_files(directory: Path) -> list[Path]:
-    configs = (directory / name for name in ("config.json", "tokenizer_config.json"))
-    names_code = any(file.is_file() and "auto_map" in read_json(file) for file in configs)
-    patterns = [*_READ, "*.py"] if names_code else _READ
-    return sorted({file for pattern in patterns for file in directory.glob(pattern) if file.is_file()})
+def tensor_digests(model: ModelConfig) -> dict[str, str]:
+    """Hash every tensor of a checkpoint with its dtype and shape, by which a copy in other files is recognised.
+
+    Returns:
+        The first 32 hex digits of SHA-256 by name, in the order of the files.
+    """
+    return {name: _digest(tensor) for name, tensor in _stored(model).items()}
+
+
+def check_digests(model: ModelConfig, wanted: Mapping[str, str]) -> None:
+    """Raise a `UserError` that names the first tensor in which a checkpoint differs from the hashes `wanted`."""
+    stored = _stored(model)
+    for name in wanted:
+        if name not in stored:
+            raise UserError(f"{model.path}: not the recipe's model: it has no tensor {name}")
+    for name, tensor in stored.items():
+        if name not in wanted:
+            raise UserError(f"{model.path}: not the recipe's model, which has no tensor {name}")
+        if _digest(tensor) != wanted[name]:
+            raise UserError(
+                f"{model.path}: not the recipe's model: the first tensor that differs is {name}, here {tensor.dtype} "
+                f"{list(tensor.shape)}, in {tensor.file.name}"
+            )
+
+
+def _stored(model: ModelConfig) -> dict[str, StoredTensor]:
+    from moevolve.workers.checkpoints.formats.gguf import open_parts, stored_gguf  # these need torch
+    from moevolve.workers.checkpoints.loading import checkpoint_folder
+
+    file = gguf_file(model)
+    return stored_tensors(checkpoint_folder(model)) if file is None else stored_gguf(open_parts(file))
+
+
+def _digest(tensor: StoredTensor) -> str:
+    digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+    for chunk in tensor.chunks():
+        digest.update(chunk)
+    return digest.hexdigest()[:32]  # 128 bits tell tensors apart, and a recipe names tens of thousands
 
 
 def _content(file: Path) -> bytes:
@@ -138,6 +174,7 @@ def _weights_digest(file: Path) -> str:
     digest = _sha256(file)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Renamed when it is complete: other processes may read or write the same entry.
         part = kept.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps([key, digest]), encoding="utf-8")
         part.replace(kept)

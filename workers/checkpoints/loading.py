@@ -13,14 +13,8 @@ import torch
 
 from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.files import gguf_file, local_directory
-from moevolve.workers.checkpoints.formats.gguf import gguf_tensors
-from moevolve.workers.checkpoints.formats.gguf_config import gguf_config
-from moevolve.workers.checkpoints.formats.registry import (
-    UnpackedTensor,
-    packed_format,
-    plain_tensors,
-    unpacked_tensors,
-)
+from moevolve.workers.checkpoints.formats.gguf import gguf_config, gguf_tensors
+from moevolve.workers.checkpoints.formats.registry import UnpackedTensor, packed_format, plain_tensors, unpacked_tensors
 from moevolve.workers.checkpoints.headers import stored_tensors
 from moevolve.workers.checkpoints.preflight import check_tensors
 from moevolve.workers.checkpoints.state import empty_model, load_part, restore_buffers
@@ -39,12 +33,12 @@ DTYPES: dict[Dtype, torch.dtype] = {
     "float16": torch.float16,
 }
 
+# Tensors of which the first numbers are read before a model is loaded: a second on a slow disk.
 _SAMPLED = 500
-"""Tensors of which the first numbers are read before a model is loaded: a second on a slow disk."""
 
 
 def resolve_device(config: ModelConfig) -> torch.device:
-    """Return the device for the model's inputs. Raises a `UserError` if a CUDA device is asked for and missing."""
+    """Return the device for the model's inputs. Raises a `UserError` if `device` is `cuda` and there is none."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "model.device is cuda but this worker sees no CUDA device; use device: auto or cpu, or give it a GPU"
@@ -63,14 +57,15 @@ def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | Non
         dtype: None for the search's.
 
     Returns:
-        The new settings. On a CPU they have no device map, and `originals: device` instead of `host`.
+        The new settings. On a CPU they have no device map, and `expert_offload: device` instead of `host`.
     """
     if device is None:
         device = config.device if config.device != "cuda" or torch.cuda.is_available() else "cpu"
     settings = replace(config, device=device, dtype=dtype or config.dtype)
     if resolve_device(settings).type != "cpu":
         return settings
-    return replace(settings, device_map=None, originals="device" if config.originals == "host" else config.originals)
+    offload = "device" if config.expert_offload == "host" else config.expert_offload
+    return replace(settings, device_map=None, expert_offload=offload)
 
 
 def checkpoint_folder(config: ModelConfig) -> Path:
@@ -102,7 +97,7 @@ def backends(config: ModelConfig, model_type: str) -> dict[str, Any]:
     if attention == "sdpa" and family is not None and not family.sdpa:
         attention = "eager"
     # Families with blocks of our own have no backends of experts in `transformers`.
-    none = dense_family(model_type) or (isinstance(family, ExpertFamily) and family.adapt)
+    none = dense_family(model_type) or (isinstance(family, ExpertFamily) and family.adapted)
     experts = {} if none else {"experts_implementation": config.experts_implementation}
     return {"attn_implementation": attention, **experts}
 
@@ -112,7 +107,6 @@ class Packing:
     """How a checkpoint's weights are packed.
 
     Attributes:
-        name: Name of the format.
         tensors: Returns the tensors by name in an unquantised checkpoint, each unpacked to a given dtype on
             `tensor[...]`.
     """
@@ -150,12 +144,12 @@ def dtype_of(config: ModelConfig, settings: PretrainedConfig) -> Dtype:
     # Published quantised checkpoints compute in bfloat16.
     if gguf_file(config) is not None or getattr(settings, "quantization_config", None) is not None:
         return "bfloat16"
-    said = None if settings.dtype is None else str(settings.dtype).removeprefix("torch.")
+    own = None if settings.dtype is None else str(settings.dtype).removeprefix("torch.")
     for name in DTYPES:
-        if name == said:
+        if name == own:
             return name
     raise UserError(
-        f"model {config.path}: its config.json says {'no dtype' if said is None else f'dtype {said}'}; "
+        f"model {config.path}: its config.json says {'no dtype' if own is None else f'dtype {own}'}; "
         f"set model.dtype to one of {', '.join(DTYPES)}"
     )
 
@@ -182,7 +176,7 @@ def load_config(config: ModelConfig) -> PretrainedConfig:
 
 
 def naming(config: ModelConfig) -> AbstractContextManager[None]:
-    """See `published_names`: a context in which `transformers` knows the names of a checkpoint's tensors."""
+    """Return a context in which `transformers` knows the names of a checkpoint's tensors (`published_names`)."""
     return nullcontext() if gguf_file(config) is not None else published_names(_whole_config(config))
 
 
@@ -316,8 +310,9 @@ def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrain
 def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model for inference, and its tokenizer.
 
-    The weights are on `resolve_device(config)`, with a `device_map` spread over the GPUs, and with `originals="host"`
-    left on the host, from where `ResidentModel` moves them. Quantised checkpoints are dequantised to `dtype_of`.
+    The weights are on `resolve_device(config)`, with a `device_map` spread over the GPUs, and with
+    `expert_offload="host"` left on the host, from where `ResidentModel` moves them. Quantised checkpoints are
+    dequantised to `dtype_of`.
 
     Raises:
         UserError: The checkpoint is missing, has other tensors than its model, or doesn't load with these settings.
@@ -335,9 +330,9 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     if any(parameter.is_meta for parameter in model.parameters()):
         raise UserError(
             f"model {config.path}: device_map {config.device_map!r} leaves part of it off the devices; "
-            "use more GPUs, a smaller dtype, or originals: host"
+            "use more GPUs, a smaller dtype, or expert_offload: host"
         )
-    if config.device_map is None and config.originals == "device":
+    if config.device_map is None and config.expert_offload == "device":
         torch.nn.Module.to(model, device)
     model.eval()
     model.requires_grad_(False)

@@ -15,6 +15,7 @@ from moevolve.workers.contract.methods import Resident
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Config fields that mean the same in a Mixtral's config and in those of the families that become Mixtrals.
 _SHARED_SETTINGS = (
     "vocab_size",
     "hidden_size",
@@ -36,7 +37,6 @@ _SHARED_SETTINGS = (
     "rope_parameters",
     "dtype",
 )
-"""Config fields that mean the same in a Mixtral's config and in those of the families that become Mixtrals."""
 
 
 def mixtral_obstacle(resident: Resident) -> str | None:
@@ -59,10 +59,7 @@ def mixtral_obstacle(resident: Resident) -> str | None:
 def empty_mixtral(resident: Resident, experts: int, width: int) -> PreTrainedModel:
     """Build the Mixtral for a dense model without `mixtral_obstacle`, on the meta device, with top-1 routing.
 
-    Args:
-        resident: Dense model.
-        experts: Experts per layer.
-        width: Neurons per expert.
+    Its layers have `experts` of `width` neurons each.
     """
     from transformers import MixtralConfig, MixtralForCausalLM
 

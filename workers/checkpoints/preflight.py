@@ -23,11 +23,10 @@ from moevolve.workers.families.base import MTP_FIELDS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Part of the names of a matrix that only layers for multi-token prediction have, which follow the decoder's layers.
 _MTP_PART = "eh_proj"
-"""Part of the names of a matrix that only layers for multi-token prediction have, which follow the decoder's layers."""
-
+# Scales of activations and of the KV cache, which computing with unpacked weights doesn't need.
 _UNUSED_SCALES = re.compile(r".+[._](input|activation|k|v|q|prob)_(scale|global_scale|zero_point)")
-"""Scales of activations and of the KV cache, which computing with unpacked weights doesn't need."""
 
 
 def check_tensors(model: PreTrainedModel, tensors: Mapping[str, Any], path: str) -> None:
@@ -41,8 +40,8 @@ def check_tensors(model: PreTrainedModel, tensors: Mapping[str, Any], path: str)
         path: The checkpoint, for messages.
 
     Raises:
-        UserError: A tensor is missing, unexpected, there twice, or of another shape; or the output projection is said
-            to be the embedding's, and differs from it.
+        UserError: A tensor is missing, unexpected, there twice, or of another shape; or the output projection is the
+            embedding's by the config, and differs from it.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
 

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint a pruned model keeps, told by names and shapes, whatever format their values are in.
+"""Which tensors of a checkpoint a pruned model keeps, by their names and shapes, whatever format their values are in.
 
 Formats differ in the tensors that an expert has (`weight`, `weight_scale_inv`, `weight_packed`, `qweight` ...), but all
 store experts in one of two layouts: per expert, as `...experts.E.<rest>`, or fused, as `...experts.<rest>` with the
@@ -24,10 +24,11 @@ from moevolve.workers.contract.card import MtpLayers
 from moevolve.workers.contract.methods import ExpertSelection
 from moevolve.workers.families.base import CORRECTION_BIAS, ExpertFamily
 
+# Of lists of layers within layers the innermost counts, since `.+` is greedy.
 _LAYER = re.compile(r"(?P<stem>(?:.+\.)?layers\.)(?P<layer>\d+)\.(?P<rest>.+)")
 _FUSED = re.compile(r".+\.experts\.[^.]*[^.\d].*")
+# Ends of names of correction biases, which checkpoints have in the router or beside it.
 _CORRECTION_BIASES = (f".{CORRECTION_BIAS}", ".expert_bias", ".router_bias")
-"""Ends of names of correction biases, which checkpoints have in the router or beside it."""
 _MTP_STEM = re.compile(r"(^|\.)(mtp\w*|nextn)(\.|$)")
 
 MASK = -1e4
@@ -39,8 +40,8 @@ _MASK_BYTES = {
 }
 
 
+# Ends of the names of scales that experts without a token in the calibration of the quantisation lack.
 _UNMEASURED = (".input_scale", ".input_global_scale")
-"""Ends of the names of scales that experts lack which had no token in the calibration of who quantised the model."""
 
 _TABLE_DTYPES = {"I64": "<i8", "I32": "<i4"}
 
@@ -51,8 +52,6 @@ class TableChange:
 
     Attributes:
         kept: Original expert that each kept one is routed like, [n'].
-        experts: Number n of original experts.
-        active: Experts k per token of the pruned model.
     """
 
     kept: tuple[int, ...]
@@ -81,8 +80,6 @@ class KeptTensor:
     """A tensor of a pruned checkpoint.
 
     Attributes:
-        name: Its name in the pruned checkpoint.
-        source: Tensor that it is copied from.
         rows: Indices along the source's first dimension, in order; None for the whole tensor.
         lead: Dimensions of size 1 that precede those of the source.
         anew: Tensor of the same shape to copy instead, if an edit changes its values.
@@ -193,13 +190,9 @@ class Pruning:
         return any(self._is_mtp(name) for name in self._tensors)
 
     def renamed(self, value: Any) -> Any:
-        """Rename experts in settings, such as the modules that a quantisation config leaves out.
+        """Rename experts in a JSON file's content, such as the modules that a quantisation config names.
 
-        Args:
-            value: Content of a JSON file, in which any string can be the name of a module or tensor.
-
-        Returns:
-            The same with the names of kept experts changed, without those of other experts and of dropped layers.
+        The result has no strings that name pruned experts or dropped layers.
         """
         if isinstance(value, list):
             return [each for item in value for each in (self._names(item) if isinstance(item, str) else [item])]

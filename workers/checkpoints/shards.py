@@ -14,14 +14,14 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.headers import INDEX_FILE, SINGLE_FILE, StoredTensor
 
+# As `save_pretrained` of transformers 4.
 MAX_SHARD_BYTES = 5_000_000_000
 
+# Size in bytes of the largest element: tensors must start at a multiple of their element size, without gaps.
 _ALIGNMENT = 8
-"""Size in bytes of the largest element: tensors must start at a multiple of their element size, without gaps."""
-
+# Upper bound on the bytes of a tensor's entry in the header, without its name, for up to four dimensions.
 _ENTRY = 128
-"""Upper bound on the bytes of a tensor's entry in the header, without its name, for up to four dimensions."""
-
+# Names of dtypes in safetensors files.
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -37,7 +37,6 @@ _NAMES = {
     torch.float8_e5m2: "F8_E5M2",
     torch.float8_e8m0fnu: "F8_E8M0",
 }
-"""Names of dtypes in safetensors files."""
 
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
@@ -63,9 +62,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 class ShardWriter:
     """Writes tensors, in any order, into `model.safetensors` or into several files with an index.
 
-    Args:
-        directory: Folder of the files.
-        planned: Approximate size in bytes of every tensor by name, in the approximate order of writing.
+    `planned` has the approximate size in bytes of every tensor by name, in the approximate order of writing.
 
     Attributes:
         checksums: CRC-32 of the written tensors by name.

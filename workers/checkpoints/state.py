@@ -26,13 +26,10 @@ def experts_prefix(model: PreTrainedModel) -> str:
 def empty_model(
     model_class: type[PreTrainedModel], config: PretrainedConfig, dtype: torch.dtype, **form: Any
 ) -> PreTrainedModel:
-    """Build a model on the meta device, with its tied tensors tied.
+    """Build a model on the meta device, with its tied tensors tied; the config is copied.
 
-    Args:
-        model_class: Class of the model.
-        config: Config of the model, which is copied.
-        dtype: Parameter dtype, except for modules that set their own.
-        form: Backends of attention and experts, as arguments of `from_pretrained`.
+    Modules may set a parameter dtype of their own instead of `dtype`. `form` has the backends of attention and experts,
+    as arguments of `from_pretrained`.
     """
     with torch.device("meta"):
         # `_from_config` is the only way to build a class that isn't registered with the auto classes.
@@ -62,6 +59,7 @@ def layer_state(resident: Resident, index: int) -> dict[str, Tensor]:
     """
     family, experts = expert_family(resident.model.config.model_type), experts_prefix(resident.model)
     state = {}
+    # An edit wraps the router, whose own tensors are then below `inner`.
     for name, tensor in decoder_layers(resident.model)[index].state_dict().items():
         if name.startswith(experts):
             continue

@@ -51,16 +51,12 @@ class StoredExperts:
         # `transformers` also loads checkpoints of the decoder alone, as DeepSeek-V4's names are.
         stem = self._layers.removesuffix("layers.")
         self._left_out = "" if any(name.startswith(stem) for name in tensors) else stem
+        # One layer's experts at a time: several of a large model don't fit into the host's memory.
         self._whole: tuple[int, dict[str, Tensor]] | None = None
         self._pieces: dict[tuple[int, str], list[_Piece]] = {}
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> StoredLayer:
-        """Return the experts of a decoder layer.
-
-        Args:
-            index: Index of the decoder layer.
-            parameters: Fused tensors of the layer on the meta device, by name.
-        """
+        """Return the experts of a decoder layer, whose fused tensors on the meta device are given by name."""
         return StoredLayer(self, index, dict(parameters))
 
     def read(self, index: int, kept: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
@@ -74,7 +70,7 @@ class StoredExperts:
                     tensor[slot, piece.start : piece.start + piece.count].copy_(part)
 
     def whole(self, index: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return all experts of a layer. They stay in host memory until those of another layer are asked for."""
+        """Return all experts of a layer. They stay in host memory until another layer's are needed."""
         if self._whole is None or self._whole[0] != index:
             self._whole = None
             tensors = {name: torch.empty_like(each, device="cpu") for name, each in parameters.items()}
@@ -104,7 +100,7 @@ class StoredExperts:
 
 
 class StoredLayer(Mapping[str, Tensor]):
-    """The fused tensors of a layer's original experts by name, read from files when one is asked for."""
+    """The fused tensors of a layer's original experts by name, read from files when one is used."""
 
     def __init__(self, experts: StoredExperts, index: int, parameters: Mapping[str, Tensor]) -> None:
         self._experts, self._index, self._parameters = experts, index, parameters
@@ -119,5 +115,5 @@ class StoredLayer(Mapping[str, Tensor]):
         return len(self._parameters)
 
     def read(self, kept: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
-        """See `StoredExperts.read`."""
+        """Read the experts `kept` into fused tensors by name, [len(kept), ...], on any device."""
         self._experts.read(self._index, kept, tensors)

@@ -29,15 +29,16 @@ SAME_ON_TEXT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Model type of the family that computes the same as a text model, and the settings that it has no field for."""
 
+# Model types of checkpoints whose text models' tensors have names that `transformers` knows for a multimodal model type
+# only, and the latter.
 _NAMED_BY_WHOLE = {
     "minimax_m3_vl": "minimax_m3_vl",
     "step3p7": "step3p7",
     "step3p5": "step3p7",
     "mistral_large4": "mistral_large4",
 }
-"""Model types of checkpoints whose text models' tensors have names that `transformers` knows for a multimodal model
-type only, and the latter."""
 
+# Beginnings of the names of other parts in checkpoints whose text models have the names that they have alone.
 _PARTS_BESIDE = (
     "vision_model.",
     "vit_large_projector.",
@@ -46,13 +47,11 @@ _PARTS_BESIDE = (
     "patch_merger.",
     "vision_language_adapter.",
 )
-"""Beginnings of the names of other parts in checkpoints whose text models have the names that they have alone."""
 
+# Beginnings of the names of text models' tensors in multimodal checkpoints, and in those of their family.
 _STEMS = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
-"""Beginnings of the names of text models' tensors in multimodal checkpoints, and in those of their family."""
-
+# Beginnings of the names of a multimodal model's modules for text.
 _TEXT_PARTS = ("model.language_model.", "lm_head.")
-"""Beginnings of the names of a multimodal model's modules for text."""
 
 _IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
 
@@ -64,7 +63,12 @@ def text_config(settings: PretrainedConfig) -> PretrainedConfig:
     if settings.model_type in FAMILIES or family not in FAMILIES:
         return settings
     if family != text.model_type:
-        text = _as_family(text, family, fixed)
+        from transformers import CONFIG_MAPPING
+
+        kind: Any = CONFIG_MAPPING[family]
+        found = {each.name: getattr(text, each.name) for each in fields(kind) if each.init and hasattr(text, each.name)}
+        rope = {name: value for name, value in text.rope_parameters.items() if name not in _IMAGE_POSITIONS}
+        text = kind(**{**found, "rope_parameters": rope, **fixed})
     text.tie_word_embeddings = getattr(settings, "tie_word_embeddings", text.tie_word_embeddings)
     for name in ("quantization_config", "dtype"):
         if getattr(text, name, None) is None and getattr(settings, name, None) is not None:
@@ -74,10 +78,9 @@ def text_config(settings: PretrainedConfig) -> PretrainedConfig:
 
 @contextmanager
 def published_names(whole: PretrainedConfig) -> Iterator[None]:
-    """Context manager in which `transformers` knows the names that a text model's tensors have in a checkpoint.
+    """Context manager in which `transformers` knows the names of a text model's tensors in a checkpoint.
 
-    Args:
-        whole: Config of the whole checkpoint.
+    The config is that of the `whole` checkpoint.
     """
     from transformers.conversion_mapping import (
         PermuteForRope,
@@ -105,16 +108,6 @@ def published_names(whole: PretrainedConfig) -> Iterator[None]:
         yield
     finally:
         register_checkpoint_conversion_mapping(text, own, overwrite=True)
-
-
-def _as_family(text: PretrainedConfig, family: str, fixed: Mapping[str, Any]) -> PretrainedConfig:
-    from transformers import CONFIG_MAPPING
-
-    kind: Any = CONFIG_MAPPING[family]
-    found = {each.name: getattr(text, each.name) for each in fields(kind) if each.init and hasattr(text, each.name)}
-    rope = {name: value for name, value in text.rope_parameters.items() if name not in _IMAGE_POSITIONS}
-    config: PretrainedConfig = kind(**{**found, "rope_parameters": rope, **fixed})
-    return config
 
 
 def is_text_of(settings: Mapping[str, Any], config: PretrainedConfig) -> bool:
@@ -177,8 +170,8 @@ class _Numbered:
         return torch.stack([torch.cat([each.empty() for each in expert]).mT for expert in self.matrices])
 
 
+# Ends of the names of a Llama-4 expert's matrices that are stored one by one, by the name of the fused tensor.
 _LLAMA4_EXPERTS = {"gate_up_proj": (".gate_proj.weight", ".up_proj.weight"), "down_proj": (".down_proj.weight",)}
-"""Ends of the names of a Llama-4 expert's matrices that are stored one by one, by the name of the fused tensor."""
 
 
 def _llama4_tensors(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -205,24 +198,18 @@ def _llama4_tensors(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
 def text_tensors(tensors: Mapping[str, Any], config: PretrainedConfig) -> Mapping[str, Any]:
     """Return the tensors of a checkpoint's text model by their names in its family; all if there is nothing else.
 
-    Args:
-        tensors: Tensors of the whole checkpoint by name, as objects that return them on `tensor[...]`.
-        config: Config of the text model as its family has it.
+    Tensors are objects that return theirs on `tensor[...]`. The config is the text model's as its family has it.
     """
-    found = _of_text(tensors, config)
-    return _llama4_tensors(found) if config.model_type == "llama4_text" else found
-
-
-def _of_text(tensors: Mapping[str, Any], config: PretrainedConfig) -> Mapping[str, Any]:
     named = {text_name(name): tensor for name, tensor in tensors.items()}
     if set(named) <= {None}:
-        return {name: tensor for name, tensor in tensors.items() if not name.startswith(_PARTS_BESIDE)}
-    # Some checkpoints have the text model's head beside the text model.
-    found = {name: tensor for name, tensor in tensors.items() if name.startswith("lm_head.")}
-    found |= {name: tensor for name, tensor in named.items() if name is not None}
-    width, hidden = getattr(config, "moe_intermediate_size", 0), getattr(config, "moe_hidden_size", config.hidden_size)
-    shapes = {".experts.gate_up_proj": (2 * width, hidden), ".experts.down_proj": (hidden, width)} if width else {}
-    return {
-        name: next((_Turned(tensor, shape) for end, shape in shapes.items() if name.endswith(end)), tensor)
-        for name, tensor in found.items()
-    }
+        found = {name: tensor for name, tensor in tensors.items() if not name.startswith(_PARTS_BESIDE)}
+    else:
+        # Some checkpoints have the text model's head beside the text model.
+        found = {name: tensor for name, tensor in tensors.items() if name.startswith("lm_head.")}
+        found |= {name: tensor for name, tensor in named.items() if name is not None}
+        width = getattr(config, "moe_intermediate_size", 0)
+        hidden = getattr(config, "moe_hidden_size", config.hidden_size)
+        shapes = {".experts.gate_up_proj": (2 * width, hidden), ".experts.down_proj": (hidden, width)} if width else {}
+        for name, tensor in found.items():
+            found[name] = next((_Turned(tensor, shape) for end, shape in shapes.items() if name.endswith(end)), tensor)
+    return _llama4_tensors(found) if config.model_type == "llama4_text" else found

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
+from moevolve.evaluators.errors import FailureKind
 from moevolve.evaluators.types import SplitRef, SplitResult
 from moevolve.workers.contract.edits import Edit
-
-FailureKind = Literal["candidate", "worker", "timeout"]
-"""Cause of a failed evaluation. `candidate`: the edit itself, on any worker (an exception, numbers that aren't finite).
-`worker`: the workers that evaluated it died or were retired again and again. `timeout`: it exceeded the time limit."""
 
 
 @dataclass(frozen=True, slots=True)

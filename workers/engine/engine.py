@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.engine import Decided, Generation
@@ -26,10 +27,9 @@ from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logpro
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.engine.texts import TextScorer, compared_spans, divergence, overlap, score_choices, whole_texts
-from moevolve.workers.engine.tokenizing import TokenizedSplit, context_of, end_tokens, missing_bos, tokenize_split
+from moevolve.workers.engine.tokenizing import PromptTokenizer, TokenizedSplit, end_tokens
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
     from moevolve.workers.engine.harness import ResidentLM
@@ -68,8 +68,7 @@ class GenerationEngine:
         self.tokenizer = tokenizer
         self.config = config
         self._draft = shortcuts.draft
-        self.bos = missing_bos(model, tokenizer)
-        self.context = context_of(model.config)
+        self._prompts = PromptTokenizer.of(model, tokenizer, config)
         self._embedded: int = model.get_input_embeddings().weight.shape[0]
         self._ends = end_tokens(model, tokenizer, config)
         self._tokenized: dict[str, TokenizedSplit] = {}
@@ -134,7 +133,7 @@ class GenerationEngine:
         from moevolve.workers.engine.harness import ResidentLM
 
         if split.fingerprint not in self._judged:
-            self._judged[split.fingerprint] = ResidentLM(self, split)
+            self._judged[split.fingerprint] = ResidentLM(self.forward, self._prompts, self.generate, split)
         return self._judged[split.fingerprint].evaluate()
 
     @torch.inference_mode()
@@ -192,7 +191,7 @@ class GenerationEngine:
     def tokens_of(self, split: PreparedSplit) -> TokenizedSplit:
         """Return the tokens of a split, tokenised once."""
         if split.fingerprint not in self._tokenized:
-            made = tokenize_split(self.tokenizer, split, self.config, self.bos, self.context)
+            made = self._prompts.split(split)
             self._check_embedded(made, f"task {split.task}, split {split.split}")
             self._tokenized[split.fingerprint] = made
         return self._tokenized[split.fingerprint]
@@ -216,17 +215,11 @@ class GenerationEngine:
     def _read(
         self, batch: Batch, read: Sequence[NDArray[np.int64]], golds: Sequence[Tokens], cache: DynamicCache | None
     ) -> tuple[list[list[int]], NDArray[np.float64]]:
-        """Run one pass over prompts and drafts.
+        """Run one pass over a batch's prompts and drafts, and fill `cache` unless it is None.
 
-        Args:
-            batch: Examples of the pass.
-            read: Places of every example's last prompt token and draft tokens.
-            golds: Their gold answers.
-            cache: KV cache to fill; None to keep none.
-
-        Returns:
-            The most likely token after each of these places, and the mean log-probability of every gold answer's
-            tokens, float64 [examples].
+        `read` are the places of every example's last prompt token and draft tokens, and `golds` their gold answers.
+        Returns the most likely token after each of these places, and the mean log-probability of every gold answer's
+        tokens, float64 [examples].
         """
         places, index = np.unique(np.concatenate(read), return_inverse=True)
         logits = self.forward.logits(batch.columns, places, cache)

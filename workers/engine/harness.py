@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from lm_eval.api.model import TemplateLM
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.fitness.engine import Decided, Generation
 from moevolve.evaluators.harness.judge import HarnessJudge
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.contract.edits import Tokens
+from moevolve.workers.engine.forward import Forward
 from moevolve.workers.engine.texts import score_choices
-from moevolve.workers.engine.tokenizing import encode_text, truncate
-
-if TYPE_CHECKING:
-    from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.engine.tokenizing import PromptTokenizer
 
 TokenRequest = tuple[tuple[str, str], list[int], list[int]]
 
 
 class ResidentLM(TemplateLM):
-    """Implements lm-eval's model interface with an engine, whose batches and checks are those of other tasks.
+    """Implements lm-eval's model interface with the engine's parts; batches and checks are those of other tasks.
 
     Prompts get a beginning-of-sequence token and are truncated as by the engine; answers are greedy. lm-eval's other
     features (chat templates, several devices, caches) aren't supported.
 
     Args:
-        engine: Engine with the model.
+        forward, prompts, generate: The engine's forward passes, tokenizer, and method `generate`.
         split: Split with fitness `lm_eval`.
 
     Raises:
         UserError: lm-eval can't evaluate the split; see `HarnessJudge`.
     """
 
-    def __init__(self, engine: GenerationEngine, split: PreparedSplit) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        prompts: PromptTokenizer,
+        generate: Callable[[PreparedSplit, Decided], Generation],
+        split: PreparedSplit,
+    ) -> None:
         super().__init__()
-        self._engine = engine
+        self._forward, self._prompts, self._generate = forward, prompts, generate
         self._split = split
         self._judge = HarnessJudge(split)
         self._gold = self._judge.gold_requests()
@@ -57,8 +62,8 @@ class ResidentLM(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """Token before a text without a prompt: the beginning-of-sequence token, or else the end token."""
-        tokenizer = self._engine.tokenizer
-        for token in (self._engine.bos, tokenizer.bos_token_id, tokenizer.eos_token_id):
+        tokenizer = self._prompts.tokenizer
+        for token in (self._prompts.bos, tokenizer.bos_token_id, tokenizer.eos_token_id):
             if token is not None:
                 return int(token)
         raise UserError("the tokenizer has neither a beginning nor an end token to open an empty prompt with")
@@ -67,7 +72,7 @@ class ResidentLM(TemplateLM):
         """Return the token ids of a text, from a cache."""
         key = (string, add_special_tokens is not False)
         if key not in self._tokens:
-            self._tokens[key] = list(encode_text(self._engine.tokenizer, string, self._engine.bos, special=key[1]))
+            self._tokens[key] = list(self._prompts.text(string, special=key[1]))
         return self._tokens[key]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
@@ -76,18 +81,17 @@ class ResidentLM(TemplateLM):
         return scored
 
     def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **kwargs: Any) -> list[tuple[float, bool]]:
-        config = self._engine.config
         contexts: dict[Tokens, list[int]] = {}
         for place, (texts, context, continuation) in enumerate(requests):
             if not continuation:
                 raise UserError(f"{self._split.task}/{self._split.split}: {texts[1]!r} has no tokens of its own")
-            tokens = truncate(tuple(context), config.max_prompt_tokens, config.tail_tokens)
-            if self._engine.context is not None:
-                tokens = tokens[-max(1, self._engine.context - len(continuation)) :]
+            tokens = self._prompts.truncated(tuple(context))
+            if self._prompts.context is not None:
+                tokens = tokens[-max(1, self._prompts.context - len(continuation)) :]
             contexts.setdefault(tokens, []).append(place)
         choices = [[tuple(requests[place][2]) for place in places] for places in contexts.values()]
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-        scored = score_choices(self._engine.forward, list(contexts), choices)
+        scored = score_choices(self._forward, list(contexts), choices)
         for places, (sums, greedy) in zip(contexts.values(), scored, strict=True):
             for place, total, same in zip(places, sums, greedy, strict=True):
                 answers[place] = (float(total), bool(same))
@@ -101,9 +105,9 @@ class ResidentLM(TemplateLM):
         """Return greedy answers to the split's prompts, cut at the first stop string."""
         prompts = [example.prompt for example in self._split.examples]
         if [request.args[0] for request in requests] != prompts:
-            raise ValueError(f"{self._split.task}/{self._split.split}: other prompts than the split's were asked for")
+            raise ValueError(f"{self._split.task}/{self._split.split}: lm-eval requests other prompts than the split's")
         stops = self._split.matching.stop
-        made = self._engine.generate(self._split, lambda _, text: any(stop in text for stop in stops))
+        made = self._generate(self._split, lambda _, text: any(stop in text for stop in stops))
         self._gold_logprobs = made.gold_logprobs
         texts = list(made.texts)
         for stop in stops:

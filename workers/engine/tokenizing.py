@@ -35,92 +35,146 @@ class TokenizedSplit:
     cut: int = 0
 
 
-def tokenize_split(
-    tokenizer: PreTrainedTokenizerBase,
-    split: PreparedSplit,
-    config: EngineConfig,
-    bos: int | None = None,
-    context: int | None = None,
-) -> TokenizedSplit:
-    """Tokenise the prompts and answers of a split.
+@dataclass(frozen=True, slots=True)
+class PromptTokenizer:
+    """Tokenises prompts and answers.
 
-    The tokens of an answer are those of prompt + `answer_prefix` + answer after the tokens of the prompt. If the
-    tokenizer merges text across that boundary, so that the prompt's tokens change, the answer is tokenised separately.
-    Truncation comes last. A prompt that is still longer than the model's context with its answer loses its beginning,
-    except for a beginning-of-sequence token.
-
-    With a chat template the prompt is the conversation as `apply_chat_template` renders it, followed by the text that
-    the template puts before answers (see `ChatTemplate`). It contains all special tokens, so none are added.
-
-    Args:
-        tokenizer: Tokenizer. The special tokens that it adds are kept, except for an end token after the prompt.
-        split: Split to tokenise.
+    Attributes:
+        tokenizer: The special tokens that it adds are kept, except for an end token after the prompt.
         config: Settings of truncation and chat template.
         bos: Token to put before every prompt if the tokenizer doesn't add it; unused with a chat template.
         context: The model's number of positions; None if there is no limit.
-
-    Raises:
-        UserError: A prompt has no tokens, an answer doesn't fit into the model's context, the running text
-            is too short for its windows, or the chat template is unknown or refuses a prompt.
     """
-    if split.window is not None:
-        windows = _cut_windows(tokenizer, split, split.window, config, bos)
-        return TokenizedSplit(windows, ((),) * len(windows), ((),) * len(windows))
-    template = chat_template(tokenizer, config) if split.chat else None
-    special = template is None
-    if template is None:
-        texts = [split.text(example) for example in split.examples]
-        prefixes = [split.answer_prefix] * len(texts)
-    else:
-        bos, rendered = None, [template.prompt(split.turns(example), split.thinks) for example in split.examples]
-        texts = [each.text for each in rendered]
-        prefixes = [each.spaces + split.answer_prefix.lstrip() for each in rendered]
-    prompts = _encode(tokenizer, texts, special)
-    pairs = [
-        (i, answer)
-        for i, example in enumerate(split.examples)
-        for answer in dict.fromkeys((*example.references[:1], *example.choices))
-    ]
-    joined = _encode(tokenizer, [texts[i] + prefixes[i] + answer for i, answer in pairs], special)
-    answers: dict[tuple[int, str], Tokens] = {}
-    for (i, answer), whole in zip(pairs, joined, strict=True):
-        head = len(prompts[i])
-        if whole[:head] == prompts[i] and len(whole) > head:
-            answers[i, answer] = whole[head:]
+
+    tokenizer: PreTrainedTokenizerBase
+    config: EngineConfig
+    bos: int | None = None
+    context: int | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EngineConfig) -> PromptTokenizer:
+        """Make one for a model's number of positions and its beginning-of-sequence token."""
+        # A model whose config and tokenizer name the same beginning-of-sequence token, other than the end token, was
+        # trained with it, whether or not the tokenizer adds it.
+        bos: int | None = tokenizer.bos_token_id
+        trained = bos == getattr(model.config, "bos_token_id", None) and bos != tokenizer.eos_token_id
+        return cls(tokenizer, config, bos if trained else None, context_of(model.config))
+
+    def split(self, split: PreparedSplit) -> TokenizedSplit:
+        """Tokenise the prompts and answers of a split.
+
+        The tokens of an answer are those of prompt + `answer_prefix` + answer after the tokens of the prompt. If the
+        tokenizer merges text across that boundary, so that the prompt's tokens change, the answer is tokenised
+        separately. Truncation comes last. A prompt that is still longer than the model's context with its answer loses
+        its beginning, except for a beginning-of-sequence token.
+
+        With a chat template the prompt is the conversation as `apply_chat_template` renders it, followed by the text
+        that the template puts before answers (see `ChatTemplate`). It contains all special tokens, so none are added.
+
+        Raises:
+            UserError: A prompt has no tokens, an answer doesn't fit into the model's context, the running text
+                is too short for its windows, or the chat template is unknown or refuses a prompt.
+        """
+        if split.window is not None:
+            windows = self._windows(split, split.window)
+            return TokenizedSplit(windows, ((),) * len(windows), ((),) * len(windows))
+        template, bos = chat_template(self.tokenizer, self.config) if split.chat else None, self.bos
+        special = template is None
+        if template is None:
+            texts = [split.text(example) for example in split.examples]
+            prefixes = [split.answer_prefix] * len(texts)
         else:
-            answers[i, answer] = encode_text(tokenizer, prefixes[i] + answer, None, special=False)
-    examples = split.examples
-    golds = tuple(answers[i, e.references[0]] if e.references else () for i, e in enumerate(examples))
-    choices = tuple(tuple(answers[i, choice] for choice in e.choices) for i, e in enumerate(examples))
-    prompts = [_fit(tokens, i, split, bos, config) for i, tokens in enumerate(prompts)]
-    if context is None:
-        return TokenizedSplit(tuple(prompts), golds, choices)
-    fitting = []
-    for i, (prompt, gold, offered) in enumerate(zip(prompts, golds, choices, strict=True)):
-        room = _room(i, prompt, max(len(gold), *map(len, offered), 0), split, config, context)
-        fitting.append(truncate(prompt, room, room - (room > 1 and prompt[0] == tokenizer.bos_token_id)))
-    cut = sum(len(now) < len(before) for now, before in zip(fitting, prompts, strict=True))
-    return TokenizedSplit(tuple(fitting), golds, choices, cut)
+            bos, rendered = None, [template.prompt(split.turns(example), split.thinks) for example in split.examples]
+            texts = [each.text for each in rendered]
+            prefixes = [each.spaces + split.answer_prefix.lstrip() for each in rendered]
+        prompts = self._encode(texts, special)
+        pairs = [
+            (i, answer)
+            for i, example in enumerate(split.examples)
+            for answer in dict.fromkeys((*example.references[:1], *example.choices))
+        ]
+        joined = self._encode([texts[i] + prefixes[i] + answer for i, answer in pairs], special)
+        answers: dict[tuple[int, str], Tokens] = {}
+        for (i, answer), whole in zip(pairs, joined, strict=True):
+            head = len(prompts[i])
+            if whole[:head] == prompts[i] and len(whole) > head:
+                answers[i, answer] = whole[head:]
+            else:
+                answers[i, answer] = self.text(prefixes[i] + answer, special=False)
+        examples = split.examples
+        golds = tuple(answers[i, e.references[0]] if e.references else () for i, e in enumerate(examples))
+        choices = tuple(tuple(answers[i, choice] for choice in e.choices) for i, e in enumerate(examples))
+        prompts = [self.truncated(_with_bos(tokens, bos)) for tokens in prompts]
+        for i, tokens in enumerate(prompts):
+            if not tokens:
+                where = f"task {split.task}, split {split.split}, example {i}"
+                raise UserError(f"{where}: the prompt has no tokens; give it some text")
+        if self.context is None:
+            return TokenizedSplit(tuple(prompts), golds, choices)
+        fitting = []
+        for i, (prompt, gold, offered) in enumerate(zip(prompts, golds, choices, strict=True)):
+            room = self._room(i, prompt, max(len(gold), *map(len, offered), 0), split, self.context)
+            fitting.append(truncate(prompt, room, room - (room > 1 and prompt[0] == self.tokenizer.bos_token_id)))
+        cut = sum(len(now) < len(before) for now, before in zip(fitting, prompts, strict=True))
+        return TokenizedSplit(tuple(fitting), golds, choices, cut)
 
+    def text(self, text: str, special: bool = True) -> Tokens:
+        """Tokenise one text without truncation; if `special`, with special tokens as at the beginning of a prompt."""
+        (tokens,) = self._encode([text], special)
+        return _with_bos(tokens, self.bos) if special else tokens
 
-def _room(index: int, prompt: Tokens, answer: int, split: PreparedSplit, config: EngineConfig, context: int) -> int:
-    """Return the number of tokens that the model's context has for a prompt beside its answer of so many."""
-    where = f"task {split.task}, split {split.split}, example {index}"
-    if answer >= context:
-        raise UserError(
-            f"{where}: the answer's {answer} tokens leave no room for a prompt in the model's context of {context}; "
-            "leave the row out"
-        )
-    fitness = FITNESSES[split.fitness]
-    if fitness.reads in ("generation", "harness") or (fitness.compares and split.positions == "greedy"):
-        answer = max(answer, min(split.max_new_tokens, context // 2))  # most generated answers end before their limit
-    total = len(prompt) + answer
-    if config.over_context == "refuse" and total > context:
-        raise UserError(
-            f"{where}: prompt and answer take {total} tokens, more than the model's context of {context}; leave the "
-            "row out, or set engine.over_context: cut"
-        )
-    return context - answer
+    def truncated(self, tokens: Tokens) -> Tokens:
+        """Truncate a prompt to the configured length."""
+        return truncate(tokens, self.config.max_prompt_tokens, self.config.tail_tokens)
+
+    def _encode(self, texts: list[str], special: bool) -> list[Tokens]:
+        if not texts:
+            return []
+        tokenizer = self.tokenizer
+        if not special:
+            return [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+        closes = list(tokenizer("")["input_ids"])[-1:] == [tokenizer.eos_token_id] != [tokenizer.bos_token_id]
+        return [tuple(ids[:-1] if closes else ids) for ids in tokenizer(texts)["input_ids"]]
+
+    def _room(self, index: int, prompt: Tokens, answer: int, split: PreparedSplit, context: int) -> int:
+        """Return the number of tokens that the model's context has for a prompt beside its answer of so many."""
+        where = f"task {split.task}, split {split.split}, example {index}"
+        if answer >= context:
+            raise UserError(
+                f"{where}: the answer's {answer} tokens leave no room for a prompt in the model's context of "
+                f"{context}; leave the row out"
+            )
+        fitness = FITNESSES[split.fitness]
+        if fitness.reads in ("generation", "harness") or (fitness.compares and split.positions == "greedy"):
+            # Most generated answers end before their limit.
+            answer = max(answer, min(split.max_new_tokens, context // 2))
+        total = len(prompt) + answer
+        if self.config.over_context == "refuse" and total > context:
+            raise UserError(
+                f"{where}: prompt and answer take {total} tokens, more than the model's context of {context}; leave "
+                "the row out, or set engine.over_context: cut"
+            )
+        return context - answer
+
+    def _windows(self, split: PreparedSplit, window: int) -> tuple[Tokens, ...]:
+        """Cut a split's running text into windows of equal length, as in GPTQ (arXiv 2210.17323), SparseGPT and ToMoE.
+
+        The text is tokenised as a whole, so only the first window has a beginning-of-sequence token. An incomplete
+        window at the end is dropped.
+        """
+        where, most = f"task {split.task}, split {split.split}", self.config.max_prompt_tokens
+        if most is not None and window > most:
+            raise UserError(
+                f"{where}: windows of {window} tokens are longer than engine.max_prompt_tokens, which is {most}; leave "
+                "that out, or give the task a smaller window"
+            )
+        tokens = self.text(split.running_text)
+        if len(tokens) < window:
+            raise UserError(
+                f"{where}: the text has {len(tokens)} tokens, fewer than a window of {window}; give the split more "
+                "rows, or the task a smaller window"
+            )
+        return tuple(tokens[start : start + window] for start in range(0, len(tokens) - window + 1, window))
 
 
 def context_of(settings: PretrainedConfig) -> int | None:
@@ -133,43 +187,6 @@ def context_of(settings: PretrainedConfig) -> int | None:
         return positions
     # Some configs count the scaled positions, some those before the scaling.
     return max(positions, int(factor * (trained or positions)))
-
-
-def _cut_windows(
-    tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, window: int, config: EngineConfig, bos: int | None
-) -> tuple[Tokens, ...]:
-    """Cut a split's running text into windows of equal length, as in GPTQ (arXiv 2210.17323), SparseGPT and ToMoE.
-
-    The text is tokenised as a whole, so only the first window has a beginning-of-sequence token. An incomplete window
-    at the end is dropped.
-    """
-    where = f"task {split.task}, split {split.split}"
-    if config.max_prompt_tokens is not None and window > config.max_prompt_tokens:
-        raise UserError(
-            f"{where}: windows of {window} tokens are longer than engine.max_prompt_tokens, which is "
-            f"{config.max_prompt_tokens}; leave that out, or give the task a smaller window"
-        )
-    tokens = encode_text(tokenizer, split.running_text, bos, special=True)
-    if len(tokens) < window:
-        raise UserError(
-            f"{where}: the text has {len(tokens)} tokens, fewer than a window of {window}; give the split more rows, "
-            "or the task a smaller window"
-        )
-    return tuple(tokens[start : start + window] for start in range(0, len(tokens) - window + 1, window))
-
-
-def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, bos: int | None, special: bool) -> Tokens:
-    """Tokenise one text without truncation; if `special`, with special tokens as at the beginning of a prompt."""
-    (tokens,) = _encode(tokenizer, [text], special)
-    return _with_bos(tokens, bos) if special else tokens
-
-
-def missing_bos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the beginning-of-sequence token that prompts need if the tokenizer doesn't add it; None for no token."""
-    # A model whose config and tokenizer name the same beginning-of-sequence token, other than the end token, was
-    # trained with it, whether or not the tokenizer adds it.
-    bos: int | None = tokenizer.bos_token_id
-    return bos if bos == getattr(model.config, "bos_token_id", None) and bos != tokenizer.eos_token_id else None
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EngineConfig) -> frozenset[int]:
@@ -194,25 +211,5 @@ def truncate(tokens: Tokens, limit: int | None, tail: int) -> Tokens:
     return tokens[: limit - tail] + tokens[len(tokens) - tail :]
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool) -> list[Tokens]:
-    """Tokens of every text, with the special tokens that the tokenizer adds if `special`, but without an end token."""
-    if not texts:
-        return []
-    if not special:
-        return [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-    closes = list(tokenizer("")["input_ids"])[-1:] == [tokenizer.eos_token_id] != [tokenizer.bos_token_id]
-    encoded = tokenizer(texts)["input_ids"]
-    return [tuple(ids[:-1] if closes else ids) for ids in encoded]
-
-
 def _with_bos(tokens: Tokens, bos: int | None) -> Tokens:
     return (bos, *tokens) if bos is not None and tokens[:1] != (bos,) else tokens
-
-
-def _fit(tokens: Tokens, index: int, split: PreparedSplit, bos: int | None, config: EngineConfig) -> Tokens:
-    tokens = _with_bos(tokens, bos)
-    if not tokens:
-        raise UserError(
-            f"task {split.task}, split {split.split}, example {index}: the prompt has no tokens; give it some text"
-        )
-    return truncate(tokens, config.max_prompt_tokens, config.tail_tokens)

@@ -22,7 +22,9 @@ from moevolve.workers.contract.settings import ModelConfig
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+# Other frameworks' copies of the source's weights would contradict the export.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+# Written anew, or about weights in another form.
 _NOT_COPIED = ("README.md", "config.json", "hf_quant_config.json", INDEX_FILE)
 
 
@@ -57,10 +59,7 @@ def _aliases(config: PretrainedConfig) -> dict[str, str]:
 
 
 def write_config(source: ModelConfig, config: PretrainedConfig, part: Path) -> None:
-    """Write a config.json: the source's with the fields that differ, or if it is of another class all fields.
-
-    In the latter case, fields that versions of `transformers` name differently have both names.
-    """
+    """Write a config.json: the source's with the fields that differ, or if it is of another class all fields."""
     file = checkpoint_folder(source) / "config.json"
     settings = text_fields(read_json(file), config) if file.is_file() else {}
     kind = type(config)
@@ -69,22 +68,18 @@ def write_config(source: ModelConfig, config: PretrainedConfig, part: Path) -> N
         settings |= changed_fields(settings, kind.from_dict(text_fields(decoded, config)), config)
         settings["model_type"] = config.model_type
     else:
-        settings = _all_fields(config)
+        # Versions of `transformers` read the same fields under different names, and rotary settings in two forms.
+        settings = config.to_diff_dict()
+        settings |= {alias: settings[name] for alias, name in _aliases(config).items() if name in settings}
+        rope = settings.get("rope_parameters") or {}
+        if "rope_theta" in rope:
+            settings |= {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+            if rope.get("rope_type", "default") != "default":
+                settings["rope_scaling"] = {name: value for name, value in rope.items() if name not in settings}
     settings.pop("quantization_config", None)  # weights are written unpacked
     if not hasattr(config, "auto_map"):  # which names code of the source that the search didn't run
         settings.pop("auto_map", None)
     write_json(part / "config.json", settings)
-
-
-def _all_fields(config: PretrainedConfig) -> dict[str, Any]:
-    fields = config.to_diff_dict()
-    fields |= {alias: fields[name] for alias, name in _aliases(config).items() if name in fields}
-    rope = fields.get("rope_parameters") or {}
-    if "rope_theta" in rope:
-        fields |= {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
-        if rope.get("rope_type", "default") != "default":
-            fields["rope_scaling"] = {name: value for name, value in rope.items() if name not in fields}
-    return fields
 
 
 def write_json(file: Path, content: Any) -> None:
@@ -93,12 +88,9 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def copy_files(source: Path, part: Path, *left_out: str) -> None:
-    """Copy everything but weights and what is written anew: tokenizer, templates, licence, code.
+    """Copy all files of a folder but weights and what is written anew: tokenizer, templates, licence, code.
 
-    Args:
-        source: Folder of the source.
-        part: Folder of the export.
-        left_out: Ends of the names of further files that aren't copied.
+    Nor are files copied whose names end with one of `left_out`.
     """
     for file in sorted(source.iterdir()):
         skipped = file.suffix in _WEIGHTS or file.name in _NOT_COPIED or file.name.startswith(".")
@@ -112,10 +104,8 @@ def copy_files(source: Path, part: Path, *left_out: str) -> None:
 def copy_unpacked(source: ModelConfig, tokenizer: PreTrainedTokenizerBase, part: Path) -> None:
     """Copy files like `copy_files` for weights that are unpacked, and with no more code than the tokenizer needs.
 
-    Args:
-        source: Checkpoint and settings.
-        tokenizer: Its tokenizer, which is written anew if `transformers` wouldn't find the same by the copied files.
-        part: Folder of the export, with its config.json.
+    The tokenizer is written anew if `transformers` wouldn't find the same by the copied files. The folder `part` has
+    its config.json.
     """
     folder, known = checkpoint_folder(source), type(tokenizer).__module__.startswith("transformers.")
     code = (".py",) if known else ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import glob
-import json
 import os
 import shutil
 import socket
@@ -23,9 +22,9 @@ from moevolve.workers.contract.card import CardFacts, ExportCard, ExportError, E
 from moevolve.workers.families.registry import UNLISTED
 
 _UNVERIFIED = ".unverified"
-
+# Versions of `transformers` in which exports were read.
 _TRIED = "5.23 and 5.24"
-"""Versions of `transformers` in which exports were read."""
+# Model types whose stock checkpoints version 4.57 computes the same with (`tests/benchmarks/served.py --stock`).
 _READ_BY_4 = (
     "mixtral",
     "qwen2_moe",
@@ -46,7 +45,6 @@ _READ_BY_4 = (
     "granitemoeshared",
     "llama4_text",
 )
-"""Model types whose stock checkpoints version 4.57 computes the same with (`tests/benchmarks/served.py --stock`)."""
 
 
 class VerificationError(RuntimeError):
@@ -66,9 +64,14 @@ def new_checkpoint(directory: Path, title: str) -> Iterator[Path]:
     """
     target = directory.expanduser().absolute()
     check_target(target)
-    _remove_abandoned(target)
+    prefix = f".{target.name}.part-{socket.gethostname()}-"
+    # Exports to the same place that were killed on this host have left their folders, which nobody locks any more.
+    for left in target.parent.glob(f"{glob.escape(prefix)}*"):
+        if (abandoned := _locked(left)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(abandoned)
     # Beside the target, so that renaming it is atomic.
-    part = target.with_name(f"{_part_prefix(target)}{uuid.uuid4().hex[:8]}")
+    part = target.with_name(f"{prefix}{uuid.uuid4().hex[:8]}")
     lock: int | None = None
     try:
         part.mkdir(parents=True)
@@ -88,10 +91,6 @@ def new_checkpoint(directory: Path, title: str) -> Iterator[Path]:
             os.close(lock)
 
 
-def _part_prefix(target: Path) -> str:
-    return f".{target.name}.part-{socket.gethostname()}-"
-
-
 def _locked(folder: Path) -> int | None:
     """Lock a folder until this process ends or closes the descriptor; None if another process has locked it."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -101,14 +100,6 @@ def _locked(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def _remove_abandoned(target: Path) -> None:
-    """Remove what exports to the same place have left on this host that were killed."""
-    for part in target.parent.glob(f"{glob.escape(_part_prefix(target))}*"):
-        if (lock := _locked(part)) is not None:
-            shutil.rmtree(part, ignore_errors=True)
-            os.close(lock)
 
 
 def finished(report: ExportReport, directory: Path) -> ExportReport:
@@ -121,7 +112,7 @@ def finished(report: ExportReport, directory: Path) -> ExportReport:
 def loader_of(directory: Path) -> str:
     """Return the class of `transformers` that loads an export: its own if the one for causal language models can't."""
     file = directory / "config.json"
-    names = json.loads(file.read_text(encoding="utf-8")).get("architectures") if file.is_file() else None
+    names = read_json(file).get("architectures") if file.is_file() else None
     name: str = names[0] if names else ""
     own = name.endswith("ForConditionalGeneration") or name in UNLISTED.values()
     return name if own else "AutoModelForCausalLM"
@@ -143,6 +134,7 @@ def write_card(part: Path, card: ExportCard, facts: CardFacts) -> None:
 
 def check_room(part: Path, needed: int) -> None:
     """Raise a `UserError` unless a folder's disk has room for `needed` bytes and a little more."""
+    # Headers, tokenizer and configs come on top, and what the file system needs for itself.
     free, needed = shutil.disk_usage(part).free, int(needed * 1.02) + (1 << 20)
     if free < needed:
         raise UserError(

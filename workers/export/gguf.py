@@ -20,6 +20,7 @@ from moevolve.workers.contract.methods import ExpertSelection
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
+# Names of tensors within a block: gguf-py/gguf/constants.py of llama.cpp.
 _EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)_exps\.\w+")
 _ROUTER = re.compile(r"ffn_gate_inp\.\w+|exp_probs_b(\.bias)?")
 _BIAS = re.compile(r"ffn_gate_inp\.bias|exp_probs_b(\.bias)?")
@@ -31,12 +32,7 @@ def kept_gguf(
 ) -> tuple[list[KeptTensor], dict[str, int]]:
     """Choose the tensors of a pruned GGUF model, and the numbers to change in its metadata, by key.
 
-    Args:
-        file: GGUF file of the source.
-        facts: Facts about the source model.
-        selection: Experts to keep.
-        layers: Number of decoder layers without those for MTP.
-        mtp: See `MtpLayers`.
+    `layers` is the number of decoder layers without those for MTP.
 
     Raises:
         UserError: A tensor of experts has another number of experts, or layers for MTP should keep all of theirs.

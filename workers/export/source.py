@@ -1,6 +1,6 @@
 """Writes a pruned model in its source checkpoint's own format, by copying bytes; no weights are loaded.
 
-Experts that are left out are left out of the files, the others are renumbered, and router rows follow them. Whatever
+Files omit pruned experts, the others are renumbered, and router rows follow them. Whatever
 else the source has is kept: quantised values and their scales, the tokenizer, the quantisation config, the files'
 division.
 """
@@ -27,7 +27,7 @@ from moevolve.workers.checkpoints.loading import checkpoint_folder, load_config,
 from moevolve.workers.checkpoints.pruning import KeptTensor, Pruning
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport, MtpLayers
 from moevolve.workers.contract.edits import Edit, underlying
-from moevolve.workers.contract.facts import ModelFacts, parameters_after
+from moevolve.workers.contract.facts import parameters_after
 from moevolve.workers.contract.methods import ExpertSelection, PruningExporter
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.anew import GgufRewriter, PackedRewriter, Rewriter, Rewritten, rewrite
@@ -46,8 +46,6 @@ class SourceExport:
     """An export in the source checkpoint's format that has been checked, but not written.
 
     Attributes:
-        selection: Experts to keep.
-        kept: Tensors to write.
         settings: Contents of JSON files to write, by name.
         changes: New numbers in the metadata of a GGUF file, by key.
     """
@@ -76,7 +74,6 @@ class SourceCheckpoint:
     """What is known about a checkpoint of experts without its weights.
 
     Attributes:
-        gguf: Its GGUF file; None for safetensors.
         config: `transformers` config of its text model.
         layers: Number of decoder layers without those for MTP.
     """
@@ -136,11 +133,7 @@ def check_masked(kept: Sequence[KeptTensor], selection: ExpertSelection) -> None
 def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multiple: int = 1) -> SourceExport:
     """Check that an edited model can be written in its checkpoint's format, and choose what to write.
 
-    Args:
-        model: Checkpoint and settings.
-        edit: Edit to export.
-        mtp: See `MtpLayers`.
-        multiple: Pad the number of experts to a multiple of this; see `padded`.
+    The number of experts is padded to a multiple of `multiple`; see `padded`.
 
     Raises:
         UserError: No checkpoint of the source's class expresses the edit, the checkpoint can't be read, or its files
@@ -161,7 +154,9 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
         settings["config.json"] = read_json(folder / "config.json")
         fields = text_fields(settings["config.json"], config)
         counts = {name: fields[name] for name in MTP_FIELDS if name in fields}
-        fields |= _resized(fields, config, source.family, facts, selection) | dict.fromkeys(counts, 0)
+        resized = copy.deepcopy(config)
+        source.family.resize(resized, facts.rule, selection.retained, selection.active)
+        fields |= changed_fields(fields, config, resized) | dict.fromkeys(counts, 0)
     if file is not None:
         kept, changes = kept_gguf(file, facts, selection, source.layers, mtp)
         check_masked(kept, selection)
@@ -186,13 +181,8 @@ def export_source(
 ) -> ExportReport:
     """Write an edited model in its checkpoint's format, and compare every written tensor with the source's bytes.
 
-    Args:
-        model: Checkpoint and settings.
-        edit: Edit to export. If it changes weights, the model is loaded.
-        plan: Result of `plan_source` for this model and edit.
-        directory: Folder of the checkpoint; see `new_checkpoint`.
-        card: Provenance for the model card.
-        requantise: Whether quantised tensors that the edit changes are packed anew.
+    The plan is that of `plan_source` for this model and edit. If the edit changes weights, the model is loaded, and
+    with `requantise` quantised tensors that it changes are packed anew. For the directory see `new_checkpoint`.
 
     Raises:
         UserError: See `rewrite`; or the directory is taken, or the disk is full.
@@ -265,15 +255,6 @@ def _note(plan: SourceExport) -> str:
     return f"In the format of the base model: its tensors, {values}, are copied byte for byte{but}.{padding}"
 
 
-def _resized(
-    raw: dict[str, Any], config: Any, family: ExpertFamily, facts: ModelFacts, selection: ExpertSelection
-) -> dict[str, Any]:
-    """Return the fields of a config.json that depend on the experts, with their new values."""
-    changed = copy.deepcopy(config)
-    family.resize(changed, facts.rule, selection.retained, selection.active)
-    return changed_fields(raw, config, changed)
-
-
 def _without_mtp(raw: dict[str, Any], config: Any, extra: int) -> dict[str, Any]:
     """Return the lists of a config.json with an entry per layer, without the last `extra` ones for MTP layers."""
     layers, known = config.num_hidden_layers, config.to_dict()
@@ -307,7 +288,7 @@ def _write_tensors(plan: SourceExport, part: Path) -> dict[str, int]:
         order = {name: position for position, name in enumerate(content["weight_map"])}
         names = sorted(places, key=lambda name: (order.get(name, len(order)), name))
         content["weight_map"] = {name: places[name] for name in names}
-        (part / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(part / INDEX_FILE, content)
     return checksums
 
 

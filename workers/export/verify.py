@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.workers.checkpoints.headers import stored_tensors
-from moevolve.workers.checkpoints.loading import backends
+from moevolve.workers.checkpoints.loading import backends, model_class
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX, import_native
 from moevolve.workers.checkpoints.shards import checksum, read_tensor
 from moevolve.workers.checkpoints.state import (
@@ -35,9 +35,10 @@ from moevolve.workers.model.resident import ResidentModel
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """Largest accepted difference at a position, relative to the largest value that the part adds to its input there."""
 
+# Share of positions that must agree: in 16 bits two experts can tie, and the order of a sum decides between them.
 _AGREEING = {torch.float32: 1.0, torch.bfloat16: 0.9, torch.float16: 0.9}
-"""Share of positions that must agree: in 16 bits two experts can tie, and the order of a sum decides between them."""
 
+# Different kinds of text, so that routers choose many experts.
 PROMPTS = (
     "The quick brown fox jumps over the lazy dog.",
     "Question: which of these numbers is the largest: 17, 4 or 23?\nAnswer:",
@@ -62,18 +63,13 @@ class Activations:
     logits: Tensor = field(repr=False)
 
 
-def probe_tokens(resident: ResidentModel) -> tuple[Tensor, ...]:
-    """Return the token sequences to compare on: a few sentences, and one that covers the vocabulary in large steps."""
-    vocabulary = int(resident.model.config.vocab_size)
-    texts = [resident.tokenizer(text, return_tensors="pt")["input_ids"][:, :64] for text in PROMPTS]
-    stride = (torch.arange(48) * 7919 + 13) % vocabulary
-    return tuple(ids for ids in (*texts, stride[None]) if ids.numel())
-
-
 @torch.inference_mode()
 def record_activations(resident: ResidentModel) -> tuple[Activations, ...]:
-    """Run the edited resident model on the sequences of `probe_tokens`, and record its activations."""
-    return tuple(_record(resident, tokens) for tokens in probe_tokens(resident))
+    """Run the edited resident model on `PROMPTS` and on a sequence of arbitrary tokens, and record its activations."""
+    texts = [resident.tokenizer(text, return_tensors="pt")["input_ids"][:, :64] for text in PROMPTS]
+    # Large steps cover the vocabulary, of which sentences have little.
+    stride = (torch.arange(48) * 7919 + 13) % int(resident.model.config.vocab_size)
+    return tuple(_record(resident, tokens) for tokens in (*texts, stride[None]) if tokens.numel())
 
 
 def _record(resident: ResidentModel, tokens: Tensor) -> Activations:
@@ -104,12 +100,8 @@ def verify(
 ) -> Agreement:
     """Compare a checkpoint's files with an edited resident model, part by part.
 
-    Args:
-        directory: Folder of the checkpoint, with its config and modelling code.
-        form: Form of the checkpoint.
-        resident: Resident model, whose settings and device are used, but not its weights.
-        expected: Activations of the edited resident model on at least one sequence.
-        checksums: Checksum of every tensor that was written, by name.
+    The resident model's settings and device are used, and instead of its weights the activations `expected`, on at
+    least one sequence. Checksums are those of the tensors that were written, by name.
 
     Raises:
         VerificationError: Tensors are missing, unexpected, of the wrong shape or not as written, or a part computes
@@ -187,7 +179,8 @@ def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) ->
     carried: list[Any] = [None] * len(expected)
     for index, layer in enumerate(layers):
         carrying, outputs = carries(layer), []
-        with exported.loaded(exported.layer_names(index)):
+        prefix = f"{layers_prefix(exported.model)}{index}."
+        with exported.loaded([name for name in exported.names.tensors if name.startswith(prefix)]):
             for sequence, each in enumerate(expected):
                 args, kwargs = arguments[sequence][index]
                 handed = {CARRIED: carried[sequence]} if carrying else {}
@@ -198,19 +191,15 @@ def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) ->
             yield f"decoder layer {index}", compare(wanted, outputs, dtype, inputs)
 
 
+# Positional and keyword arguments of a decoder layer: hidden states, masks, positions and others.
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of a decoder layer: hidden states, masks, positions and others."""
 
 
 class _ExportedModel:
-    """The model of a checkpoint on the meta device, parts of which are loaded from the files.
-
-    Attributes:
-        last_read: Checksum of every tensor that was read last, by name.
-    """
+    """The model of a checkpoint on the meta device, parts of which are loaded from the files."""
 
     def __init__(self, directory: Path, form: CheckpointForm, resident: ResidentModel) -> None:
-        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+        from transformers import AutoConfig
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         self._stored = stored_tensors(directory)
@@ -219,20 +208,19 @@ class _ExportedModel:
         kind: Any
         if form == "stock":
             config = AutoConfig.from_pretrained(str(directory))
-            kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            kind = model_class(config)
         else:
             kind = import_native(directory)
             config = kind.config_class.from_pretrained(str(directory))
         family = str(config.model_type).removeprefix(NATIVE_PREFIX)
         self.model: Any = empty_model(kind, config, self.dtype, **backends(resident.config, family))
-        self._names = SavedNames(self.model)
+        self.names = SavedNames(self.model)
         self._conversions = get_model_conversion_mapping(self.model)
-        self._prefix = layers_prefix(self.model)
         self.last_read: dict[str, int] = {}
 
     def check_names(self) -> None:
         """Raise a `VerificationError` unless the files contain exactly the tensors that the model's class expects."""
-        expected = {name for saved in self._names.tensors.values() for name in saved}
+        expected = {name for saved in self.names.tensors.values() for name in saved}
         missing, unexpected = expected - self._stored.keys(), self._stored.keys() - expected
         for what, names in (("lack", missing), ("have unexpected", unexpected)):
             if names:
@@ -251,17 +239,14 @@ class _ExportedModel:
             return frame, frame
         return [name for name in frame if name not in of_head], of_head
 
-    def layer_names(self, index: int) -> list[str]:
-        """Return the names, in the model, of a decoder layer's tensors."""
-        return [name for name in self._names.tensors if name.startswith(f"{self._prefix}{index}.")]
-
     @contextmanager
     def loaded(self, names: Sequence[str]) -> Iterator[None]:
         """Context manager that loads some of the model's tensors to the device and unloads them at the end."""
         self.last_read = {}
         # Fusing several tensors into one temporarily takes twice their memory, so these come first, the largest first.
-        saved = self._names.tensors
-        fused = sorted((name for name in names if len(saved[name]) > 1), key=lambda name: -_size(saved[name]))
+        saved = self.names.tensors
+        sizes = {name: sum(tensor.nbytes for tensor in saved[name].values()) for name in names}
+        fused = sorted((name for name in names if len(saved[name]) > 1), key=lambda name: -sizes[name])
         for each in [[name] for name in fused] + [[name for name in names if len(saved[name]) == 1]]:
             self._load(each)
         self.model.tie_weights()
@@ -272,7 +257,7 @@ class _ExportedModel:
                 self.model.get_submodule(name.rpartition(".")[0]).to("meta")
 
     def _load(self, names: Sequence[str]) -> None:
-        tensors = {each: read_tensor(self._stored[each]) for name in names for each in self._names.tensors[name]}
+        tensors = {each: read_tensor(self._stored[each]) for name in names for each in self.names.tensors[name]}
         self.last_read |= {name: checksum(tensor) for name, tensor in tensors.items()}
         info = load_part(self.model, self._conversions, tensors, self.device, self.dtype)
         trouble = [*info.mismatched_keys, *info.unexpected_keys, *info.conversion_errors, *info.error_msgs]
@@ -296,10 +281,6 @@ def _recording(layers: Sequence[nn.Module], calls: list[_Arguments]) -> Iterator
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _size(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _failure(part: str, difference: Disagreement, changed: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from moevolve.kernels.routing_rule import RoutingRule
+from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,12 +41,22 @@ def softmax_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     return RoutingRule(renormalise=bool(getattr(router, "norm_topk_prob", True)))
 
 
-def routing(renormalise: bool | None = None, scale: str | None = None, **rule: Any) -> RuleFactory:
-    """Return a factory of rules that need no more than two fields of a config.
+def routing_groups(config: PretrainedConfig, best: int) -> RoutingGroups:
+    """Return the groups of a config, which are ranked by their `best` experts."""
+    count, chosen = int(config.n_group or 1), int(config.topk_group or 1)
+    # Choosing from all groups is the same as having one group.
+    return RoutingGroups(count, chosen, best) if chosen < count else RoutingGroups(best=best)
+
+
+def routing(
+    renormalise: bool | None = None, scale: str | None = None, best: int | None = None, **rule: Any
+) -> RuleFactory:
+    """Return a factory of rules that need no more than a few fields of a config.
 
     Args:
         renormalise: Whether the weights of the chosen experts are rescaled; None for `norm_topk_prob` in the config.
         scale: Config field with the factor on the weights; None for 1.
+        best: See `routing_groups`; None for families without groups.
         rule: Further fields of the rule.
     """
 
@@ -54,6 +64,7 @@ def routing(renormalise: bool | None = None, scale: str | None = None, **rule: A
         return RoutingRule(
             renormalise=bool(config.norm_topk_prob) if renormalise is None else renormalise,
             scale=1.0 if scale is None else float(getattr(config, scale)),
+            groups=RoutingGroups() if best is None else routing_groups(config, best),
             **rule,
         )
 
@@ -65,7 +76,6 @@ class Family:
     """What families of mixtures of experts and of dense models have in common.
 
     Attributes:
-        model_type: Value of `model_type` in the config.
         title: Name of the family for users.
         sdpa: True if `transformers` has an sdpa implementation of its attention; `eager` is used otherwise.
         packs: True if its attention keeps packed sequences of one row apart by their position ids.
@@ -87,11 +97,8 @@ class ExpertFamily(Family):
     Attributes:
         casts_weights: True if routing weights are cast to the hidden states' dtype before they multiply the experts'
             outputs; False if they stay float32.
-        rule: Derives the routing rule of a router.
         block: Name of the feed-forward block in a decoder layer; empty if the layer itself has the router and experts.
         experts_field: Config field with the number of experts, as published checkpoints name it and servers read it.
-        width_field: Config field with the number of neurons per expert.
-        active_field: Config field with the number of active experts per token.
         router: Name of the router in a MoE block.
         weight: Name of the weight [n, hidden] in the router.
         correction: Name of the correction bias in the router, or with `correction_in_block` in the block.
@@ -115,9 +122,7 @@ class ExpertFamily(Family):
             by their scores. MoE blocks pass token ids to routers with a table.
         gives_probabilities: True if the router returns the softmax of its logits instead of them.
         transposed: True if fused experts are stored transposed, and their class in `transformers` doesn't say so.
-        adapt: Gives the MoE block of a decoder layer the interface of other families', whose routers return logits,
-            weights and experts, with the same parameters, and the backend that the setting `experts_implementation`
-            names; None if it has them in `transformers`.
+        adapted: True if `moevolve.workers.families.adapted` gives its MoE blocks the interface of other families'.
         resize_extras: Changes further config fields, by the routing rule and the number k of active experts.
     """
 
@@ -148,17 +153,13 @@ class ExpertFamily(Family):
     table: str | None = None
     gives_probabilities: bool = False
     transposed: bool = False
-    adapt: Callable[[Any, str], None] | None = None
+    adapted: bool = False
     resize_extras: Callable[[PretrainedConfig, RoutingRule, int], None] | None = None
 
     @property
     def prefix(self) -> str:
         """Beginning of the names of the block's tensors within a decoder layer."""
         return f"{self.block}." if self.block else ""
-
-    def block_of(self, layer: Any) -> Any:
-        """Return the module of a decoder layer that may hold the router and the experts; None if there is none."""
-        return getattr(layer, self.block, None) if self.block else layer
 
     def stores_experts(self, name: str) -> bool:
         """Whether a tensor of a checkpoint belongs to routed experts, by its name."""
@@ -168,13 +169,9 @@ class ExpertFamily(Family):
         return name.endswith(self.stored) or (".experts." in name and not others)
 
     def resize(self, config: PretrainedConfig, rule: RoutingRule, experts: int, active: int) -> None:
-        """Change the numbers of experts in a config, in place, and say that it has no layers for MTP.
+        """Change the numbers of experts n' and active experts k in a config, in place; it then has no layers for MTP.
 
-        Args:
-            config: Config of a model of this family.
-            rule: Routing rule of that model.
-            experts: New number n' of experts per MoE layer.
-            active: New number k of active experts per token.
+        The rule is that of the config's model.
         """
         setattr(config, self.experts_field, experts)
         setattr(config, self.active_field, active)
@@ -191,7 +188,6 @@ class DenseFamily(Family):
 
     Attributes:
         up, gate, down: Names of the linear layers; `gate` is None for networks without a gate, `down(act(up(x)))`.
-        activation: Name of the activation module.
         inline: True if the decoder layer itself holds and runs these parts, instead of a module `mlp`.
         masks_heads: True if dimensions of attention heads can be masked: rotary embedding pairs dimensions i and
             i + head_dim / 2 of a whole head, and nothing else lies between the query and key projections and the

@@ -6,12 +6,11 @@ DeepSeek-V4 has no groups any more, and its first layers choose experts by token
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
-from moevolve.workers.families.base import OUTPUT_NORM, STREAMS, ExpertFamily
+from moevolve.workers.families.base import OUTPUT_NORM, STREAMS, ExpertFamily, routing, routing_groups
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,7 +26,7 @@ def deepseek_v2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
     # `transformers` never rescales the weights, whatever `norm_topk_prob` says.
     method, groups = config.topk_method, RoutingGroups()
     if method == "group_limited_greedy":
-        groups = _groups(config, best=1)
+        groups = routing_groups(config, best=1)
     elif method != "greedy":
         raise UserError(
             f"a deepseek_v2 model with topk_method {method!r} can't run: transformers computes greedy and "
@@ -36,25 +35,9 @@ def deepseek_v2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
     return RoutingRule(renormalise=False, groups=groups, scale=float(config.routed_scaling_factor))
 
 
-def beam_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """Routing rule of Beam: that of DeepSeek-V3, but the experts' sum is scaled instead of their weights."""
-    return RoutingRule(renormalise=bool(config.norm_topk_prob), scores="sigmoid", groups=_groups(config, best=2))
-
-
-def deepseek_v3_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """Routing rule of DeepSeek-V3: sigmoids with a correction bias, groups ranked by their two best experts."""
-    return replace(beam_rule(router, config), scale=float(config.routed_scaling_factor))
-
-
-def mistral4_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """Routing rule of Mistral 4: that of DeepSeek-V3 with a softmax and without a correction bias."""
-    return replace(deepseek_v3_rule(router, config), scores="softmax", rounds=True)
-
-
-def mistral_large4_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """Routing rule of Mistral Large 4: that of DeepSeek-V3 with a softmax and without a correction bias, rescaled."""
-    scale = float(config.routed_scaling_factor)
-    return RoutingRule(renormalise=True, scores="softmax", groups=_groups(config, best=2), scale=scale)
+_SCALE = "routed_scaling_factor"
+# Sigmoids with a correction bias, in groups ranked by their two best experts.
+_V3_RULE = routing(scale=_SCALE, scores="sigmoid", best=2)
 
 
 def axk2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
@@ -66,7 +49,7 @@ def axk2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     """
     if config.n_group is not None:
         raise UserError("an axk2 model with groups of experts (n_group) isn't supported; those without groups are")
-    return deepseek_v3_rule(router, config)
+    return _V3_RULE(router, config)
 
 
 def deepseek_v4_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
@@ -83,12 +66,6 @@ def deepseek_v4_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
     return RoutingRule(renormalise=True, scores="sqrt_softplus_of_chosen", scale=scale, rounds=True)
 
 
-def _groups(config: PretrainedConfig, best: int) -> RoutingGroups:
-    count, chosen = int(config.n_group or 1), int(config.topk_group or 1)
-    # Choosing from all groups is the same as having one group.
-    return RoutingGroups(count, chosen, best) if chosen < count else RoutingGroups(best=best)
-
-
 def _resize_extras(config: PretrainedConfig, rule: RoutingRule, active: int) -> None:
     if rule.groups.count == 1 and getattr(config, "n_group", None) is not None:
         # n' need not be a multiple of groups that don't limit the choice.
@@ -96,7 +73,7 @@ def _resize_extras(config: PretrainedConfig, rule: RoutingRule, active: int) -> 
 
 
 def _deepseek(model_type: str, title: str, **differing: Any) -> ExpertFamily:
-    form: dict[str, Any] = {"rule": deepseek_v3_rule, "experts_field": "n_routed_experts", "casts_weights": False}
+    form: dict[str, Any] = {"rule": _V3_RULE, "experts_field": "n_routed_experts", "casts_weights": False}
     form |= {"float32_router": True, "resize_extras": _resize_extras}
     return ExpertFamily(model_type, title, **form | differing)
 
@@ -138,14 +115,26 @@ DEEPSEEK = (
     _deepseek(
         "beam",
         "Beam",
-        rule=beam_rule,
+        rule=routing(scores="sigmoid", best=2),  # the experts' sum is scaled instead of their weights
         experts_field="num_experts",
         output_scale=lambda config: float(config.routed_scaling_factor),
         unrepairable=lambda config: OUTPUT_NORM,
     ),
     _deepseek("hy_v4", "Hunyuan 4", sdpa=False, unrepairable=lambda config: STREAMS),
-    _deepseek("mistral_large4_text", "Mistral Large 4", rule=mistral_large4_rule, unrepairable=_shared_states),
-    _deepseek("mistral4", "Mistral 4", rule=mistral4_rule, casts_weights=True, float32_router=False),
+    # These have no correction bias.
+    _deepseek(
+        "mistral_large4_text",
+        "Mistral Large 4",
+        rule=routing(renormalise=True, scale=_SCALE, best=2),
+        unrepairable=_shared_states,
+    ),
+    _deepseek(
+        "mistral4",
+        "Mistral 4",
+        rule=routing(scale=_SCALE, rounds=True, best=2),
+        casts_weights=True,
+        float32_router=False,
+    ),
     ExpertFamily(
         "deepseek_v4",
         "DeepSeek-V4",

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+# Names of a block's shared expert in `transformers`. Granite's is no part of the block, and left as it is.
 _SHARED_EXPERTS = ("shared_expert", "shared_experts", "shared_mlp")
-"""Names of a block's shared expert in `transformers`. Granite's is no part of the block, and left as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,7 @@ class MoELayer:
     Attributes:
         index: Index of the decoder layer.
         block: Module that holds the router and the experts.
-        router: Original router; see `router_weight`.
         experts: Module of the fused experts; see `ExpertFamily.tensors`.
-        rule: Routing rule of the router.
         output_scale: Factor on the routed experts' sum before it is added to the residual stream.
         unrepairable: Why candidates can't be repaired, as a sentence's end; None if they can.
     """
@@ -146,10 +144,8 @@ class DenseLayer:
     """Handle of one dense feed-forward network, `down(act(gate(x)) * up(x))` or `down(act(up(x)))`.
 
     Attributes:
-        index: Index of the decoder layer.
         up, gate: Linear layers with weights [width, hidden]; `gate` is None for a network without a gate.
         down: Linear layer with weight [hidden, width].
-        activation: Elementwise function.
     """
 
     index: int
@@ -211,19 +207,17 @@ class Replacement:
 
 
 def adapt_blocks(model: PreTrainedModel, backend: str) -> None:
-    """Replace the MoE blocks of a family whose blocks have another interface than others'; see `ExpertFamily.adapt`."""
+    """Replace the MoE blocks of a family whose blocks have another interface than others'."""
     family = expert_family(model.config.model_type)
-    if family is not None and family.adapt is not None:
+    if family is not None and family.adapted:
+        from moevolve.workers.families.adapted import adapt  # loads modelling code that few models need
+
         for layer in model.model.layers:
-            family.adapt(layer, backend)
+            adapt(layer, backend)
 
 
 def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
-    """Find the MoE blocks of an unedited model, in order of depth; none in a dense model.
-
-    Args:
-        model: Causal language model, loaded or on the meta device.
-        name: Name of the model as the user gave it, for messages.
+    """Find the MoE blocks of an unedited model, in order of depth; none in a dense model. Messages call it `name`.
 
     Raises:
         UserError: The family isn't supported, or a mixture of experts has no layer with experts.
@@ -234,7 +228,7 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
     layers, scale = [], 1.0 if family.output_scale is None else family.output_scale(model.config)
     obstacle = None if family.unrepairable is None else family.unrepairable(model.config)
     for index, decoder_layer in enumerate(model.model.layers):
-        block = family.block_of(decoder_layer)
+        block: Any = getattr(decoder_layer, family.block, None) if family.block else decoder_layer
         if not (hasattr(block, family.router) and hasattr(block, "experts")):
             continue
         if family.transposed:

@@ -81,18 +81,6 @@ def laguna_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     return RoutingRule(renormalise=True, scores="sigmoid")
 
 
-def _adapt_llama4(layer: Any, backend: str) -> None:
-    from moevolve.workers.families.llama4 import adapt_llama4  # needs torch, which descriptions don't
-
-    adapt_llama4(layer, backend)
-
-
-def _adapt_step(layer: Any, backend: str) -> None:
-    from moevolve.workers.families.step import adapt_step  # needs torch, too
-
-    adapt_step(layer, backend)
-
-
 def _granite(model_type: str, title: str, **differing: Any) -> ExpertFamily:
     # The softmax over the chosen ones is the softmax over all of them, rescaled.
     return ExpertFamily(
@@ -296,7 +284,7 @@ SIGMOID = (
         packs=False,  # attention in chunks
         pads_left=False,
         transposed=True,
-        adapt=_adapt_llama4,
+        adapted=True,
     ),
     ExpertFamily(
         "muse_spark_text",
@@ -319,7 +307,7 @@ SIGMOID = (
         experts_field="n_routed_experts",
         output_scale=lambda config: float(config.moe_router_scaling_factor),
         stored=tuple(f".moe.{name}_proj.weight{end}" for name in ("gate", "up", "down") for end in ("", "_scale_inv")),
-        adapt=_adapt_step,
+        adapted=True,
     ),
     # The top-k of the logits plus a correction bias, weighted by sigmoids of the logits.
     ExpertFamily(

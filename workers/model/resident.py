@@ -14,7 +14,7 @@ from moevolve.evaluators.errors import opening
 from moevolve.workers.checkpoints.loading import load_config, load_model, load_without_experts, resolve_device
 from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.edits import ROW_TOKENS, Edit, IdentityEdit, LayeredEdit, Tokens
-from moevolve.workers.contract.methods import Applicator, ExpertFiles, ExpertsOwner, ModelParts, ReportingApplicator
+from moevolve.workers.contract.methods import Applicator, ExpertFiles, ExpertsOwner, ModelParts
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.decoder import decoder_layers, decoder_of
 from moevolve.workers.families.layers import adapt_blocks, check_router, find_dense_layers, find_moe_layers
@@ -31,7 +31,7 @@ class ResidentModel:
     Edits are applied in place and reverted bit for bit, so results don't depend on the edits applied before.
 
     Args:
-        model: Model as returned by `load_model`. With `originals="host"` it is still on the host, and moved here.
+        model: Model as returned by `load_model`. With `expert_offload="host"` it is still on the host, and moved here.
         config: Settings that the model was loaded with.
         pass_bytes: Device memory that forward passes need besides weights and experts, in bytes; None if unknown.
         stored: Original experts that stay in the checkpoint's files; None if the model has them.
@@ -61,7 +61,7 @@ class ResidentModel:
         self.layers = find_moe_layers(model, config.path)
         self.dense_layers = find_dense_layers(model)
         self.applied: Edit = IdentityEdit()
-        device, on_host = resolve_device(config), config.originals == "host" or stored is not None
+        device, on_host = resolve_device(config), config.expert_offload == "host" or stored is not None
         self._parts = ModelParts(
             model, self.layers, self.dense_layers, device, on_host, stored, pass_bytes, self._applicator
         )
@@ -79,7 +79,7 @@ class ResidentModel:
         """Load a checkpoint; for `pass_bytes` and errors see `ResidentModel`."""
         stored: ExpertFiles | None = None
         with opening(f"model {config.path}: it can't be loaded"):
-            if config.originals == "disk" and expert_family(load_config(config).model_type) is not None:
+            if config.expert_offload == "disk" and expert_family(load_config(config).model_type) is not None:
                 model, tokenizer, stored = load_without_experts(config)
             else:
                 model, tokenizer = load_model(config)
@@ -134,17 +134,15 @@ class ResidentModel:
         self.applied = IdentityEdit()
 
     def report(self) -> tuple[tuple[str, str], ...]:
-        """See `ReportingApplicator.report`; empty for most kinds of edits."""
+        """Details of the edit as (title, value); empty for most kinds of edits."""
         applicator = self._applicators.get(type(self.applied))
-        return applicator.report() if isinstance(applicator, ReportingApplicator) else ()
+        return () if applicator is None else applicator.report()
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """See `ReportingApplicator.arrays`."""
         applicator = self._applicators.get(type(self.applied))
-        return applicator.arrays() if isinstance(applicator, ReportingApplicator) else {}
+        return {} if applicator is None else applicator.arrays()
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
-        """See `ExpertsOwner.original_experts`."""
         owner = self._applicator(experts_owner().edit)
         assert isinstance(owner, ExpertsOwner)
         return owner.original_experts(ordinal)

@@ -17,29 +17,23 @@ from moevolve.workers.families.decoder import softmax_attention
 STREAMS = 4
 """Number of hidden states of the size of the residual stream that are held while a network runs."""
 
+# Bytes per pair of a token and a chosen expert: indices of both, sorted, and the inverse permutation.
 _INDEX_BYTES = 40
-"""Bytes per pair of a token and a chosen expert: indices of both, sorted, and the inverse permutation."""
-
+# Bytes per value while a 16-bit state is normalised: the value and its square in float32.
 _NORMED = 8
-"""Bytes per value while a 16-bit state is normalised: the value and its square in float32."""
 
 
-def mixers_bytes(layers: Iterable[Any], hidden: int, size: int) -> tuple[int, int]:
-    """Largest peak activation memory of the layers' attentions, or of the recurrent mixers that some have instead.
+def mixer_bytes(layer: Any, hidden: int, size: int) -> tuple[int, int]:
+    """Peak activation memory of a layer's attention, or of the recurrent mixer that it has instead.
 
     Args:
-        layers: Decoder layers.
+        layer: Decoder layer.
         hidden: Size of the residual stream.
         size: Bytes per value, here and in the other functions.
 
     Returns:
         Bytes per position that is run, and per cached position.
     """
-    found = [_mixer_bytes(layer, hidden, size) for layer in layers]
-    return max(held for held, _ in found), max(repeated for _, repeated in found)
-
-
-def _mixer_bytes(layer: Any, hidden: int, size: int) -> tuple[int, int]:
     attention = softmax_attention(layer)
     if attention is not None:
         return _attention_bytes(attention, hidden, size)

@@ -21,7 +21,7 @@ from moevolve.workers.model.describe import describe_config, meta_model
 from moevolve.workers.profiling.activations import (
     attention_widths,
     dense_width,
-    mixers_bytes,
+    mixer_bytes,
     network_bytes,
     scores_bytes,
 )
@@ -35,8 +35,6 @@ class ModelOutline:
     """Sizes of a model, without its weights.
 
     Attributes:
-        facts: Facts about the model, without its fingerprint.
-        layers: Number of decoder layers.
         weight_bytes: Bytes of parameters and buffers as a worker loads them.
         expert_bytes: Bytes of every fused expert tensor, for each MoE layer.
         cache_bytes: Bytes of the KV cache per position, over all layers.
@@ -48,9 +46,7 @@ class ModelOutline:
         repeated_bytes: Bytes per cached position of keys and values that attention with a mask repeats.
         caches: True if decoding continues from the KV cache of the pass over answers. With sliding windows this is
             possible only on a CPU, where attention knows each token's position.
-        hidden, vocabulary: Size of the residual stream and of the vocabulary.
         intermediate: Neurons of an expert, or of a dense network.
-        positions: Maximum number of positions.
     """
 
     facts: ModelFacts
@@ -95,8 +91,13 @@ def outline_model(config: ModelConfig) -> ModelOutline:
         facts = describe_config(model, config)
         hidden, size = int(model.config.hidden_size), facts.dtype_bytes
         intermediate = facts.dense.width if facts.dense else facts.expert_parameters // (3 * hidden)
-        attention, repeated = mixers_bytes(decoder.layers, hidden, size)
+        mixers = [mixer_bytes(layer, hidden, size) for layer in decoder.layers]
         dense = max(map(dense_width, decoder.layers))
+        # Correction biases are loaded in float32, whatever the dtype.
+        buffers = sum(
+            (4 if name.endswith(CORRECTION_BIAS) else each.itemsize) * each.numel()
+            for name, each in model.named_buffers()
+        )
         cached = DynamicCache(config=model.config).layers
         packed = config.attn_implementation in KINDS and packs(model, cached)
         on_cpu = packed and config.device == "cpu"
@@ -104,16 +105,16 @@ def outline_model(config: ModelConfig) -> ModelOutline:
         return ModelOutline(
             facts=facts,
             layers=len(decoder.layers),
-            weight_bytes=_weight_bytes(model),
+            weight_bytes=sum(each.nbytes for each in model.parameters()) + buffers,
             expert_bytes=tuple(
                 tuple(tensor.nbytes for tensor in layer.expert_tensors().values())
                 for layer in find_moe_layers(model, config.path)
             ),
             cache_bytes=_cached_values(model) * size,
-            attention_bytes=attention,
+            attention_bytes=max(held for held, _ in mixers),
             network_bytes=network_bytes(hidden, dense, facts.active, intermediate, size),
             scores_bytes=0 if on_cpu or not eager else scores_bytes(decoder.layers, heads, size),
-            repeated_bytes=repeated,
+            repeated_bytes=max(repeated for _, repeated in mixers),
             # As `moevolve.workers.engine.forward.Forward.rewinds`.
             caches=on_cpu or all(type(layer) is DynamicLayer for layer in cached),
             layout="packed" if packed else "padded",
@@ -122,14 +123,6 @@ def outline_model(config: ModelConfig) -> ModelOutline:
             intermediate=intermediate,
             positions=int(model.config.max_position_embeddings),
         )
-
-
-def _weight_bytes(model: PreTrainedModel) -> int:
-    # Correction biases are loaded in float32, whatever the dtype.
-    buffers = (
-        (4 if name.endswith(CORRECTION_BIAS) else each.itemsize) * each.numel() for name, each in model.named_buffers()
-    )
-    return sum(each.nbytes for each in model.parameters()) + sum(buffers)
 
 
 def _cached_values(model: PreTrainedModel) -> int:

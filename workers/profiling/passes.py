@@ -24,7 +24,7 @@ from moevolve.workers.engine.chat import chat_template
 from moevolve.workers.engine.columns import Layout
 from moevolve.workers.engine.decoding import decoded_together, draft_lengths
 from moevolve.workers.engine.texts import choice_sequences
-from moevolve.workers.engine.tokenizing import TokenizedSplit, context_of, missing_bos, tokenize_split
+from moevolve.workers.engine.tokenizing import PromptTokenizer, TokenizedSplit
 from moevolve.workers.model.describe import meta_model
 
 
@@ -33,10 +33,8 @@ class SplitTokens:
     """The tokens of a split's prompts and answers.
 
     Attributes:
-        fitness: Name of the fitness.
         answers: Tokens that are run after every prompt: the draft of the gold answer if the fitness reads generations,
             the rest of the text if it reads texts.
-        choices: Choices of every example, used if the fitness reads choices.
     """
 
     fitness: str
@@ -77,8 +75,6 @@ class Pass:
         tokens: Positions that are run, including padding.
         at_once: Positions whose logits are computed at once; None if they are computed in chunks of a fixed size.
         cached: Positions in the KV cache before the first pass.
-        kept: True if keys and values are added to the KV cache.
-        steps: Number of passes.
         longest: Tokens of the longest sequence in the last pass, including cached ones.
         retained: Positions in the KV cache of another pass that is still in memory.
         compares: True if logits are compared with the unedited model's.
@@ -121,8 +117,7 @@ class PromptMeter:
         # Tokenizers of some families load without any file, with only special tokens.
         if len(self._tokenizer) < 10:
             raise UserError(f"model {model.path}: there is no tokenizer")
-        meta = meta_model(model)
-        self._bos, self._context = missing_bos(meta, self._tokenizer), context_of(meta.config)
+        self._prompts = PromptTokenizer.of(meta_model(model), self._tokenizer, engine)
         self._engine = engine
 
     def wraps(self, split: PreparedSplit) -> bool:
@@ -153,7 +148,7 @@ class PromptMeter:
         return sum(len(prompt) + (len(gold) or split.max_new_tokens) for prompt, gold in pairs)
 
     def _tokenized(self, split: PreparedSplit) -> TokenizedSplit:
-        return tokenize_split(self._tokenizer, split, self._engine, self._bos, self._context)
+        return self._prompts.split(split)
 
     def _answers(self, split: PreparedSplit, golds: Sequence[Tokens]) -> tuple[Tokens, ...]:
         fitness = FITNESSES[split.fitness]
@@ -171,11 +166,7 @@ class PromptMeter:
 def passes_of(split: SplitTokens, batch_tokens: int, layout: Layout = "packed", caches: bool = True) -> Passes:
     """Plan the passes of one evaluation. Those of lm-eval's fitness can't be planned.
 
-    Args:
-        split: Tokens of the split.
-        batch_tokens: Value of `engine.batch_tokens`.
-        layout: Layout of the sequences of a pass.
-        caches: True if decoding continues from the KV cache; otherwise prompts run again.
+    With `caches` decoding continues from the KV cache; otherwise prompts run again.
     """
     batcher = Batcher(layout, batch_tokens, torch.device("cpu"))
     reads = FITNESSES[split.fitness].reads

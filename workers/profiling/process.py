@@ -21,9 +21,10 @@ from moevolve.workers.families.registry import register_class
 from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.report import LoadReply, MeasureReply, ProfiledModel, ProfileSettings
 
+# Steps of a prime number reach all tokens of a vocabulary, whatever its size.
 _STRIDE, _OFFSET = 7919, 13
+# The model, once there is one.
 _LOADED: list[ProfiledProcess] = []
-"""The model, once there is one."""
 
 
 def load(checkpoint: ProfiledModel, settings: ProfileSettings) -> LoadReply:
@@ -52,7 +53,7 @@ def _room() -> Iterator[None]:
     try:
         yield
     except torch.cuda.OutOfMemoryError:
-        raise UserError("the GPU has no room for it; use smaller --batch-sizes, or --apart") from None
+        raise UserError("the GPU has no room for it; use smaller --batch-sizes, or --one-at-a-time") from None
 
 
 class ProfiledProcess:
@@ -65,7 +66,11 @@ class ProfiledProcess:
     def __init__(self, checkpoint: ProfiledModel, settings: ProfileSettings) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        self._settings, self._device = settings, _device(settings)
+        if settings.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda: there is no CUDA device; use auto or cpu")
+        on_cuda = settings.device != "cpu" and torch.cuda.is_available()
+        self._settings = settings
+        self._device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         hub = {"revision": checkpoint.revision or "main", "trust_remote_code": checkpoint.trust_remote_code}
@@ -146,13 +151,6 @@ def _padded(mask: Tensor | None, columns: int) -> dict[str, Tensor]:
         return {}
     positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
     return {"attention_mask": mask, "position_ids": positions[:, -columns:]}
-
-
-def _device(settings: ProfileSettings) -> torch.device:
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: there is no CUDA device; use auto or cpu")
-    wanted = settings.device != "cpu" and torch.cuda.is_available()
-    return torch.device("cuda", torch.cuda.current_device()) if wanted else torch.device("cpu")
 
 
 def _warm_up(device: torch.device) -> None:

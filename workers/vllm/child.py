@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+# The model, once there is one.
 _LOADED: list[Any] = []
-"""The model, once there is one."""
 
 
 def start(folder: str, options: dict[str, Any]) -> None:

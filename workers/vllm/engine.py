@@ -26,9 +26,8 @@ from moevolve.workers.vllm import child
 from moevolve.workers.vllm.process import VllmProcess, check_python
 
 _LOG = logging.getLogger(__name__)
-
+# Number of prompts whose log-probabilities are compared with those of `transformers`.
 _PROBES = 4
-"""Number of prompts whose log-probabilities are compared with those of `transformers`."""
 
 
 class VllmEngine(GenerationEngine):
@@ -38,12 +37,6 @@ class VllmEngine(GenerationEngine):
     before, else in a new process. Then vLLM's log-probabilities of a few prompts are compared with those of the
     resident model. `generate` raises a UserError if no stock checkpoint computes the edited model, and a `WorkerFault`
     if vLLM fails or computes something else.
-
-    Args:
-        resident: Resident model, whose edits take effect.
-        config: Settings of the engine.
-        vllm: Settings of vLLM.
-        shortcuts, reuse: See `GenerationEngine`.
 
     Raises:
         UserError: vLLM isn't installed where the settings say, or there is no directory for weights.
@@ -76,7 +69,9 @@ class VllmEngine(GenerationEngine):
         tokenized = self.tokens_of(split)
         vllm = self._serve(tokenized.prompts[:_PROBES])
         vllm.call(child.forget)
-        limit, stop = split.max_new_tokens, _safe_stops(split)
+        limit, trims = split.max_new_tokens, MATCHERS[split.matching.kind].trims
+        # vLLM would also stop at white space before an answer, which some matchers strip.
+        stop = [mark for mark in split.matching.stop if mark and not (trims and mark[0].isspace())]
         answers = Answers(len(tokenized.prompts), limit, self._ends, decided, self._text)
         # A stop string may end a part of an answer that `decided` doesn't take for its end; such an answer goes on.
         while unfinished := [i for i, finished in enumerate(answers.finished) if not finished]:
@@ -85,17 +80,12 @@ class VllmEngine(GenerationEngine):
             parts = vllm.call(child.generate, prompts, limits, stop, sorted(self._ends))
             for i, part in zip(unfinished, parts, strict=True):
                 answers.take(i, tuple(part), part)
-        return Generation(answers.texts(), self._gold_logprobs(vllm, tokenized.prompts, tokenized.golds))
-
-    @staticmethod
-    def _gold_logprobs(
-        vllm: VllmProcess, prompts: tuple[Tokens, ...], golds: tuple[Tokens, ...]
-    ) -> NDArray[np.float64]:
-        means = np.zeros(len(golds), dtype=np.float64)
+        golds = tokenized.golds
+        logprobs = np.zeros(len(golds), dtype=np.float64)
         rows = [row for row, gold in enumerate(golds) if gold]
-        texts = [(*prompts[row], *golds[row]) for row in rows]
-        means[rows] = vllm.logprobs(texts, [len(golds[row]) for row in rows])
-        return means
+        texts = [(*tokenized.prompts[row], *golds[row]) for row in rows]
+        logprobs[rows] = vllm.logprobs(texts, [len(golds[row]) for row in rows])
+        return Generation(answers.texts(), logprobs)
 
     def _serve(self, probes: tuple[Tokens, ...]) -> VllmProcess:
         """Load the edited model into vLLM, unless it is there already."""
@@ -155,9 +145,3 @@ class VllmEngine(GenerationEngine):
         if before is not None and np.array_equal(theirs, before[0]) and not np.array_equal(ours, before[1]):
             return "vLLM's log-probabilities of prompts are those of the candidate before"
         return ""
-
-
-def _safe_stops(split: PreparedSplit) -> list[str]:
-    """Stop strings that end an answer wherever they appear in it."""
-    trims = MATCHERS[split.matching.kind].trims
-    return [mark for mark in split.matching.stop if mark and not (trims and mark[0].isspace())]

@@ -8,20 +8,20 @@ from itertools import groupby
 from pathlib import Path
 
 from moevolve.search.cli.output.console import output, print_table
-from moevolve.search.compare.rows import ComparisonRow
-from moevolve.search.compare.significance import Significance, holm
 from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL, Score
+from moevolve.search.results.significance import Significance, holm
+from moevolve.search.results.study import StudyRow
 from moevolve.search.text import parameter_count, score_lines
 
 
-def print_tables(name: str, rows: Sequence[ComparisonRow]) -> None:
+def print_tables(name: str, rows: Sequence[StudyRow]) -> None:
     """Print a table per task and budget; with several tasks, also a summary per budget."""
     for title, headings, body in _tables(name, rows):
         print_table(title, " | >".join(headings), body)
     output.print(_note(rows))
 
 
-def write_markdown(name: str, rows: Sequence[ComparisonRow], path: Path) -> None:
+def write_markdown(name: str, rows: Sequence[StudyRow], path: Path) -> None:
     """Write the same tables as Markdown."""
     parts = []
     for title, headings, body in _tables(name, rows):
@@ -31,7 +31,7 @@ def write_markdown(name: str, rows: Sequence[ComparisonRow], path: Path) -> None
     path.write_text("\n".join([*parts, _note(rows), ""]), encoding="utf-8")
 
 
-def write_csv(rows: Sequence[ComparisonRow], path: Path) -> None:
+def write_csv(rows: Sequence[StudyRow], path: Path) -> None:
     """Write a CSV line per row, task and split, with uncorrected p-values."""
     fields = ["task", "budget", "method", "contestant", "baseline", "seeds"]
     fields += ["split", "of_task", "score", "low", "high", "spread", "parameters", "active_parameters"]
@@ -44,7 +44,7 @@ def write_csv(rows: Sequence[ComparisonRow], path: Path) -> None:
                 writer.writerow(_line(row, score))
 
 
-def _line(row: ComparisonRow, score: Score | None) -> list[object]:
+def _line(row: StudyRow, score: Score | None) -> list[object]:
     head = [row.task, row.budget, row.method, row.contestant, row.baseline, row.seeds]
     measured: list[object] = [None] * 6
     if score is not None:
@@ -60,7 +60,7 @@ def _flat(cell: str) -> str:
     return cell.replace("\n+-", " +-").replace("\n(", " (").replace("\n", ", ")
 
 
-def _note(rows: Sequence[ComparisonRow]) -> str:
+def _note(rows: Sequence[StudyRow]) -> str:
     """How to read the tables."""
     tests = [test for row in rows for test in (row.against_full, row.against_baseline) if test is not None]
     over = "examples and seeds" if any(test.seeds > 1 for test in tests) else "examples"
@@ -82,7 +82,7 @@ def _note(rows: Sequence[ComparisonRow]) -> str:
     return " ".join(said)
 
 
-def _tables(name: str, rows: Sequence[ComparisonRow]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def _tables(name: str, rows: Sequence[StudyRow]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Title, headings and cells of every table."""
     for key, group in groupby(rows, key=lambda row: (row.task, row.budget)):
         here = list(group)
@@ -96,14 +96,14 @@ def _tables(name: str, rows: Sequence[ComparisonRow]) -> Iterator[tuple[str, lis
         yield title + (said if starred else ""), *_summary(tasks, here)
 
 
-def _best(rows: Sequence[ComparisonRow]) -> str:
+def _best(rows: Sequence[StudyRow]) -> str:
     """Name the best baseline and the split that ranked it."""
     found = ((row.against_baseline.against, row.best_by) for row in rows if row.against_baseline is not None)
     name, split = next(found, (None, None))
     return "" if name is None else f" (best baseline, by {split}: {name})"
 
 
-def _summary(tasks: Sequence[str], rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
+def _summary(tasks: Sequence[str], rows: Sequence[StudyRow]) -> tuple[list[str], list[list[str]]]:
     """Contestants by tasks, headline scores."""
     corrected = dict(zip(map(id, rows), _corrected([row.against_baseline for row in rows]), strict=True))
     found = {(_label(row), row.task): row for row in rows}
@@ -114,11 +114,11 @@ def _summary(tasks: Sequence[str], rows: Sequence[ComparisonRow]) -> tuple[list[
     return ["method", *tasks], body
 
 
-def _headline(row: ComparisonRow, p: float | None) -> str:
+def _headline(row: StudyRow, p: float | None) -> str:
     return _mean(row.headline) + (" *" if p is not None and p < 0.05 else "")
 
 
-def _table(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
+def _table(rows: Sequence[StudyRow]) -> tuple[list[str], list[list[str]]]:
     """Headings and cells; columns that would be empty are left out."""
     tasks = ["", *dict.fromkeys(score.task for row in rows for score in row.scores if score.task)]
     several = any(score.task for row in rows for score in row.scores if score.split != "test")
@@ -140,11 +140,10 @@ def _table(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
 
 def _corrected(tests: Sequence[Significance | None]) -> list[float | None]:
     """P-values of one family, corrected; None where there is no test."""
-    corrected = iter(holm([test.p for test in tests if test is not None]))
-    return [None if test is None else next(corrected) for test in tests]
+    return holm([None if test is None else test.p for test in tests])
 
 
-def _label(row: ComparisonRow) -> str:
+def _label(row: StudyRow) -> str:
     label = row.method if row.baseline or row.method == FULL_LABEL or row.contestant == BEST_LABEL else ""
     label = label or f"{row.method}: {row.contestant}"
     return f"{label}\nfailed: {row.failure}" if row.failure else label

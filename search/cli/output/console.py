@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 import moevolve
-from moevolve.search.requests.tables import csv_text, flat, plain
+from moevolve.search.interface.tables import csv_text, flat, plain
 
 _PIPE_WIDTH = 140
 

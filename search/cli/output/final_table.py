@@ -10,7 +10,7 @@ from rich.text import Text
 
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.cli.output.console import output, print_table
-from moevolve.search.requests.tables import plain
+from moevolve.search.interface.tables import plain
 from moevolve.search.text import memory_size, score_lines, size_lines
 from moevolve.store.session import without_password
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 import moevolve
 from moevolve.search.cli.output.console import errors
-from moevolve.search.requests.tables import plain
+from moevolve.search.interface.tables import plain
 from moevolve.search.text import percent
 
 if TYPE_CHECKING:

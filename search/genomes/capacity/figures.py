@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moevolve.search.drawing import SEQUENTIAL, drawing, scale_below, ticks
 from moevolve.search.genomes.capacity.space import CapacityGenome
-from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.genomes.contract.kind import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.report.heatmaps import ticks
-from moevolve.search.report.style import SEQUENTIAL, drawing, scale_below
 
 if TYPE_CHECKING:
-    from moevolve.search.report.style import Figure
+    from moevolve.search.drawing import Figure
 
 
 class CapacityFigures(GenomeFigures[CapacityGenome]):
@@ -21,6 +20,9 @@ class CapacityFigures(GenomeFigures[CapacityGenome]):
 
     subject = "kept experts"
     weights = "routing weights"
+
+    def has_figure(self, genome: CapacityGenome, start: CapacityGenome | None) -> bool:
+        return True
 
     def page(self, genome: CapacityGenome, start: CapacityGenome | None) -> tuple[Figure, str]:
         with drawing(3.4) as figure:

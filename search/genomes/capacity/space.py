@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +15,8 @@ from pydantic import Field, model_validator
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import SAME_ACTIVE
 from moevolve.search.genomes.capacity.budget import Budget, active_budget, width_budget
-from moevolve.search.genomes.contract.base import MOST_PARTS, ArrayGenome, Description, Offspring, offspring_of
+from moevolve.search.genomes.contract.arrays import FLOATS, ArrayGenome, Shape
+from moevolve.search.genomes.contract.base import MOST_PARTS, Description, Offspring, offspring_of
 from moevolve.search.genomes.contract.operators import layer_crossover
 from moevolve.search.genomes.contract.phases import CapacityPhase, PhaseConfig
 from moevolve.search.genomes.experts.space import ExpertsSection, ExpertsSpace, token_limit
@@ -62,67 +61,44 @@ class CapacitySection(ExpertsSection):
         return self
 
 
-_HEADER = struct.Struct("<4sHHHH")
-_MAGIC = b"CAP1"
 SUMS = "per_task_importance_sums"
 """Name of the calibration's sums of importance, float32 [tasks, layers, n, 3, 3]."""
 GRID = (0.0, 1.0, 2.0)
 """Exponents for which the sums of importance are measured."""
+# Factor on `tasks` before the exponential. A step that changes a width by a third changes a task's weight 2.5 times:
+# a subset of experts is less sensitive than a width.
 _TASK_SCALE = 3.0
-"""Factor on `tasks` before the exponential. A step that changes a width by a third changes a task's weight 2.5 times:
-a subset of experts is less sensitive than a width."""
+# Divisor of `log2_kept`, so that the usual step of a number often changes how many experts are kept.
 _KEPT_SCALE = 3.0
-"""Divisor of `log2_kept`, so that the usual step of a number often changes how many experts are kept."""
+# Standard deviation of a random candidate's logarithms of widths.
 _MOST_EXPONENTS = np.array([GRID[-1], GRID[-1], 1.0])
 _LOG_SPREAD = 0.5
-"""Standard deviation of a random candidate's logarithms of widths."""
+# Longer lists of active experts, widths and tasks don't fit into a line of a listing.
 _SUMMARY_ACTIVE, _SUMMARY_WIDTHS, _SUMMARY_TASKS = 36, 8, 4
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CapacityGenome(ArrayGenome):
-    """One candidate.
+    """One candidate. Arrays are float32 and read-only.
 
     Attributes:
-        space: Space of the genome.
-        log_widths: Logarithms of the layers' relative widths, float32 [layers], read-only; a common offset has no
-            effect. [0] for equal widths.
-        log_active: Logarithms of the layers' relative numbers of active experts, float32 [layers], read-only; a common
-            offset has no effect. [0] unless `CapacitySpace.mean_active` is given.
-        log2_kept: A third of the logarithm to base 2 of n / n', rounded to the nearest of `CapacitySpace.counts`;
-            float32 [1], read-only. [0] if the number n' of kept experts is fixed.
+        log_widths: Logarithms of the layers' relative widths, [layers]; a common offset has no effect.
+        log_active: Logarithms of the layers' relative numbers of active experts, [layers]; a common offset has no
+            effect. [0] unless `CapacitySpace.mean_active` is given.
+        log2_kept: A third of the logarithm to base 2 of n / n', rounded to the nearest of `CapacitySpace.counts`; [1].
+            [0] if the number n' of kept experts is fixed.
         tasks: A third of the logarithms of the weights of the tasks' calibration tokens in the sums of importance,
-            float32 [tasks], read-only; [0] with one task. At 0 all tokens count alike.
+            [tasks]; [0] with one task. At 0 all tokens count alike.
         exponents: Exponents of routing weight and output norm, and of the number of tokens by whose power sums are
-            divided, float32 [3], read-only.
+            divided, [3].
     """
 
-    space: CapacitySpace = field(repr=False, compare=False)
-    log_widths: NDArray[np.float32]
-    log_active: NDArray[np.float32]
-    log2_kept: NDArray[np.float32]
-    tasks: NDArray[np.float32]
-    exponents: NDArray[np.float32]
-
-    def __post_init__(self) -> None:
-        for name in ("log_widths", "log_active", "log2_kept", "tasks", "exponents"):
-            array = np.array(getattr(self, name), dtype=np.float32)
-            self._set_array(name, array, array.shape)
-
-    def to_bytes(self) -> bytes:
-        """Return a header and the arrays as little-endian float32.
-
-        The header has the magic number, and as uint16 the numbers of widths, tasks, kept experts (the largest one if
-        it is searched) and experts.
-        """
-        sizes = len(self.log_widths), len(self.tasks), self.space.retained, self.space.experts
-        return _HEADER.pack(_MAGIC, *sizes) + self.vector.astype("<f4").tobytes()
-
-    @cached_property
-    def vector(self) -> NDArray[np.float64]:
-        """All numbers: float64 [widths + active + kept + tasks + 3]."""
-        parts = [self.log_widths, self.log_active, self.log2_kept, self.tasks, self.exponents]
-        return np.concatenate(parts).astype(np.float64)
+    space: CapacitySpace
+    log_widths: NDArray[np.float32] = field(metadata=FLOATS)
+    log_active: NDArray[np.float32] = field(metadata=FLOATS)
+    log2_kept: NDArray[np.float32] = field(metadata=FLOATS)
+    tasks: NDArray[np.float32] = field(metadata=FLOATS)
+    exponents: NDArray[np.float32] = field(metadata=FLOATS)
 
     @property
     def task_weights(self) -> NDArray[np.float64]:
@@ -139,8 +115,7 @@ class CapacityGenome(ArrayGenome):
     @cached_property
     def widths(self) -> tuple[int, ...]:
         """Neurons of a kept expert of each layer."""
-        log_widths = self.log_widths if len(self.log_widths) else np.zeros(self.space.layers)
-        return self.space.keeping(self.retained).widths.sizes(log_widths)
+        return self.space.keeping(self.retained).widths.sizes(self.log_widths)
 
     @cached_property
     def active(self) -> tuple[int, ...]:
@@ -164,11 +139,6 @@ class CapacityGenome(ArrayGenome):
         importance = expert_importance(np.tensordot(weights, sums, axes=1), self.exponents)
         return self.space.keeping(self.retained).subsets.best(importance)
 
-    @cached_property
-    def content_hash(self) -> str:
-        # Different numbers can choose the same experts and widths, so the hash is the edit's.
-        return hashlib.sha256(_MAGIC + self._edit.phenotype_hash.encode()).hexdigest()
-
     def express(self) -> EepEdit:
         """Return the edit that keeps the most important experts, with the layers' widths and active experts."""
         return self._edit
@@ -182,7 +152,7 @@ class CapacityGenome(ArrayGenome):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapacitySpace(ExpertsSpace):
+class CapacitySpace(ExpertsSpace[CapacityGenome]):
     """All capacity genomes for one model.
 
     Attributes:
@@ -191,6 +161,7 @@ class CapacitySpace(ExpertsSpace):
     """
 
     kind: ClassVar[str] = "capacity"
+    genome_type: ClassVar[type[CapacityGenome]] = CapacityGenome
     phase_kinds: ClassVar[tuple[str, ...]] = ("capacity",)
     mean_active: float | None = None
     neuron_share: float | None = None
@@ -226,6 +197,17 @@ class CapacitySpace(ExpertsSpace):
         """Return the space of candidates that retain so many experts; a token uses no more than it can choose from."""
         reach = self.facts.rule.groups.reach(retained)
         return replace(self, retained=retained, active=min(self.active, reach))
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        active, kept = self.searched
+        tasks = None if self.calibration is None else self.searched_tasks
+        sizes = {"log_widths": self.layers, "log_active": active, "log2_kept": kept, "tasks": tasks, "exponents": 3}
+        return {name: (size,) for name, size in sizes.items()}
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.experts, self.retained
 
     @property
     def share(self) -> float:
@@ -277,8 +259,9 @@ class CapacitySpace(ExpertsSpace):
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[CapacityGenome]:
         """Draw logarithms and weights of tasks from a normal distribution; n' and exponents uniformly."""
+        assert isinstance(phase, CapacityPhase)
         active, counts = self.searched
-        by_layer = rng.normal(0, _LOG_SPREAD, self._searched_widths(phase) + active)
+        by_layer = rng.normal(0, _LOG_SPREAD, (phase.widths == "searched") * self.layers + active)
         tasks = rng.normal(0, _LOG_SPREAD, self.searched_tasks)
         kept = [self.log2_kept(int(rng.choice(self.counts))) for _ in range(counts)]
         vector = np.concatenate([by_layer, kept, tasks, rng.uniform(0, _MOST_EXPONENTS)])
@@ -299,38 +282,17 @@ class CapacitySpace(ExpertsSpace):
         vector = vector + hit * rng.normal(0, phase.sigma, len(vector))
         return offspring_of(self.unflatten(vector, phase), parents)
 
-    def genome(self, vector: NDArray[np.floating], widths: int) -> CapacityGenome:
-        """Invert `CapacityGenome.vector`, which begins with so many logarithms of widths; numbers are clipped."""
-        values = vector.astype(np.float32)
-        by_layer, active, kept, tasks = np.split(values[:-3], np.cumsum((widths, *self.searched)))
-        kept = np.clip(kept, self.log2_kept(self.retained), self.log2_kept(self.fewest))
-        return CapacityGenome(self, by_layer, active, kept, tasks, np.clip(values[-3:], 0, _MOST_EXPONENTS))
-
-    def from_bytes(self, data: bytes) -> CapacityGenome:
-        magic, *sizes = _HEADER.unpack_from(data) if len(data) >= _HEADER.size else (b"", 0, 0, 0, 0)
-        widths, tasks, retained, experts = sizes
-        fits = (magic, retained, experts) == (_MAGIC, self.retained, self.experts) and widths in (0, self.layers)
-        known = self.calibration is None or tasks == self.searched_tasks
-        numbers = widths + sum(self.searched) + tasks + 3
-        if not fits or not known or len(data) != _HEADER.size + 4 * numbers:
-            raise ValueError("these bytes are no capacity genome of this space")
-        return self.genome(np.frombuffer(data, dtype="<f4", offset=_HEADER.size), widths)
-
     def flatten(self, genome: CapacityGenome, phase: PhaseConfig) -> NDArray[np.float64]:
-        """Return all numbers, with equal widths for a candidate of a phase that doesn't search them, or the other way.
-
-        See `CapacityGenome.vector`.
-        """
-        widths = self._searched_widths(phase)
-        same = len(genome.log_widths) == widths
-        return genome.vector if same else np.concatenate([np.zeros(widths), genome.vector[len(genome.log_widths) :]])
-
-    def unflatten(self, vector: NDArray[np.floating], phase: PhaseConfig) -> CapacityGenome:
-        return self.genome(vector, self._searched_widths(phase))
-
-    def _searched_widths(self, phase: PhaseConfig) -> int:
+        """Return all numbers in order, without the widths' in a phase that doesn't search them."""
         assert isinstance(phase, CapacityPhase)
-        return self.layers if phase.widths == "searched" else 0
+        return super().flatten(genome, phase)[0 if phase.widths == "searched" else self.layers :]
+
+    def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> CapacityGenome:
+        """Invert `flatten`, with equal widths if the phase doesn't search them; numbers are clipped."""
+        assert isinstance(phase, CapacityPhase)
+        made = super().unflatten(vector if phase.widths == "searched" else np.pad(vector, (self.layers, 0)), phase)
+        kept = np.clip(made.log2_kept, self.log2_kept(self.retained), self.log2_kept(self.fewest))
+        return replace(made, log2_kept=kept, exponents=np.clip(made.exponents, 0, _MOST_EXPONENTS))
 
     def describe(self, genome: CapacityGenome) -> Description:
         space = self.keeping(genome.retained)
@@ -355,7 +317,7 @@ class CapacitySpace(ExpertsSpace):
     def _summary(self, genome: CapacityGenome) -> str:
         """Widths, exponents of importance, and relative weights of the tasks, as far as they are searched and few."""
         parts = [f"keep {genome.retained} of {self.experts}"]
-        if len(genome.log_widths):
+        if set(genome.widths) != {self.facts.expert_neurons}:
             parts.append(f"widths {_listed(genome.widths, _SUMMARY_WIDTHS)}")
         if len(genome.log_active):
             parts.append(f"active {_listed(genome.active, _SUMMARY_ACTIVE)}")
@@ -379,9 +341,9 @@ def _searched_counts(space: CapacitySpace, section: CapacitySection) -> tuple[in
     rule, least = space.facts.rule, max(1.0, space.share * space.experts)
     halves = (space.experts >> times for times in range(space.experts.bit_length()))
     routable = [space.keeping(each) for each in halves if each >= least and not rule.groups.fault(each)]
-    _, asked = section.most_active
+    _, setting = section.most_active
     counts = tuple(
-        each.retained for each in routable if not rule.active_fault(each.retained, asked or each.active) and each.fits
+        each.retained for each in routable if not rule.active_fault(each.retained, setting or each.active) and each.fits
     )
     if not counts:
         raise UserError(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from moevolve.search.genomes.contract.base import GenomeSpace
+from moevolve.search.genomes.contract.operators import generator
+from moevolve.search.genomes.contract.phases import PhaseConfig
+from moevolve.workers.contract.facts import DenseFacts
 
 if TYPE_CHECKING:
-    from moevolve.workers.contract.facts import DenseFacts
     from moevolve.workers.profiling.outline import ModelOutline
 
-S = TypeVar("S")
+S = TypeVar("S", bound=GenomeSpace[Any])
 
 
 def down_projection_bytes(outline: ModelOutline, dense: DenseFacts) -> int:
@@ -38,21 +41,22 @@ class FitOutline:
     dense: int = 0
 
 
-class GenomeCosts(ABC, Generic[S]):
-    """The costs of the candidates of one space; an argument `phase` is the kind of a phase."""
+class GenomeCosts(Generic[S]):
+    """The costs of the candidates of one space, which needn't be calibrated."""
 
     def __init__(self, space: S, outline: ModelOutline) -> None:
         self.space, self.outline = space, outline
 
-    @abstractmethod
-    def counts(self, phase: str) -> tuple[int, int, int | None, int]:
+    def counts(self, phase: PhaseConfig) -> tuple[int, int, int | None, int]:
         """Return `experts`, `active`, `parameters` and `active_parameters` as in `Description`.
 
-        `parameters` is None if candidates differ in it; `active_parameters` are then those of the start's widths, and
-        the start itself may have fewer.
+        They are a random candidate's by default. `parameters` is None if candidates differ in it; `active_parameters`
+        are then those of the start's widths, and the start itself may have fewer.
         """
+        found = self.space.describe(self.space.sample(generator(0, 0), phase).genome)
+        return found.experts, found.active, found.parameters, found.active_parameters
 
-    def distinct_candidates(self, phase: str) -> int | None:
+    def distinct_candidates(self, phase: PhaseConfig) -> int | None:
         """Return how many different candidates a phase can make; None if there is no practical limit."""
         return None
 

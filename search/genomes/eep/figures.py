@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.drawing import DIVERGING, MAX_ROWS, drawing, left_out, scale_below, spread, ticks
+from moevolve.search.genomes.contract.kind import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.report.heatmaps import MAX_ROWS, left_out, spread, ticks
-from moevolve.search.report.style import DIVERGING, drawing, scale_below
+from moevolve.search.genomes.eep.space import EepGenome
 
 if TYPE_CHECKING:
-    from moevolve.search.report.style import Figure
+    from moevolve.search.drawing import Figure
 
+# Largest number of layer groups side by side on a wide page.
 _MAX_GROUPS = 8
-"""Largest number of layer groups side by side on a wide page."""
+# Smallest coefficient with which an original expert counts as part of a new one.
 _MIN_COEFFICIENT = 1e-6
-"""Smallest coefficient with which an original expert counts as part of a new one."""
+# Width of a group in inches.
 _GROUP_WIDTH = 2.0
-"""Width of a group in inches."""
 _NAMES = ("router mapping", "expert merging")
 
 
@@ -32,8 +31,11 @@ class EepFigures(GenomeFigures[EepGenome]):
     subject = "matrices"
     weights = "routing weights"
 
+    def has_figure(self, genome: EepGenome, start: EepGenome | None) -> bool:
+        return True
+
     def page(self, genome: EepGenome, start: EepGenome | None) -> tuple[Figure, str]:
-        """See `GenomeFigures.page`: one row per group of layers, router mapping left of expert merging."""
+        """Draw a row per group of layers, router mapping left of expert merging."""
         picked = spread(genome.space.groups, MAX_ROWS)
         share = min(1.0, genome.space.retained / genome.space.experts)
         with drawing(0.9 + len(picked) * (0.55 + 1.55 * share)) as figure:
@@ -50,7 +52,7 @@ class EepFigures(GenomeFigures[EepGenome]):
         return figure, caption + left_out(genome.space.groups, MAX_ROWS, "groups of layers")
 
     def draw(self, figure: Any, genome: EepGenome, start: EepGenome | None, label: str) -> None:
-        """See `GenomeFigures.draw`: router mapping above, expert merging below, one column per group of layers."""
+        """Draw router mapping above, expert merging below, and a column per group of layers."""
         picked = spread(genome.space.groups, _MAX_GROUPS)
         some = f" ({len(picked)} of {genome.space.groups} groups)" if len(picked) < genome.space.groups else ""
         figure.suptitle(f"{self.subject} of {label}{some}", fontsize="medium")

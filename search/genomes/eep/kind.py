@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import comb
 
-from moevolve.search.genomes.contract.base import GenomeKind
+from moevolve.search.genomes.contract.kind import GenomeKind
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.eep.baselines import BASELINES, expert_recipes
 from moevolve.search.genomes.eep.figures import EepFigures
@@ -23,11 +23,11 @@ class EepCosts(ExpertsCosts[EepSpace]):
     the router.
     """
 
-    def counts(self, phase: str) -> tuple[int, int, int, int]:
-        return self.space.retained, self.space.active, *self.space.parameters(one_hot=phase != "merge")
+    def counts(self, phase: PhaseConfig) -> tuple[int, int, int, int]:
+        return self.space.retained, self.space.active, *self.space.parameters(one_hot=phase.kind != "merge")
 
-    def distinct_candidates(self, phase: str) -> int | None:
-        if phase != "prune":
+    def distinct_candidates(self, phase: PhaseConfig) -> int | None:
+        if phase.kind != "prune":
             return None
         subsets = self.space.subsets
         groups = subsets.routing_groups

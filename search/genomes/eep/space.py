@@ -1,4 +1,4 @@
-"""The settings of EEP searches and the space of EEP genomes for one model.
+"""The settings of EEP searches, EEP genomes, and the space of these for one model.
 
 Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.2 (parameter space), Sec. 4.3 and App. C (operators),
 App. A.1 (groups).
@@ -6,7 +6,8 @@ App. A.1 (groups).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.contract.arrays import FLOATS, ArrayGenome, Shape
 from moevolve.search.genomes.contract.base import (
     MOST_PARTS,
     MOST_STEPS,
@@ -29,10 +31,11 @@ from moevolve.search.genomes.contract.operators import (
     select_matrices,
 )
 from moevolve.search.genomes.contract.phases import MergePhase, PhaseConfig, PrunePhase
-from moevolve.search.genomes.eep.genome import HEADER, MAGIC, EepGenome
 from moevolve.search.genomes.experts.space import ExpertsSection, ExpertsSpace
 from moevolve.search.genomes.experts.subsets import mean_shares
+from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.facts import ModelFacts, active_parameters, parameters_after
+from moevolve.workers.methods.eep.edit import EepEdit, one_hot_layers
 
 
 class EepSection(ExpertsSection):
@@ -56,13 +59,74 @@ class EepSection(ExpertsSection):
 MEAN_SCORES = {"reap": (1, 1), "man": (0, 1), "msan": (0, 2)}
 """Exponents of routing weight and output norm in scores that are means of their products over an expert's tokens."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+# More digits than fit into a line of a listing are summed up by their number.
 _SUMMARY_DIGITS = 72
 # Positions of the two matrices in stacked arrays.
 _MAPPING, _MERGING = 0, 1
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class EepGenome(ArrayGenome):
+    """One EEP candidate: router mapping `W_RM` and expert merging `W_EM`, one matrix of each per group of layers.
+
+    New expert i is row i of both matrices, so rows are interchangeable. A genome keeps its own order of rows, so that
+    crossover mixes rows with a common ancestor; the edit has a canonical order. In families with routing groups, the
+    row's position determines the expert's routing group, and only rows of one group are interchangeable.
+
+    Attributes:
+        router_mapping: `W_RM` of every group of layers, float32 [groups, n', n], read-only.
+        expert_merging: `W_EM` of every group of layers, float32 [groups, n', n], read-only.
+    """
+
+    space: EepSpace
+    router_mapping: NDArray[np.float32] = field(metadata=FLOATS)
+    expert_merging: NDArray[np.float32] = field(metadata=FLOATS)
+
+    @cached_property
+    def canonical(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Both tensors with interchangeable rows sorted by `W_EM`, then `W_RM`, in descending order."""
+        keys = np.concatenate([self.expert_merging, self.router_mapping], axis=2)
+        groups, retained, _ = keys.shape
+        size = retained // self.space.subsets.routing_groups
+        interchangeable = keys.reshape(-1, size, keys.shape[2])
+        within = np.stack([np.lexsort(-rows.T[::-1]) for rows in interchangeable]).reshape(groups, -1, size)
+        orders = (within + np.arange(0, retained, size)[:, None]).reshape(groups, retained, 1)
+        both = self.router_mapping, self.expert_merging
+        return np.take_along_axis(both[0], orders, axis=1), np.take_along_axis(both[1], orders, axis=1)
+
+    def express(self) -> EepEdit | IdentityEdit:
+        """Return an edit that gives each layer its group's matrices, or an `IdentityEdit` if they change nothing."""
+        return self._edit
+
+    @cached_property
+    def is_identity(self) -> bool:
+        """Whether the candidate is the unedited model."""
+        return self.space.unchanged and self.one_hot
+
+    @cached_property
+    def _edit(self) -> EepEdit | IdentityEdit:
+        if self.is_identity:
+            return IdentityEdit()
+        router_mapping, expert_merging = self.canonical
+        groups, space = list(self.space.layer_groups), self.space
+        matrices = router_mapping[groups], expert_merging[groups]
+        return EepEdit(*matrices, space.active, space.router_space, space.skip_rows)
+
+    @property
+    def one_hot_mapping(self) -> bool:
+        """Whether every row of `W_RM` is one-hot."""
+        return bool(one_hot_layers(self.router_mapping).all())
+
+    @cached_property
+    def one_hot(self) -> bool:
+        """Whether the genome only prunes."""
+        return np.array_equal(self.router_mapping, self.expert_merging) and bool(
+            one_hot_layers(self.expert_merging).all()
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
-class EepSpace(ExpertsSpace):
+class EepSpace(ExpertsSpace[EepGenome]):
     """All EEP genomes for one model.
 
     Attributes:
@@ -70,6 +134,7 @@ class EepSpace(ExpertsSpace):
     """
 
     kind: ClassVar[str] = "eep"
+    genome_type: ClassVar[type[EepGenome]] = EepGenome
     phase_kinds: ClassVar[tuple[str, ...]] = ("prune", "merge")
     layer_groups: tuple[int, ...] = ()
 
@@ -89,6 +154,10 @@ class EepSpace(ExpertsSpace):
     @property
     def groups(self) -> int:
         return self.layer_groups[-1] + 1
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return dict.fromkeys(("router_mapping", "expert_merging"), (self.groups, self.retained, self.experts))
 
     def from_kept(self, kept: NDArray[np.int64]) -> EepGenome:
         """Return the pruning genome that retains `kept`, int64 [groups, n'].
@@ -127,7 +196,7 @@ class EepSpace(ExpertsSpace):
             child = np.stack([self.subsets.crossover(rng, one, two) for one, two in zip(*sets, strict=True)])
         mutated = select_matrices(rng, (2, self.groups), phase.group_rate)
         for group in np.flatnonzero(mutated[_MERGING]):
-            child[group] = self.subsets.mutate(rng, child[group], phase.row_rate)
+            child[group] = self.subsets.mutate(rng, child[group], phase.replace_rate)
         return self.from_kept(child)
 
     def _breed_merging(self, rng: np.random.Generator, phase: MergePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
@@ -144,20 +213,12 @@ class EepSpace(ExpertsSpace):
                 child[_MERGING, group] = normalise_rows(child[_MERGING, group])
         return EepGenome(self, child[_MAPPING], child[_MERGING])
 
-    def from_bytes(self, data: bytes) -> EepGenome:
-        magic, *shape = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0, 0)
-        size = int(np.prod(shape))
-        if magic != MAGIC or len(data) != HEADER.size + 8 * size:
-            raise ValueError("these bytes are no EEP genome")
-        values = np.frombuffer(data, dtype="<f4", offset=HEADER.size).reshape(2, *shape)
-        return EepGenome(self, values[0], values[1])
-
     def selects_subset(self, phase: PhaseConfig) -> bool:
-        """See `SubsetSpace`: genomes of the prune phase are subsets of the experts of every group."""
+        """Genomes of the prune phase are subsets of the experts of every group."""
         return isinstance(phase, PrunePhase)
 
     def importance(self, phase: PhaseConfig) -> NDArray[np.float64]:
-        """See `SubsetSpace`: how often experts are chosen, `MEAN_SCORES`, and HOPE's, summed over an expert's pairs.
+        """Return how often experts are chosen, `MEAN_SCORES`, and HOPE's scores, summed over an expert's pairs.
 
         Each is a share of its layer's sum, averaged over the layers of a group. There are rows for what was measured.
         """
@@ -172,19 +233,19 @@ class EepSpace(ExpertsSpace):
         """Prune phase: 1 for retained experts, else 0, [groups * n]. Merge phase: the entries of both tensors."""
         if isinstance(phase, PrunePhase):
             return genome.expert_merging.sum(axis=1).astype(np.float64).ravel()
-        both = np.concatenate([genome.router_mapping.ravel(), genome.expert_merging.ravel()])
-        return both.astype(np.float64)
+        return super().flatten(genome, phase)
 
     def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> EepGenome:
         """Prune phase: keep the experts with the highest scores of every group. Merge phase: take the entries."""
         if isinstance(phase, PrunePhase):
             return self.from_kept(self.subsets.best(vector.reshape(self.groups, self.experts)))
-        halves = vector.astype(np.float32).reshape(2, self.groups, self.retained, self.experts)
-        return EepGenome(self, halves[0], halves[1])
+        return super().unflatten(vector, phase)
 
     def describe(self, genome: EepGenome) -> Description:
-        if genome.one_hot:
-            summary = self._summary_of_pruning(genome)
+        if genome.one_hot and self.experts <= len(_DIGITS) and self.groups * (self.retained + 1) <= _SUMMARY_DIGITS:
+            summary = "keep " + " ".join("".join(_DIGITS[each] for each in row) for row in self.kept(genome))
+        elif genome.one_hot:
+            summary = f"keep {self.retained} of {self.experts}, {self.groups} groups"
         else:
             off = float(np.abs(genome.expert_merging - np.round(genome.expert_merging)).mean())
             summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
@@ -208,9 +269,3 @@ class EepSpace(ExpertsSpace):
         facts, native = self.facts, self.native(one_hot) and not identity
         used = active_parameters(facts, self.retained, self.active, native)
         return parameters_after(facts, self.retained, native), used
-
-    def _summary_of_pruning(self, genome: EepGenome) -> str:
-        """The retained experts of every group, one digit each, or only their number if that gets too long."""
-        if self.experts > len(_DIGITS) or self.groups * (self.retained + 1) > _SUMMARY_DIGITS:
-            return f"keep {self.retained} of {self.experts}, {self.groups} groups"
-        return "keep " + " ".join("".join(_DIGITS[expert] for expert in row) for row in self.kept(genome))

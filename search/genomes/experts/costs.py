@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
 from moevolve.search.genomes.experts.space import ExpertsSpace
 from moevolve.workers.contract.edits import ROW_TOKENS, PerTaskRecipe, recipe_parts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe
 
-S = TypeVar("S", bound=ExpertsSpace)
+S = TypeVar("S", bound=ExpertsSpace[Any])
 
 
 class ExpertsCosts(GenomeCosts[S]):

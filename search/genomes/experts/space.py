@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING
+from moevolve.search.genomes.contract.arrays import A, ArraySpace
 from moevolve.search.genomes.contract.base import MOST_PARTS, MOST_TOKENS, GenomeSection
-from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.experts.subsets import Subsets
-from moevolve.workers.contract.edits import ALL_TOKENS, Calibration, CalibrationRecipe
+from moevolve.workers.contract.edits import ALL_TOKENS, CalibrationRecipe
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
 from moevolve.workers.methods.eep.edit import RouterSpace, Until
@@ -75,7 +74,7 @@ class ExpertsSection(GenomeSection):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertsSpace:
+class ExpertsSpace(ArraySpace[A]):
     """What spaces have in common whose genomes keep some of a model's experts.
 
     Attributes:
@@ -84,19 +83,15 @@ class ExpertsSpace:
         active: Number of active experts k per token after the edit; the largest one if n' is searched, and the mean
             rounded up if layers may differ.
         router_space, dynamic_skipping: See `ExpertsSection`.
-        facts: Sizes and family of the model.
         recipe: Measurements for dynamic skipping, importance and baselines; None if there are none.
-        calibration: Results of these measurements; None before calibration.
     """
 
     experts: int
     retained: int
     active: int
     router_space: RouterSpace
-    facts: ModelFacts = field(repr=False)
     dynamic_skipping: bool = False
     recipe: CalibrationRecipe | None = None
-    calibration: Calibration | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def checked(cls, section: ExpertsSection, facts: ModelFacts, **own: Any) -> Self:
@@ -147,21 +142,10 @@ class ExpertsSpace:
         """
         return self.router_space != "logits" and not (self.facts.rule.one_hot_folds and one_hot)
 
-    def calibrated(self, calibration: Calibration) -> Self:
-        return replace(self, calibration=calibration)
-
-    @property
-    def statistics(self) -> dict[str, NDArray[Any]]:
-        assert self.calibration is not None, "the space isn't calibrated"
-        return dict(self.calibration.arrays)
-
     @cached_property
     def skip_rows(self) -> FitRows | None:
         """Calibration rows for the thresholds of dynamic skipping; None without dynamic skipping."""
         return FitRows.of(self.statistics, "skipping") if self.dynamic_skipping else None
-
-    def start(self, phase: PhaseConfig) -> None:
-        return None
 
 
 def _check_family(section: ExpertsSection, retained: int, facts: ModelFacts) -> int:
@@ -174,8 +158,8 @@ def _check_family(section: ExpertsSection, retained: int, facts: ModelFacts) -> 
     problem = groups.fault(retained)
     if problem is not None:
         raise UserError(f"genome.experts: {retained} experts of a {facts.family} model {problem}")
-    name, asked = section.most_active
-    active = asked or min(facts.active, groups.reach(retained))
+    name, setting = section.most_active
+    active = setting or min(facts.active, groups.reach(retained))
     problem = facts.rule.active_fault(retained, active)
     if problem is not None:
         raise UserError(f"genome.{name}: {active} active experts of a {facts.family} model {problem}")

@@ -7,15 +7,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.drawing import (
+    MAX_ROWS,
+    SEQUENTIAL,
+    WIDE,
+    drawing,
+    label_edges,
+    left_out,
+    panels,
+    scale_below,
+    spread,
+    ticks,
+)
+from moevolve.search.genomes.contract.kind import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline
-from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
-from moevolve.search.report.heatmaps import MAX_ROWS, WIDE, label_edges, left_out, panels, spread, ticks
-from moevolve.search.report.style import SEQUENTIAL, drawing, scale_below
+from moevolve.search.genomes.factorllm.space import FactorLlmGenome
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 
 if TYPE_CHECKING:
-    from moevolve.search.report.style import Figure
+    from moevolve.search.drawing import Figure
 
 _IN_COMMON = "neurons in common"
 

@@ -1,8 +1,18 @@
-"""The settings of FactorLLM searches and the space of FactorLLM genomes for one model."""
+"""The settings of FactorLLM searches, FactorLLM genomes, and the space of these for one model.
+
+Source: FactorLLM (arXiv 2408.11855), Sec. 3.2 and 3.3. The paper trains experts and routers by gradients; here the
+experts keep the network's weights, and partition and routers are searched. A router is
+
+    logits(x) = W x + b + C (D x - o) + c
+
+where `W` and `b` are a router measured in the calibration (`ROUTERS`) or zeros, `D` are the scaled principal directions
+of the network's inputs, `o` is `D` times the mean input, and the coordinates `C` and biases `c` are in units of a
+logit's standard deviation over tokens. Experts are interchangeable: the edit numbers them by their first neurons.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
@@ -11,6 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.contract.arrays import BYTES, FLOATS, ArrayGenome, ArraySpace, inherited
 from moevolve.search.genomes.contract.base import (
     MOST_PARTS,
     MOST_TOKENS,
@@ -19,12 +30,11 @@ from moevolve.search.genomes.contract.base import (
     Offspring,
     offspring_of,
 )
-from moevolve.search.genomes.contract.operators import balanced_swaps, gaussian_noise, layer_crossover, select_groups
+from moevolve.search.genomes.contract.operators import balanced_swaps, gaussian_noise, select_groups
 from moevolve.search.genomes.contract.phases import PhaseConfig, TunePhase
-from moevolve.search.genomes.factorllm.genome import ARRAYS, HEADER, MAGIC, ROUTERS, FactorLlmGenome
-from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, combined
+from moevolve.workers.contract.edits import CalibrationRecipe, combined
 from moevolve.workers.contract.facts import DenseFacts, ModelFacts
-from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe, Partition
+from moevolve.workers.methods.factorllm.edit import FactorLlmEdit, FactorLlmRecipe, Partition
 
 
 class FactorLlmSection(GenomeSection):
@@ -73,27 +83,87 @@ class FactorLlmSection(GenomeSection):
         return self
 
 
+# Distance of two experts' scores in a flattened genome; with it, steps of 0.1 per score move few neurons.
 _SPACING = 0.5
-"""Distance of two experts' scores in a flattened genome; with it, steps of 0.1 per score move few neurons."""
+
+
+ROUTERS = ("router", "moefication", "cmoe")
+"""Names of measured routers: the start's closed-form router (R of them if R > 1) and the baselines'."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FactorLlmGenome(ArrayGenome):
+    """One FactorLLM candidate. Arrays are read-only.
+
+    Attributes:
+        assignment: Expert of every neuron, uint8 [layers, width]; all experts have equally many neurons.
+        base_router: Measured router `W`, `b` of every layer, as 1 + index in `ROUTERS`, or 0 for none: uint8 [layers].
+        coordinates: Coordinates `C`, float32 [layers, routers, N, components].
+        biases: Biases `c`, float32 [layers, routers, N]; zeros in a space without router biases.
+    """
+
+    space: FactorLlmSpace
+    assignment: NDArray[np.uint8] = field(metadata=BYTES)
+    base_router: NDArray[np.uint8] = field(metadata=BYTES)
+    coordinates: NDArray[np.float32] = field(metadata=FLOATS)
+    biases: NDArray[np.float32] = field(metadata=FLOATS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.base_router > len(ROUTERS)).any():
+            raise ValueError(f"a genome's routers must be none or one of {', '.join(ROUTERS)}")
+        if not (np.sort(self.assignment, axis=1) == self.space.contiguous).all():
+            raise ValueError("a genome's experts must have equally many neurons in every layer")
+
+    @cached_property
+    def _numbering(self) -> NDArray[np.int64]:
+        """Experts of every layer in order of their first neurons: int64 [layers, N]."""
+        firsts = np.stack([np.unique(row, return_index=True)[1] for row in self.assignment])
+        return np.argsort(firsts, axis=1)
+
+    def express(self) -> FactorLlmEdit:
+        """Return the edit; the space must be calibrated."""
+        return self._edit
+
+    @cached_property
+    def _edit(self) -> FactorLlmEdit:
+        start = self.space.statistics
+        numbering = self._numbering
+        shape = self.space.shapes["biases"]
+        weight, bias = np.zeros((*shape, self.space.dense.hidden), np.float32), self.biases.copy()
+        for number in np.unique(self.base_router[self.base_router > 0]).tolist():
+            layers, name = self.base_router == number, ROUTERS[number - 1]
+            # A baseline has one router; in a space with several routers, all of them are copies of it.
+            weight[layers] = start[f"{name}_weight"].reshape(shape[0], -1, *weight.shape[2:])[layers]
+            bias[layers] += start[f"{name}_bias"].reshape(shape[0], -1, shape[2])[layers]
+        # Not a matrix product: its last digits, and so the hash, depend on the machine.
+        for component, steps in enumerate(np.moveaxis(self.coordinates, 3, 0)):
+            weight = weight + steps[..., None] * start["directions"][:, None, None, component]
+            bias = bias - steps * start["offsets"][:, None, None, component]
+        renumbered = np.take_along_axis(np.argsort(numbering, axis=1), self.assignment.astype(np.int64), axis=1)
+        return FactorLlmEdit(
+            order=np.argsort(renumbered, axis=1, kind="stable").astype(np.int32),
+            router_weight=_renumber(weight, numbering),
+            router_bias=_renumber(bias, numbering),
+            active=self.space.active,
+            output_scale=self.space.output_scale,
+        )
 
 
 @dataclass(frozen=True)
-class FactorLlmSpace:
+class FactorLlmSpace(ArraySpace[FactorLlmGenome]):
     """All FactorLLM genomes for one model.
 
     Attributes:
         dense: Sizes of the model's dense networks.
         baseline_recipe: Measurements of baselines' partitions and routers; None without baselines.
-        calibration: Measured start and baselines; None before calibration.
     """
 
     kind: ClassVar[str] = "factorllm"
-    phase_kinds: ClassVar[tuple[str, ...]] = ("tune",)
+    genome_type: ClassVar[type[FactorLlmGenome]] = FactorLlmGenome
     section: FactorLlmSection
-    facts: ModelFacts = field(repr=False)
     dense: DenseFacts = field(repr=False)
     baseline_recipe: CalibrationRecipe | None = None
-    calibration: Calibration | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, section: FactorLlmSection, facts: ModelFacts) -> FactorLlmSpace:
@@ -119,7 +189,7 @@ class FactorLlmSpace:
             )
         if section.components > dense.hidden:
             raise UserError(f"genome.components: {section.components} is more than the {dense.hidden} inputs")
-        return cls(section, facts, dense)
+        return cls(section, dense, facts=facts)
 
     @property
     def experts(self) -> int:
@@ -173,15 +243,6 @@ class FactorLlmSpace:
         )
         return combined(own, self.baseline_recipe) or own
 
-    def calibrated(self, calibration: Calibration) -> FactorLlmSpace:
-        return replace(self, calibration=calibration)
-
-    @property
-    def statistics(self) -> dict[str, NDArray[np.float32]]:
-        """Arrays of the calibration; see `calibrate_factorllm`."""
-        assert self.calibration is not None, "the space isn't calibrated"
-        return dict(self.calibration.arrays)
-
     def start(self, phase: PhaseConfig) -> Offspring[FactorLlmGenome]:
         """Return the measured partition and routers unchanged."""
         return Offspring(self.from_partition(self.statistics["experts"], "router"), "start", ())
@@ -201,34 +262,12 @@ class FactorLlmSpace:
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[FactorLlmGenome, ...]
     ) -> Offspring[FactorLlmGenome]:
         assert isinstance(phase, TunePhase)
-        arrays = {name: getattr(parents[0], name).copy() for name in ARRAYS}
-        if len(parents) == 2:
-            other = layer_crossover(rng, self.dense.layers)
-            for name, array in arrays.items():
-                array[other] = getattr(parents[1], name)[other]
+        arrays = inherited(rng, parents, self.dense.layers)
         for layer in select_groups(rng, self.dense.layers, phase.group_rate):
             arrays["assignment"][layer] = balanced_swaps(rng, arrays["assignment"][layer], phase.swap_rate)
             for name in ("coordinates", "biases") if self.section.router_bias else ("coordinates",):
                 arrays[name][layer] = gaussian_noise(rng, arrays[name][layer], phase.entry_rate, phase.sigma)
         return offspring_of(self.genome(**arrays), parents)
-
-    def from_bytes(self, data: bytes) -> FactorLlmGenome:
-        magic, *sizes = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0, 0, 0, 0)
-        expected = [self.dense.layers, self.dense.width, self.routers, self.experts, self.components]
-        counts = {name: int(np.prod(self.shapes[name])) * np.dtype(ARRAYS[name]).itemsize for name in ARRAYS}
-        if magic != MAGIC or sizes != expected or len(data) != HEADER.size + sum(counts.values()):
-            raise ValueError("these bytes are no FactorLLM genome of this space")
-        arrays, offset = {}, HEADER.size
-        for name, size in counts.items():
-            dtype = np.dtype(ARRAYS[name]).newbyteorder("<")
-            arrays[name] = np.frombuffer(data[offset : offset + size], dtype=dtype).reshape(self.shapes[name])
-            offset += size
-        return self.genome(**arrays)
-
-    def genome(self, **arrays: NDArray[Any]) -> FactorLlmGenome:
-        """Return a genome of `arrays`, cast to their types; missing ones are zeros."""
-        zeros: dict[str, NDArray[Any]] = {name: np.zeros(shape) for name, shape in self.shapes.items()}
-        return FactorLlmGenome(self, **(zeros | arrays))
 
     def flatten(self, genome: FactorLlmGenome, phase: PhaseConfig) -> NDArray[np.float64]:
         """Return scores of neurons [layers * width] and of base routers [layers], then coordinates and biases.
@@ -263,7 +302,7 @@ class FactorLlmSpace:
     def describe(self, genome: FactorLlmGenome) -> Description:
         """Return costs as in the paper's Fig. 3: K of N experts, and R routers.
 
-        With several routers they are upper bounds, since routers that disagree leave experts out.
+        With several routers they are upper bounds, since tokens use fewer experts where routers disagree.
         """
         dense = self.dense
         network = dense.matrices * dense.hidden * dense.width
@@ -294,3 +333,9 @@ class FactorLlmSpace:
     def name(self) -> str:
         """Name of the configuration in the paper's form, `1R4E2K`."""
         return f"{self.routers}R{self.experts}E{self.active}K"
+
+
+def _renumber(array: NDArray[np.float32], numbering: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Reorder the experts of an array [layers, routers, N, ...] by `numbering` [layers, N]."""
+    index = numbering[:, None].reshape(len(numbering), 1, -1, *[1] * (array.ndim - 3))
+    return np.take_along_axis(array, index, axis=2)

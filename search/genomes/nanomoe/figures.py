@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.drawing import MAX_ROWS, WIDE, blocks_figure, draw_blocks, left_out
+from moevolve.search.genomes.contract.kind import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.nanomoe.space import NanoMoeGenome
-from moevolve.search.report.heatmaps import MAX_ROWS, WIDE, blocks_figure, draw_blocks, left_out
 
 if TYPE_CHECKING:
-    from moevolve.search.report.style import Figure
+    from moevolve.search.drawing import Figure
 
 
 class NanoMoeFigures(GenomeFigures[NanoMoeGenome]):

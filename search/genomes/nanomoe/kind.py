@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from moevolve.search.genomes.contract.base import Baseline, GenomeKind, Offspring
+from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.genomes.contract.kind import Baseline, GenomeKind
+from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.nanomoe.figures import NanoMoeFigures
 from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection, NanoMoeSpace
 
@@ -18,7 +20,7 @@ def low_rank(space: NanoMoeSpace) -> Offspring[NanoMoeGenome]:
     previous layers' errors (Sec. 3.3) are missing: all layers are fitted to the unedited model's inputs. Compared with
     plain low rank, M adds K^2 parameters per layer (variant I) and changes nothing.
     """
-    return Offspring(space.start_genome(), "low_rank", ())
+    return Offspring(NanoMoeGenome(space, space.unmixed), "low_rank", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,12 @@ class NanoMoeCosts(GenomeCosts[NanoMoeSpace]):
     """Costs of NanoMoE candidates, the same for all."""
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
-        """See `GenomeCosts.buffer_bytes`: the factors of all chosen layers."""
+        """Count the factors of all chosen layers."""
         values = sum(self.space.form.rank * (linear.inputs + linear.outputs) for linear in self.space.layers)
         return self.outline.facts.dtype_bytes * values
 
     def calibration_bytes(self, longest: int) -> int:
-        """See `GenomeCosts.calibration_bytes`: a weight's decomposition in float64, and its inputs' second moments."""
+        """Count a weight's decomposition in float64, and its inputs' second moments."""
         from moevolve.workers.methods.shared.input_statistics import STATISTICS_MEMORY
 
         moments = [8 * linear.inputs**2 for linear in self.space.layers]
@@ -51,11 +53,7 @@ class NanoMoeCosts(GenomeCosts[NanoMoeSpace]):
             return decomposed
         return min(sum(moments), max(*moments, STATISTICS_MEMORY)) + 2 * decomposed
 
-    def counts(self, phase: str) -> tuple[int, int, int, int]:
-        blocks = self.space.form.blocks
-        return blocks, blocks, self.space.parameters, self.space.active_parameters
-
-    def distinct_candidates(self, phase: str) -> int | None:
+    def distinct_candidates(self, phase: PhaseConfig) -> int | None:
         return 1 if self.space.form.variant == "low_rank" else None
 
 

@@ -6,30 +6,27 @@ relative to the result of the layer's fit (see `NanoMoeSection.fit`); without a 
 
 from __future__ import annotations
 
-import hashlib
-import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.contract.arrays import FLOATS, ArrayGenome, ArraySpace, Shape, inherited
 from moevolve.search.genomes.contract.base import (
     MOST_STEPS,
     MOST_TOKENS,
-    ArrayGenome,
     Description,
     GenomeSection,
     Offspring,
     offspring_of,
 )
-from moevolve.search.genomes.contract.operators import gaussian_noise, layer_crossover, select_groups
+from moevolve.search.genomes.contract.operators import gaussian_noise, select_groups
 from moevolve.search.genomes.contract.phases import PhaseConfig, TunePhase
-from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import LinearFacts, ModelFacts, active_parameters
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
@@ -63,32 +60,16 @@ class NanoMoeSection(GenomeSection):
     calibration_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
 
 
-_HEADER = struct.Struct("<4sBHHH4s")
-_MAGIC = b"NMX1"
-_VARIANTS = ("I", "II", "III", "low_rank")
+# Step size at which rank-one parts and diagonals change equally in norm; it determines the unit of rank-one parts.
 _STEP = 0.1
-"""Step size at which rank-one parts and diagonals change equally in norm; it determines the unit of rank-one parts."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class NanoMoeGenome(ArrayGenome):
     """One NanoMoE candidate: `mixing` are the parameters of M, as in `NanoMoeEdit`, read-only."""
 
-    space: NanoMoeSpace = field(repr=False, compare=False)
-    mixing: NDArray[np.float32] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        # Adding zero turns -0.0 into 0.0, so that equal parameters have equal bytes.
-        mixing = np.array(self.mixing, dtype=np.float32) + np.float32(0)
-        self._set_array("mixing", mixing, self.space.shape)
-
-    def to_bytes(self) -> bytes:
-        """Return a header (`NanoMoeSpace.header`) and M as little-endian float32."""
-        return self.space.header + self.mixing.astype("<f4").tobytes()
-
-    @cached_property
-    def content_hash(self) -> str:
-        return hashlib.sha256(self.to_bytes()).hexdigest()
+    space: NanoMoeSpace
+    mixing: NDArray[np.float32] = field(metadata=FLOATS)
 
     def express(self) -> NanoMoeEdit:
         return self._edit
@@ -96,13 +77,12 @@ class NanoMoeGenome(ArrayGenome):
     @cached_property
     def _edit(self) -> NanoMoeEdit:
         space = self.space
-        assert space.tokens is None or space.rows is not None, "the space isn't calibrated"
         names = tuple(each.name for each in space.layers)
         return NanoMoeEdit(space.form, names, self.mixing, space.fit, space.rows)
 
 
 @dataclass(frozen=True)
-class NanoMoeSpace:
+class NanoMoeSpace(ArraySpace[NanoMoeGenome]):
     """All NanoMoE genomes for one model.
 
     Attributes:
@@ -110,17 +90,14 @@ class NanoMoeSpace:
         layers: The chosen linear layers.
         fit: See `NanoMoeSection`.
         tokens: Number of calibration tokens for outputs; None if layers are fitted to their weights.
-        rows: Calibration rows; None before calibration, or if none are needed.
     """
 
     kind: ClassVar[str] = "nanomoe"
-    phase_kinds: ClassVar[tuple[str, ...]] = ("tune",)
+    genome_type: ClassVar[type[NanoMoeGenome]] = NanoMoeGenome
     form: BlockForm
     layers: tuple[LinearFacts, ...] = field(repr=False)
     fit: int
     tokens: int | None
-    facts: ModelFacts = field(repr=False)
-    rows: FitRows | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, section: NanoMoeSection, facts: ModelFacts) -> NanoMoeSpace:
@@ -147,35 +124,33 @@ class NanoMoeSpace:
                     raise UserError(f"genome.rank: {form.rank} is more than the {size} {what} of {each.name}")
         # Plain low rank is a fixed function of the weight, so rounds of fitting would change nothing but its hash.
         tokens = section.calibration_tokens if section.fit_to == "outputs" else None
-        return cls(form, layers, section.fit if mixes else 0, tokens, facts)
+        return cls(form, layers, section.fit if mixes else 0, tokens, facts=facts)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of a genome's parameters."""
         return (len(self.layers), *self.form.mixing_shape)
 
-    @cached_property
-    def header(self) -> bytes:
-        """First bytes of a genome: magic number, variant, K, r, number of layers and a digest of their names."""
-        form = self.form
-        names = hashlib.sha256("\n".join(each.name for each in self.layers).encode()).digest()
-        variant = _VARIANTS.index(form.variant)
-        return _HEADER.pack(_MAGIC, variant, form.blocks, form.rank, len(self.layers), names[:4])
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return {"mixing": self.shape}
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return self.form, [each.name for each in self.layers]
 
     @property
     def recipe(self) -> RowsRecipe | None:
         return None if self.tokens is None else RowsRecipe(self.tokens)
 
-    def calibrated(self, calibration: Calibration) -> NanoMoeSpace:
-        return replace(self, rows=FitRows.of(calibration.arrays))
+    @cached_property
+    def rows(self) -> FitRows | None:
+        """Calibration rows that layers' outputs are fitted on; None if layers are fitted to their weights."""
+        return None if self.tokens is None else FitRows.of(self.statistics)
 
     def start(self, phase: PhaseConfig) -> Offspring[NanoMoeGenome]:
         """Return plain low rank, or the result of the fit."""
-        return Offspring(self.start_genome(), "start", ())
-
-    def start_genome(self) -> NanoMoeGenome:
-        """Return the genome whose M is the fit's, or without a fit the identity."""
-        return NanoMoeGenome(self, self._unmixed)
+        return Offspring(NanoMoeGenome(self, self.unmixed), "start", ())
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[NanoMoeGenome]:
         """Return the start plus Gaussian noise of the phase's sigma in every coordinate."""
@@ -183,26 +158,17 @@ class NanoMoeSpace:
         if not self._units.size:
             return self.start(phase)
         noise = (rng.standard_normal(self.shape) * phase.sigma * self._units).astype(np.float32)
-        return Offspring(NanoMoeGenome(self, self._unmixed + noise), "random", ())
+        return Offspring(NanoMoeGenome(self, self.unmixed + noise), "random", ())
 
     def breed(
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[NanoMoeGenome, ...]
     ) -> Offspring[NanoMoeGenome]:
         assert isinstance(phase, TunePhase)
-        child = parents[0].mixing.copy()
-        if len(parents) == 2:
-            second = layer_crossover(rng, len(self.layers))
-            child[second] = parents[1].mixing[second]
+        child = inherited(rng, parents, len(self.layers))["mixing"]
         for layer in select_groups(rng, len(self.layers), phase.group_rate):
             noise = gaussian_noise(rng, np.zeros_like(child[layer]), phase.entry_rate, phase.sigma)
             child[layer] += noise * self._units
         return offspring_of(NanoMoeGenome(self, child), parents)
-
-    def from_bytes(self, data: bytes) -> NanoMoeGenome:
-        size = len(self.header)
-        if data[:size] != self.header or len(data) != size + 4 * int(np.prod(self.shape)):
-            raise ValueError("these bytes are no NanoMoE genome of this space")
-        return NanoMoeGenome(self, np.frombuffer(data, dtype="<f4", offset=size).reshape(self.shape))
 
     def flatten(self, genome: NanoMoeGenome, phase: PhaseConfig) -> NDArray[np.float64]:
         """Return M's parameters layer by layer, in units in which steps of 0.1 suit all of them."""
@@ -213,7 +179,7 @@ class NanoMoeSpace:
 
     def describe(self, genome: NanoMoeGenome) -> Description:
         form = self.form
-        away = float(np.abs(genome.mixing - self._unmixed).mean()) if genome.mixing.size else 0.0
+        away = float(np.abs(genome.mixing - self.unmixed).mean()) if genome.mixing.size else 0.0
         blocks = "" if form.variant == "low_rank" else f" K={form.blocks}"
         return Description(
             experts=form.blocks,
@@ -241,7 +207,8 @@ class NanoMoeSpace:
         return sum(outputs * inputs - self.form.parameters(outputs, inputs) for outputs, inputs in sizes)
 
     @cached_property
-    def _unmixed(self) -> NDArray[np.float32]:
+    def unmixed(self) -> NDArray[np.float32]:
+        """M of the fit, or without a fit the identity in all blocks: float32 of `shape`."""
         return np.broadcast_to(self.form.unmixed, self.shape)
 
     @cached_property

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, spread
+from moevolve.search.genomes.contract.kind import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.genomes.tomoe.genome import ToMoeGenome
-from moevolve.search.report.heatmaps import spread
-from moevolve.search.report.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing
+from moevolve.search.genomes.tomoe.space import ToMoeGenome
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 
 if TYPE_CHECKING:
-    from moevolve.search.report.style import Figure
+    from moevolve.search.drawing import Figure
 
 
 class ToMoeFigures(GenomeFigures[ToMoeGenome]):
@@ -25,6 +24,9 @@ class ToMoeFigures(GenomeFigures[ToMoeGenome]):
 
     subject = "widths"
     weights = "router's softmax"
+
+    def has_figure(self, genome: ToMoeGenome, start: ToMoeGenome | None) -> bool:
+        return True
 
     def page(self, genome: ToMoeGenome, start: ToMoeGenome | None) -> tuple[Figure, str]:
         edit = genome.express()

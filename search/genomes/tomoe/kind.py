@@ -11,11 +11,12 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import Baseline, GenomeKind, Offspring
+from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes
+from moevolve.search.genomes.contract.kind import Baseline, GenomeKind
+from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.tomoe.figures import ToMoeFigures
-from moevolve.search.genomes.tomoe.genome import FLUCTUATION, ToMoeGenome
-from moevolve.search.genomes.tomoe.space import ToMoeSection, ToMoeSpace
+from moevolve.search.genomes.tomoe.space import FLUCTUATION, ToMoeGenome, ToMoeSection, ToMoeSpace
 
 
 def saliency(space: ToMoeSpace) -> Offspring[ToMoeGenome]:
@@ -77,7 +78,7 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
     """
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
-        """See `GenomeCosts.buffer_bytes`: repaired output projections, also of attention with masked heads."""
+        """Count repaired output projections, also of attention with masked heads."""
         if not repaired:
             return 0
         dense, attended = self.space.dense, self._masked * self.space.dense.heads * self.space.dense.head_dim
@@ -94,14 +95,14 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
     def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
         dense = self.space.dense
         attention = (FitOutline(dense.heads * dense.head_dim, 1, 1.0),) if self._masked else ()
-        # A feature is zero only for tokens whose masks leave it out, and these differ by feature.
+        # A feature is zero only for tokens whose masks drop it, and these differ by feature.
         return ((*attention, FitOutline(dense.width, 1, 1.0)),) * dense.layers
 
     @property
     def _masked(self) -> bool:
         return self.space.even_widths.shape[1] > 1
 
-    def counts(self, phase: str) -> tuple[int, int, None, int]:
+    def counts(self, phase: PhaseConfig) -> tuple[int, int, None, int]:
         space = self.space
         return space.section.experts, 1, None, space.active_parameters(space.even_widths)
 

@@ -1,18 +1,36 @@
-"""The settings of ToMoE searches and the space of ToMoE genomes for one model."""
+"""The settings of ToMoE searches, ToMoE genomes, and the space of these for one model.
+
+Source: ToMoE (arXiv 2501.15316). The paper trains masks and routers by gradients; here a few coordinates per expert are
+searched. An expert's mask keeps the neurons with the largest scores
+
+    standardised log of (saliency + slopes @ r / max(1, |r|))  +  projection(latent)
+
+where `r` is the expert's router row on the principal directions of the network's inputs. The first term is the saliency
+expected on the tokens that the router sends to the expert, in a model that is linear in these directions. With all
+coordinates zero, every expert keeps the most salient neurons. Experts are interchangeable; the edit sorts them by their
+router rows.
+
+Random masks, which the method has to be compared with, need something else, since saliency and the fixed projection
+both prefer some neurons. If an expert has a seed, standard normal numbers from it replace the saliency; a random
+individual's latent coordinates are zero, so that all masks of the layer's width are equally likely. Head masks work
+alike. Children inherit seeds layer by layer. The seed `FLUCTUATION` replaces saliencies by the neurons' fluctuations
+(FLAP), independent of the router. The paper has no such seeds: its masks are trained.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, product
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.contract.arrays import FLOATS, ArrayGenome, ArraySpace, inherited
 from moevolve.search.genomes.contract.base import (
     MOST_PARTS,
     MOST_TOKENS,
@@ -21,14 +39,20 @@ from moevolve.search.genomes.contract.base import (
     Offspring,
     offspring_of,
 )
-from moevolve.search.genomes.contract.operators import gaussian_noise, layer_crossover, select_groups
+from moevolve.search.genomes.contract.operators import gaussian_noise, select_groups
 from moevolve.search.genomes.contract.phases import PhaseConfig, TunePhase
 from moevolve.search.genomes.tomoe.budget import WidthBudget
-from moevolve.search.genomes.tomoe.genome import ARRAYS, FLUCTUATION, HEADER, MAGIC, SEEDS, ToMoeGenome
-from moevolve.workers.contract.edits import Calibration
+from moevolve.search.genomes.tomoe.scores import (
+    RegularisationTerms,
+    projection,
+    random_scores,
+    regularisation_terms,
+    standardised_log,
+    top_mask,
+)
 from moevolve.workers.contract.facts import DenseFacts, ModelFacts
 from moevolve.workers.families.registry import maskable_types
-from moevolve.workers.methods.tomoe.edit import ToMoeRecipe
+from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit, ToMoeRecipe
 
 
 class ToMoeSection(GenomeSection):
@@ -62,29 +86,144 @@ class ToMoeSection(GenomeSection):
     calibration_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
 
 
+# Number of calibration tokens on which coverage and balance are estimated.
 _SAMPLE = 512
-"""Number of calibration tokens on which coverage and balance are estimated."""
+# Standard deviation of random coordinates.
 _SPREAD = 0.3
-"""Standard deviation of random coordinates."""
+
+
+SEEDS = 1 << 24
+"""Upper bound of seeds, which are integers that float32 represents exactly."""
+SHARPNESS = 10.0
+"""Logits per router coordinate. It affects only the softmax in the load-balance term, not the choice of experts."""
+FLUCTUATION = -1
+"""Special seed for a mask by fluctuation."""
+# Lower bound of the saliency expected on an expert's tokens, as a share of the mean over all tokens; the linear model
+# can give negative values.
+_MIN_EXPECTED = 0.05
+# Standard deviation of random value-router coefficients: that of the projection at coordinates of 0.3.
+_ROUTED = 0.5
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ToMoeGenome(ArrayGenome):
+    """One ToMoE candidate. Arrays are float32 and read-only.
+
+    Attributes:
+        shares: Logarithms of relative widths, [layers, 1 or 3]; see `WidthBudget.widths`.
+        latents: Latent coordinates of expert embeddings, [layers, N, latent].
+        routers: Router rows on the mean input's direction and on the principal ones, [layers, N, 1 + components].
+        heads: Latent coordinates of the head masks, [layers, latent, 2 + components]: of the pairs' scores, of the
+            values' scores, and of the values' scores along each principal direction of the attention's inputs. It has
+            no layers without head masks.
+        seeds: Integer seeds of random masks below `SEEDS`, 0 for masks by saliency, or `FLUCTUATION`: [layers, N], or
+            [layers, N + 1] with head masks, whose seed is last (`FLUCTUATION` means 0 there).
+    """
+
+    space: ToMoeSpace
+    shares: NDArray[np.float32] = field(metadata=FLOATS)
+    latents: NDArray[np.float32] = field(metadata=FLOATS)
+    routers: NDArray[np.float32] = field(metadata=FLOATS)
+    heads: NDArray[np.float32] = field(metadata=FLOATS)
+    seeds: NDArray[np.float32] = field(metadata=FLOATS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not ((self.seeds >= FLUCTUATION) & (self.seeds < SEEDS) & (self.seeds == np.rint(self.seeds))).all():
+            raise ValueError(f"a genome's seeds must be whole numbers from {FLUCTUATION} to {SEEDS - 1}")
+
+    def express(self) -> ToMoeEdit:
+        """Return the edit; the space must be calibrated."""
+        return self._edit
+
+    @cached_property
+    def widths(self) -> NDArray[np.int64]:
+        """Neurons per expert, and with head masks kept pairs and value dimensions: int64 [layers, 1 or 3]."""
+        return self.space.budget.widths(self.shares)
+
+    @cached_property
+    def _edit(self) -> ToMoeEdit:
+        kept = self._kept
+        router = self.routers * np.float32(SHARPNESS) + np.float32(0)
+        for layer, (rows, masks) in enumerate(zip(router, kept, strict=True)):
+            pairs = zip(rows.astype(">f4"), np.packbits(masks, axis=1), strict=True)
+            keys = [(row.tobytes(), mask.tobytes()) for row, mask in pairs]
+            order = sorted(range(len(keys)), key=keys.__getitem__)
+            router[layer], kept[layer] = rows[order], masks[order]
+        return ToMoeEdit(kept, router, self.space.statistics["network_directions"], self._head_masks)
+
+    @cached_property
+    def terms(self) -> RegularisationTerms:
+        """The edit's terms; the space must be calibrated."""
+        measured = self.space.statistics
+        return regularisation_terms(self._edit, measured["network_sample"], measured.get("head_sample"))
+
+    @property
+    def _kept(self) -> NDArray[np.bool_]:
+        """Neuron masks in the genome's own order of experts: bool [layers, N, width]."""
+        measured, section = self.space.statistics, self.space.section
+        saliency, slopes = measured["neuron_saliency"], measured["neuron_slopes"]
+        project = projection("neurons", section.latent, section.embedding, saliency.shape[1])
+        kept = np.empty((*self.latents.shape[:2], saliency.shape[1]), dtype=np.bool_)
+        for layer, width in enumerate(self.widths[:, 0].tolist()):
+            base = saliency[layer].astype(np.float64)
+            rows = self.routers[layer, :, 1:].astype(np.float64)
+            rows /= np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True))
+            expected = np.maximum(base + rows @ slopes[layer].astype(np.float64).T, _MIN_EXPECTED * base)
+            scores = standardised_log(expected, base)
+            for expert, seed in enumerate(self.seeds[layer, : len(scores)].astype(int).tolist()):
+                if seed == FLUCTUATION:
+                    scores[expert] = standardised_log(measured["neuron_fluctuation"][layer])
+                elif seed:
+                    scores[expert] = random_scores(seed, "neurons", scores.shape[1])
+            kept[layer] = top_mask(scores + project(self.latents[layer]), width)
+        return kept
+
+    @property
+    def _head_masks(self) -> HeadMasks | None:
+        if not len(self.heads):
+            return None
+        measured, section = self.space.statistics, self.space.section
+        pairs, values = measured["pair_saliency"], measured["value_saliency"]
+        head_dim = values.shape[1]
+        of_pairs = projection("pairs", section.latent, section.embedding, pairs.shape[1])
+        of_values = projection("values", section.latent, section.embedding, head_dim)
+        pair_scores = np.stack([standardised_log(each) for each in pairs])
+        value_bias = np.stack([standardised_log(each) for each in values])
+        router = np.zeros((len(values), head_dim, section.components))
+        for layer, seed in enumerate(self.seeds[:, -1].astype(int).tolist()):
+            if seed > 0:
+                pair_scores[layer] = random_scores(seed, "pairs", pairs.shape[1])
+                value_bias[layer] = random_scores(seed, "values", head_dim)
+                router[layer] = _ROUTED * random_scores(seed, "value router", head_dim, section.components)
+        pair_scores += of_pairs(self.heads[:, :, 0])
+        value_bias += of_values(self.heads[:, :, 1])
+        for component in range(section.components):
+            router[:, :, component] += of_values(self.heads[:, :, 2 + component])
+        kept_pairs = [top_mask(scores, width) for scores, width in zip(pair_scores, self.widths[:, 1], strict=True)]
+        return HeadMasks(
+            pairs=np.stack(kept_pairs),
+            active=self.widths[:, 2],
+            value_bias=np.round(value_bias, 6).astype(np.float32) + np.float32(0),
+            value_router=np.round(router, 6).astype(np.float32) + np.float32(0),
+            directions=measured["head_directions"],
+        )
 
 
 @dataclass(frozen=True)
-class ToMoeSpace:
+class ToMoeSpace(ArraySpace[ToMoeGenome]):
     """All ToMoE genomes for one model.
 
     Attributes:
         dense: Sizes of the model's dense networks.
         budget: Budget of the layers' widths.
-        calibration: Measured saliencies and directions; None before calibration.
     """
 
     kind: ClassVar[str] = "tomoe"
-    phase_kinds: ClassVar[tuple[str, ...]] = ("tune",)
+    genome_type: ClassVar[type[ToMoeGenome]] = ToMoeGenome
     section: ToMoeSection
-    facts: ModelFacts = field(repr=False)
     dense: DenseFacts = field(repr=False)
     budget: WidthBudget = field(repr=False)
-    calibration: Calibration | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, section: ToMoeSection, facts: ModelFacts) -> ToMoeSpace:
@@ -107,20 +246,15 @@ class ToMoeSpace:
             )
         if section.components >= dense.hidden:
             raise UserError(f"genome.components: {section.components} is too many for {dense.hidden} inputs")
-        return cls(section, facts, dense, WidthBudget.of(facts, section.attention, section.budget))
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int, int]:
-        """Numbers of layers, experts N, latent coordinates, components, and widths per layer."""
-        section = self.section
-        return self.dense.layers, section.experts, section.latent, section.components, len(self.budget.full_widths)
+        return cls(section, dense, WidthBudget.of(facts, section.attention, section.budget), facts=facts)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of a genome's arrays."""
-        layers, experts, latent, components, kinds = self.sizes
+        section, layers = self.section, self.dense.layers
+        experts, latent, components = section.experts, section.latent, section.components
         return {
-            "shares": (layers, kinds),
+            "shares": (layers, len(self.budget.full_widths)),
             "latents": (layers, experts, latent),
             "routers": (layers, experts, 1 + components),
             "heads": (layers if self.section.attention else 0, latent, 2 + components),
@@ -132,20 +266,11 @@ class ToMoeSpace:
         section = self.section
         return ToMoeRecipe(section.attention, section.components, _SAMPLE, section.calibration_tokens)
 
-    def calibrated(self, calibration: Calibration) -> ToMoeSpace:
-        return replace(self, calibration=calibration)
-
-    @property
-    def statistics(self) -> dict[str, NDArray[np.float32]]:
-        """Arrays of the calibration; see `calibrate_tomoe`."""
-        assert self.calibration is not None, "the space isn't calibrated"
-        return dict(self.calibration.arrays)
-
     def start(self, phase: PhaseConfig) -> Offspring[ToMoeGenome]:
         """Return the genome of even widths, with an expert for each end of every principal direction."""
-        _, experts, _, components, _ = self.sizes
         rows = np.zeros(self.shapes["routers"])
-        for expert, row in zip(range(experts), _spread_out(components), strict=False):
+        directions = _spread_out(self.section.components)
+        for expert, row in zip(range(self.section.experts), directions, strict=False):
             rows[:, expert, 1:] = row
         return Offspring(self.genome(routers=rows), "start", ())
 
@@ -158,12 +283,8 @@ class ToMoeSpace:
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[ToMoeGenome, ...]
     ) -> Offspring[ToMoeGenome]:
         assert isinstance(phase, TunePhase)
-        arrays = {name: getattr(parents[0], name).copy() for name in ARRAYS}
+        arrays = inherited(rng, parents, self.dense.layers)
         touched = [name for name, shape in self.shapes.items() if shape[0] and name != "seeds"]
-        if len(parents) == 2:
-            other = layer_crossover(rng, self.dense.layers)
-            for name in (*touched, "seeds"):
-                arrays[name][other] = getattr(parents[1], name)[other]
         for layer in select_groups(rng, self.dense.layers, phase.group_rate):
             for name in touched:
                 arrays[name][layer] = gaussian_noise(rng, arrays[name][layer], phase.entry_rate, phase.sigma)
@@ -174,46 +295,28 @@ class ToMoeSpace:
                     arrays["seeds"][layer, expert] = rng.integers(1, SEEDS)
         return offspring_of(self.genome(**arrays), parents)
 
-    def from_bytes(self, data: bytes) -> ToMoeGenome:
-        magic, *sizes = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0)
-        count = sum(int(np.prod(shape)) for shape in self.shapes.values())
-        if magic != MAGIC or tuple(sizes) != self.sizes or len(data) != HEADER.size + 4 * count:
-            raise ValueError("these bytes are no ToMoE genome of this space")
-        return self._split(np.frombuffer(data, dtype="<f4", offset=HEADER.size))
-
     def flatten(self, genome: ToMoeGenome, phase: PhaseConfig) -> NDArray[np.float64]:
         """Return all coordinates in order (shares, latents, routers, heads), then one number per seed.
 
         It is 0 for saliency, -1 for fluctuation, and 1 + seed / `SEEDS` for a random mask, so that small steps don't
         turn one into another.
         """
-        *coordinates, seeds = (getattr(genome, name).astype(np.float64).ravel() for name in ARRAYS)
-        return np.concatenate([*coordinates, np.where(seeds > 0, 1 + seeds / SEEDS, seeds)])
+        coordinates, seeds = np.split(super().flatten(genome, phase), [-genome.seeds.size])
+        return np.concatenate([coordinates, np.where(seeds > 0, 1 + seeds / SEEDS, seeds)])
 
     def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> ToMoeGenome:
         """Invert `flatten`: seeds' numbers above 0.5 are random masks, those below -0.5 masks by fluctuation."""
         coordinates, places = np.split(vector, [-int(np.prod(self.shapes["seeds"]))])
         seeds = np.where(places > 0.5, np.clip(np.rint((places - 1) * SEEDS), 1, SEEDS - 1), 0)
         seeds = np.where(places < -0.5, FLUCTUATION, seeds)
-        return self._split(np.concatenate([coordinates, seeds]))
-
-    def _split(self, values: NDArray[Any]) -> ToMoeGenome:
-        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
-        parts = np.split(values, ends[:-1])
-        return self.genome(
-            **{name: part.reshape(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
-        )
-
-    def genome(self, **arrays: NDArray[Any]) -> ToMoeGenome:
-        """Return a genome of `arrays`; missing ones are zeros."""
-        return ToMoeGenome(self, **{name: arrays.get(name, np.zeros(shape)) for name, shape in self.shapes.items()})
+        return super().unflatten(np.concatenate([coordinates, seeds]), phase)
 
     def describe(self, genome: ToMoeGenome) -> Description:
         """Return the sizes and costs of the exported model; the space must be calibrated.
 
         The exported code runs an expert's neurons and the kept query and key dimensions, but all value dimensions of
         layers where they differ between tokens, since masks are applied to computed values. The paper and the budget
-        count masked values as inactive and leave routers out.
+        count masked values as inactive and don't count routers.
         """
         widths, terms, heads = genome.widths, genome.terms, genome.express().heads
         used = self.active_parameters(widths, None if heads is None else heads.static)

@@ -14,9 +14,8 @@ from pydantic import Field
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
 from moevolve.search.config.run import SearchName
-from moevolve.search.requests.models import ExportRequest
-from moevolve.search.requests.record import fields_of, one_line_errors
-from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.interface.export import CheckpointRequest, ExportRequest
+from moevolve.search.interface.request import fields_of, one_line_errors
 from moevolve.search.running.steer import unpause
 from moevolve.search.server.api.requests import model_of, options_of
 from moevolve.search.server.dependencies import CHANGES, RefPath, SearchPath, ServerDep
@@ -25,8 +24,9 @@ from moevolve.search.server.problems import WRITES
 from moevolve.search.server.processes import RETRY_S, BusyError, Job
 from moevolve.search.server.settings import ServerSettings
 from moevolve.search.shrink.budget import budget_of
+from moevolve.search.shrink.request import ShrinkRequest
 
-_EXPORT_OPTIONS = ("form", "mtp", "requantise", "pad_experts", "device", "dtype")
+_EXPORT_OPTIONS = tuple(fields_of(CheckpointRequest))
 _CHOSEN_HERE = ("model", "data", "tasks", "output", "store", "overrides", "dry_run")
 """Parameters of a shrink that the server chooses, or that are names here."""
 _SHRINK_OPTIONS = tuple(name for name in fields_of(ShrinkRequest) if name not in _CHOSEN_HERE)

@@ -1,4 +1,4 @@
-"""Routes made from request records: one for every use case that has an HTTP path."""
+"""Routes made from requests."""
 
 from __future__ import annotations
 
@@ -12,18 +12,62 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
 from moevolve.search.genomes.contract.phases import refuse_flags_as_numbers
-from moevolve.search.requests.record import Request, annotation_of, default_of, fields_of, option_names, path_fields
-from moevolve.search.requests.running import CancelRequest, PauseRequest, StopRequest
-from moevolve.search.requests.searches import ContrastRequest, ParetoRequest, PlotRequest
+from moevolve.search.interface.contrast import ContrastRequest
+from moevolve.search.interface.control import (
+    CancelRequest,
+    ControlRequest,
+    PauseRequest,
+    ScaleRequest,
+    SteerRequest,
+    StopRequest,
+)
+from moevolve.search.interface.effects import EffectsRequest
+from moevolve.search.interface.outcomes import OutcomesRequest
+from moevolve.search.interface.plot import PlotRequest
+from moevolve.search.interface.rankings import BestRequest, ParetoRequest, TradeoffsRequest
+from moevolve.search.interface.report import ReportRequest
+from moevolve.search.interface.request import (
+    Request,
+    annotation_of,
+    answer_type,
+    default_of,
+    fields_of,
+    option_names,
+    path_fields,
+    summary_of,
+    verb_of,
+)
+from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest
+from moevolve.search.interface.show import GenomeRequest, LineageRequest, ShowRequest
 from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS, WRITES
 from moevolve.search.server.starting import steer_starting
-from moevolve.search.service.service import LocalService
-from moevolve.search.service.use_cases import USE_CASES, UseCase
 from moevolve.store.errors import NotFoundError, NotRunningError
-from moevolve.store.records import DesiredState
 
+REQUESTS: tuple[type[Request], ...] = (
+    SearchesRequest,
+    SearchRequest,
+    LabelRequest,
+    ControlRequest,
+    FinalTableRequest,
+    ContrastRequest,
+    EffectsRequest,
+    BestRequest,
+    ParetoRequest,
+    TradeoffsRequest,
+    ShowRequest,
+    GenomeRequest,
+    LineageRequest,
+    PlotRequest,
+    ReportRequest,
+    OutcomesRequest,
+    PauseRequest,
+    StopRequest,
+    CancelRequest,
+    ScaleRequest,
+)
+"""What a server offers over HTTP; each has a `route`."""
 _IMAGE_TYPES = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
 _HTML = "text/html; charset=utf-8"
 
@@ -31,10 +75,10 @@ _HTML = "text/html; charset=utf-8"
 def request_routes() -> APIRouter:
     """A router with one route for each request that can be made over HTTP."""
     routes = APIRouter()
-    for kind, case in USE_CASES.items():
-        if case.path is None:
-            continue
-        if case.answer is bytes:
+    for kind in REQUESTS:
+        assert kind.route is not None
+        answer = answer_type(kind)
+        if answer is bytes:
             types = _IMAGE_TYPES.values() if kind is PlotRequest else ["text/html"]
             document = {"content": {one: {} for one in types}, "description": "The document."}
             options: dict[str, Any] = {
@@ -44,43 +88,34 @@ def request_routes() -> APIRouter:
             }
         else:
             options = {
-                "tags": [case.path.split("/")[1]],
-                "methods": ["POST" if case.writes else "GET"],
-                "responses": WRITES if case.writes else READS,
-                "dependencies": [CHANGES] if case.writes else [],
-                "response_model": case.answer,
+                "tags": [kind.route.split("/")[1]],
+                "methods": ["POST" if kind.writes else "GET"],
+                "responses": WRITES if kind.writes else READS,
+                "dependencies": [CHANGES] if kind.writes else [],
+                "response_model": answer,
             }
-        routes.add_api_route(case.path, _endpoint(kind, case, case.path), **options)
+        routes.add_api_route(kind.route, _endpoint(kind, kind.route, draws=answer is bytes), **options)
     return routes
 
 
-_ASKS: dict[type[Request[Any]], DesiredState] = {
-    PauseRequest: "paused",
-    StopRequest: "stopped",
-    CancelRequest: "cancelled",
-}
-"""What is asked of a search's driver by the requests that also a search without a driver can be asked for."""
-
-
-def _answer(server: ServerState, request: Request[Any]) -> Any:
-    service = LocalService(server.writer, keep_open=True)
+def _answer(server: ServerState, request: Any) -> Any:
     if isinstance(request, ContrastRequest | ParetoRequest):  # they read much, and charts ask for them with each page
-        return server.listings.cached(repr(request), partial(service.ask, request))
+        return server.listings.cached(repr(request), partial(request.answer, server.store))
     try:
-        return service.ask(request)
+        return request.answer(server.writer)
     except (NotFoundError, NotRunningError):
-        if not isinstance(request, PauseRequest | StopRequest | CancelRequest):
+        if not isinstance(request, SteerRequest):
             raise
-        control = steer_starting(server, request.search, _ASKS[type(request)])
+        control = steer_starting(server, request.search, request.desired_state)
         if control is None:
             raise
         return control
 
 
-def _endpoint(kind: type[Request[Any]], case: UseCase, path: str) -> Callable[..., Any]:
+def _endpoint(kind: type[Request], route: str, draws: bool) -> Callable[..., Any]:
     """A function for FastAPI that makes a request from its parameters and answers it."""
 
-    def made(asked: BaseModel | None = None, **given: Any) -> Request[Any]:
+    def made(asked: BaseModel | None = None, **given: Any) -> Request:
         return kind(**given if asked is None else given | dict(asked))
 
     def answer(server: ServerState, **given: Any) -> Any:
@@ -92,22 +127,22 @@ def _endpoint(kind: type[Request[Any]], case: UseCase, path: str) -> Callable[..
         media = _IMAGE_TYPES[request.form] if isinstance(request, PlotRequest) else _HTML
         return Response(content, media_type=media, headers={"content-security-policy": DOCUMENT_POLICY})
 
-    endpoint: Any = draw if case.answer is bytes else answer
+    endpoint: Any = draw if draws else answer
     # FastAPI reads the parameters from the signature.
     endpoint.__signature__ = inspect.Signature(
         [
             Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation)
-            for name, annotation in _parameters(kind, case, path).items()
+            for name, annotation in _parameters(kind, route).items()
         ]
     )
-    endpoint.__name__ = case.home.rpartition(":")[2]
-    endpoint.__doc__ = (inspect.getdoc(kind) or "").partition("\n\nRaises:")[0]
+    endpoint.__name__ = verb_of(kind)
+    endpoint.__doc__ = summary_of(kind)
     return endpoint
 
 
-def _parameters(kind: type[Request[Any]], case: UseCase, path: str) -> dict[str, Any]:
+def _parameters(kind: type[Request], route: str) -> dict[str, Any]:
     """Annotations of an endpoint's parameters: those in the path, and all others together as `asked`."""
-    in_path = path_fields(path)
+    in_path = path_fields(route)
     parameters: dict[str, Any] = {"server": ServerDep}
     for name in in_path:
         field = fields_of(kind)[name]
@@ -115,11 +150,11 @@ def _parameters(kind: type[Request[Any]], case: UseCase, path: str) -> dict[str,
     others = [name for name in fields_of(kind) if name not in in_path]
     if others:
         asked = model_of(kind, others)
-        parameters["asked"] = asked if case.writes else Annotated[asked, Query()]
+        parameters["asked"] = asked if kind.writes else Annotated[asked, Query()]
     return parameters
 
 
-def model_of(kind: type[Request[Any]], names: Sequence[str]) -> type[BaseModel]:
+def model_of(kind: type[Request], names: Sequence[str]) -> type[BaseModel]:
     """A model of some of a request's parameters, for FastAPI to read from a query or a body."""
     chosen: dict[str, Any] = {name: (annotation_of(fields_of(kind)[name]), fields_of(kind)[name]) for name in names}
     one_of = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in kind.needs_one]
@@ -130,7 +165,7 @@ def model_of(kind: type[Request[Any]], names: Sequence[str]) -> type[BaseModel]:
     return create_model(kind.__name__, __config__=config, __validators__=validators, **chosen)
 
 
-def options_of(kind: type[Request[Any]], asked: object, names: Sequence[str]) -> list[str]:
+def options_of(kind: type[Request], asked: object, names: Sequence[str]) -> list[str]:
     """Options of the command line for those of a request's parameters that don't have their defaults.
 
     Args:

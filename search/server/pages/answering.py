@@ -11,11 +11,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.interface.answers import Answers, AnswersRequest
+from moevolve.search.interface.outcomes import Outcomes, OutcomesRequest
 from moevolve.search.loop.scores import FULL
-from moevolve.search.operations.answers import outcomes
 from moevolve.search.report.rendering import handle
-from moevolve.search.requests.answers import Answers, Outcomes
-from moevolve.search.requests.models import AnswersRequest, OutcomesRequest
 from moevolve.search.server.dependencies import RefPath, ServerDep, ServerState
 from moevolve.search.server.pages.forms import form_link, from_form
 from moevolve.search.server.pages.rendering import render
@@ -73,7 +72,7 @@ def _asked(request: Request, store: StoreReader, detail: IndividualDetail) -> Ou
 
 def _outcomes(server: ServerState, asked: OutcomesRequest) -> Outcomes:
     """The answer to a request, which a page asks for every two seconds while answers are generated."""
-    return server.listings.cached(repr(asked), partial(outcomes, server.store, asked))
+    return server.listings.cached(repr(asked), partial(asked.answer, server.store))
 
 
 def _generation(asked: OutcomesRequest, found: Outcomes) -> AnswersRequest:

@@ -11,18 +11,17 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import SCORED
-from moevolve.search.analysis.contrast import contrast
-from moevolve.search.compare.significance import Significance, TaskOutcomes, paired_test
+from moevolve.evaluators.types import SCORED, SPLITS, Split
+from moevolve.search.interface.contrast import ContrastRequest
+from moevolve.search.interface.request import one_line_errors
+from moevolve.search.interface.show import GenomeRequest
 from moevolve.search.loop.final_table import Score, score_of
 from moevolve.search.loop.scores import outcomes_of
-from moevolve.search.operations.queries import genome
-from moevolve.search.requests.record import one_line_errors
-from moevolve.search.requests.searches import ContrastRequest, GenomeRequest
+from moevolve.search.results.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.server.dependencies import NameQuery, RefQuery, ServerDep
 from moevolve.search.server.pages.individuals import outlined, size_words
 from moevolve.search.server.pages.rendering import render
-from moevolve.store.records import SPLITS, CourseAxis, EvaluationRecord, IndividualDetail, Split
+from moevolve.store.records import CourseAxis, EvaluationRecord, IndividualDetail
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -68,7 +67,7 @@ def show_genomes(request: Request, server: ServerDep, a: RefQuery, b: RefQuery) 
     """What each of two individuals keeps."""
     note, outlines = "", []
     try:
-        view = genome(server.store, GenomeRequest(a.strip(), against=b.strip()))
+        view = GenomeRequest(a.strip(), against=b.strip()).answer(server.store)
         outlines = [each for each in (view.outline, view.other) if each is not None]
     except UserError as error:
         note = f"They can't be shown: {' '.join(str(error).split())}"
@@ -88,7 +87,7 @@ def show_contrast(
     if names:
         with one_line_errors():
             asked = ContrastRequest(names, by=by)
-        found = server.listings.cached(repr(asked), partial(contrast, server.store, asked))
+        found = server.listings.cached(repr(asked), partial(asked.answer, server.store))
         link = urlencode({"searches": names}, doseq=True)
     return render(
         request,
@@ -116,17 +115,16 @@ def paired(first: IndividualDetail, second: IndividualDetail) -> list[PairedScor
 def _pair(first: EvaluationRecord | None, second: EvaluationRecord | None) -> PairedScores:
     known = first or second
     assert known is not None
-    left_score, right_score = (None if record is None else score_of(record) for record in (first, second))
-    row = PairedScores(known.task, known.split, left_score, right_score)
+    scores = [None if one is None else score_of(one) for one in (first, second)]
+    row = PairedScores(known.task, known.split, scores[0], scores[1])
     if first is None or second is None or first.score is None or second.score is None:
         return row
     row = replace(row, difference=second.score - first.score)
-    left, right = outcomes_of(first), outcomes_of(second)
-    if not left.size or left.size != right.size:
-        return row
-    return replace(
-        row,
-        test=paired_test([TaskOutcomes(left[None], first.metric, 1.0)], [TaskOutcomes(right[None], first.metric, 1.0)]),
-        first_better=int((left > right).sum()),
-        second_better=int((right > left).sum()),
+    left, right = (
+        [TaskOutcomes(outcomes_of(one)[None], one.metric, 1.0)] if one.outcomes else [] for one in (first, second)
     )
+    test = paired_test(left, right)
+    if test is None:
+        return row
+    gain = right[0].values - left[0].values
+    return replace(row, test=test, first_better=int((gain < 0).sum()), second_better=int((gain > 0).sum()))

@@ -10,9 +10,7 @@ from itertools import groupby
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from moevolve.search.analysis.effects import effects
-from moevolve.search.requests.answers import Effects
-from moevolve.search.requests.searches import EffectsRequest
+from moevolve.search.results.effects import Effects, effects
 from moevolve.search.server.dependencies import SearchPath, ServerDep
 from moevolve.search.server.pages.rendering import render
 
@@ -43,8 +41,9 @@ class GeneAxis:
 def show_effects(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
     """What moved the score in a search."""
     record = server.store.search(search)
-    asked = EffectsRequest(record.id, limit=_FEW_ROWS if "part" in request.query_params else _ROWS, genes=True)
-    found = server.listings.cached(repr(asked), partial(effects, server.store, asked))
+    limit = _FEW_ROWS if "part" in request.query_params else _ROWS
+    read = partial(effects, server.store, record.id, limit, genes=True)
+    found = server.listings.cached(f"effects of {record.id}, {limit}", read)
     axes = axes_of(found)
     ranked = sorted(found.rows, key=lambda row: -row.score)
     best = {row.index for row in ranked[: min(10, -(-len(ranked) // 10))]}

@@ -8,10 +8,10 @@ from urllib.parse import urlencode
 
 from fastapi import Request, Response
 
-from moevolve.search.requests import record
-from moevolve.search.requests.tables import csv_text, flat
+from moevolve.search.interface import request as requests
+from moevolve.search.interface.tables import csv_text, flat
 
-R = TypeVar("R", bound="record.Request[Any]")
+R = TypeVar("R", bound="requests.Request")
 
 
 def from_form(kind: type[R], **defaults: Any) -> Callable[[Request], R]:
@@ -25,14 +25,14 @@ def from_form(kind: type[R], **defaults: Any) -> Callable[[Request], R]:
     def made(request: Request) -> R:
         # A form also sends the fields that were left empty.
         given = {**request.query_params, **request.path_params}
-        typed = {name: str(given.get(name, "")).strip() for name in record.fields_of(kind)}
-        with record.one_line_errors():
+        typed = {name: str(given.get(name, "")).strip() for name in requests.fields_of(kind)}
+        with requests.one_line_errors():
             return kind(**defaults | {name: text for name, text in typed.items() if text})
 
     return made
 
 
-def form_link(path: str, asked: record.Request[Any], **changes: Any) -> str:
+def form_link(path: str, asked: requests.Request, **changes: Any) -> str:
     """A link to a listing as it was asked for, with some parameters changed; None removes one."""
     chosen = asked.arguments() | changes
     query = urlencode({name: value for name, value in chosen.items() if value not in (None, False)})

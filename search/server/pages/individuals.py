@@ -12,16 +12,16 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.drawing import to_svg
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.contract.outline import GenomeOutline, outline_rows, outline_settings
 from moevolve.search.genomes.contract.phases import START
 from moevolve.search.genomes.registry import figures_for, outline_of, part_counts, part_names
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import score_of
-from moevolve.search.operations.subject import Subject, find_subject, start_of
 from moevolve.search.report.lineage import lineage_figure, main_line
 from moevolve.search.report.rendering import handle
-from moevolve.search.report.style import to_svg
+from moevolve.search.running.candidates import Candidate, find_candidate, start_of
 from moevolve.search.server.dependencies import RefPath, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.pages.rendering import render, render_part
@@ -31,7 +31,7 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail, IndividualRecord, LineageGraph
 
 if TYPE_CHECKING:
-    from moevolve.search.report.style import Figure
+    from moevolve.search.drawing import Figure
 
 _CHILDREN, _LINE = 25, 40
 """Rows of the tables of children and of the main line of ancestors."""
@@ -87,7 +87,15 @@ def show_genome(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespon
 @routes.get("/individuals/{ref}/genome.svg")
 async def draw_genome(server: ServerDep, ref: RefPath) -> Response:
     """The figure of a genome."""
-    return await server.drawings.run(_genome_figure, server.store, ref)
+
+    def draw() -> Response:
+        _, genome, start = _genome_and_start(server.store, ref)
+        figures = figures_for(genome)
+        if not figures.has_figure(genome, start):
+            raise NotFoundError(f"there is nothing to draw of {ref}")
+        return _svg_document(figures.page(genome, start)[0], f"{figures.subject} of {ref}")
+
+    return await server.drawings.run(draw)
 
 
 @routes.get("/individuals/{ref}/lineage")
@@ -116,7 +124,14 @@ def show_lineage(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespo
 @routes.get("/individuals/{ref}/lineage.svg")
 async def draw_lineage(server: ServerDep, ref: RefPath) -> Response:
     """The figure of an individual's ancestors."""
-    return await server.drawings.run(_lineage_figure, server.store, ref)
+
+    def draw() -> Response:
+        graph = server.store.ancestors(ref)
+        if not _can_be_drawn(graph):
+            raise NotFoundError(f"{ref} has no ancestors to draw")
+        return _svg_document(lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score")
+
+    return await server.drawings.run(draw)
 
 
 def size_words(detail: IndividualDetail) -> dict[str, str]:
@@ -156,18 +171,18 @@ def _can_be_drawn(graph: LineageGraph) -> bool:
     return bool(graph.edges) and any(node.fitness is not None for node in graph.nodes)
 
 
-def _genome_and_start(store: StoreReader, ref: str) -> tuple[Subject, Genome, Genome | None]:
+def _genome_and_start(store: StoreReader, ref: str) -> tuple[Candidate, Genome, Genome | None]:
     """An individual, its genome without its repair, and the genome that its search's method started from, if any.
 
     Raises:
         UserError: the search was stored without the facts of its model.
     """
-    subject = find_subject(store, ref, weights=False)
+    subject = find_candidate(store, ref, weights=False)
     assert subject.genome is not None
     return subject, base_genome(subject.genome), start_of(subject, _starts(store, subject))
 
 
-def _starts(store: StoreReader, subject: Subject) -> list[IndividualRecord]:
+def _starts(store: StoreReader, subject: Candidate) -> list[IndividualRecord]:
     # A phase begins with the individuals that its `init` names.
     phases = subject.config.phases
     if not phases or START not in phases[0].named:
@@ -176,21 +191,6 @@ def _starts(store: StoreReader, subject: Subject) -> list[IndividualRecord]:
         return [store.individual(f"{subject.search.id}:{phases[0].named.index(START)}").individual]
     except NotFoundError:
         return []
-
-
-def _genome_figure(store: StoreReader, ref: str) -> Response:
-    _, genome, start = _genome_and_start(store, ref)
-    figures = figures_for(genome)
-    if not figures.has_figure(genome, start):
-        raise NotFoundError(f"there is nothing to draw of {ref}")
-    return _svg_document(figures.page(genome, start)[0], f"{figures.subject} of {ref}")
-
-
-def _lineage_figure(store: StoreReader, ref: str) -> Response:
-    graph = store.ancestors(ref)
-    if not _can_be_drawn(graph):
-        raise NotFoundError(f"{ref} has no ancestors to draw")
-    return _svg_document(lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score")
 
 
 def _svg_document(figure: Figure, description: str) -> Response:

@@ -11,9 +11,8 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
-from moevolve.search.operations.queries import best, pareto
-from moevolve.search.requests.parameters import ScoredSplit, SizeUnit
-from moevolve.search.requests.searches import BestRequest, ParetoRequest
+from moevolve.search.interface.parameters import ScoredSplit, SizeUnit
+from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.server.dependencies import NameQuery, ServerDep
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
 from moevolve.search.server.pages.rendering import render
@@ -31,7 +30,7 @@ BestDep = Annotated[BestRequest, Depends(from_form(BestRequest))]
 @routes.get("/best")
 def show_best(request: Request, server: ServerDep, asked: BestDep) -> HTMLResponse:
     """The best configurations by task and budget."""
-    rows = best(server.store, replace(asked, limit=_ROWS))
+    rows = replace(asked, limit=_ROWS).answer(server.store)
     return render(
         request,
         "best.jinja",
@@ -47,7 +46,7 @@ def show_best(request: Request, server: ServerDep, asked: BestDep) -> HTMLRespon
 @routes.get("/best.csv")
 def download_best(server: ServerDep, asked: BestDep) -> Response:
     """The best configurations as CSV."""
-    return csv_file("best", best(server.store, replace(asked, limit=_MOST_ROWS)))
+    return csv_file("best", replace(asked, limit=_MOST_ROWS).answer(server.store))
 
 
 @routes.get("/pareto")
@@ -62,7 +61,7 @@ def show_pareto(
     """Score against size."""
     tasks = server.listings.tasks()
     asked = ParetoRequest(task or (tasks[0] if tasks else ""), split=split, search=search or None, size=size)
-    found = server.listings.cached(repr(asked), partial(pareto, server.store, asked)) if asked.task else None
+    found = server.listings.cached(repr(asked), partial(asked.answer, server.store)) if asked.task else None
     return render(
         request,
         "pareto.jinja",

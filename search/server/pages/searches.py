@@ -9,12 +9,11 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
-from moevolve.search.analysis.report_contents import settings_text
 from moevolve.search.config.files import parse_stored_config
+from moevolve.search.interface.searches import SearchesRequest, SearchOrder
 from moevolve.search.loop.final_table import build_final_table
-from moevolve.search.operations.queries import selected
+from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
-from moevolve.search.requests.searches import SearchesRequest, SearchOrder
 from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
 from moevolve.search.server.pages.rendering import render, render_part
@@ -46,7 +45,7 @@ def show_searches(
     """The searches that were asked for, and the latest events."""
     controls = server.listings.controls()
     every = server.listings.summaries()
-    found = [one for one in selected(every, asked) if one.search.id in controls]
+    found = [one for one in asked.selected(every) if one.search.id in controls]
     return render(
         request,
         "searches.jinja",
@@ -70,7 +69,7 @@ def show_searches(
 @routes.get("/searches.csv")
 def download_searches(server: ServerDep, asked: ListDep) -> Response:
     """The searches that were asked for as CSV."""
-    return csv_file("searches", selected(server.listings.summaries(), asked))
+    return csv_file("searches", asked.selected(server.listings.summaries()))
 
 
 @routes.get("/searches/{search}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from moevolve.store.tables import Base
+from moevolve.store.tables import METADATA
 
 revision = "moevolve_v1"
 down_revision = None
@@ -16,4 +16,4 @@ def upgrade() -> None:
     """Creates all tables."""
     # No store with another schema was ever released. Whoever adds a second revision writes these tables out here first:
     # `alembic revision --autogenerate` prints the statements for an empty database.
-    Base.metadata.create_all(op.get_bind(), checkfirst=False)
+    METADATA.create_all(op.get_bind(), checkfirst=False)

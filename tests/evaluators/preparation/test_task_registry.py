@@ -32,7 +32,7 @@ def test_own_folders_come_before_the_packaged_tasks(
     monkeypatch.delenv(FOLDERS_VARIABLE)
     for name, said in (
         ("bolq", "; did you mean boolq"),
-        ("zzzzzz", "; known tasks: arc-challenge, arc-easy, boolq, cb"),
+        ("zzzzzz", "; there are arc-challenge, arc-easy, boolq, cb, copa and "),
     ):
         with pytest.raises(UserError, match=f"unknown task `{name}`{said}"):
             load_task(name)

@@ -8,7 +8,8 @@ from typing import Any
 
 import datasets
 import pytest
-from demo import CHOICES, TASKS, TEMPLATE
+from demo.prompts import CHOICES, TEMPLATE
+from demo.tasks import TASKS
 
 from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.preparation import prepare

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -11,8 +11,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from demo import TASKS, generate, render
-from demo.tasks import lookup
+from demo.files import generate
+from demo.prompts import render
+from demo.tasks import TASKS, lookup
+
+TokenRow = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,22 @@ def batches(config: TrainingConfig, tokenizer: PreTrainedTokenizerFast) -> Itera
     rng = np.random.default_rng([config.seed, 2])
     while True:
         pool = list(islice(source, config.batch_rows * config.batches_per_pool))
-        prompts = tokenizer([prompt for prompt, _ in pool])["input_ids"]
-        answers = tokenizer([" " + answer for _, answer in pool], add_special_tokens=False)["input_ids"]
-        rows = sorted(zip(prompts, answers, strict=True), key=lambda row: len(row[0]) + len(row[1]))
+        rows = sorted(tokenized(tokenizer, pool), key=lambda row: len(row[0]) + len(row[1]))
         starts = range(0, len(rows), config.batch_rows)
         for index in rng.permutation(len(starts)):
             start = starts[index]
-            yield _collate(rows[start : start + config.batch_rows], tokenizer)
+            yield collate(rows[start : start + config.batch_rows], tokenizer)
 
 
-def _collate(rows: list[tuple[list[int], list[int]]], tokenizer: PreTrainedTokenizerFast) -> Batch:
+def tokenized(tokenizer: PreTrainedTokenizerFast, rows: Sequence[tuple[str, str]]) -> list[TokenRow]:
+    """Token ids of prompts and of the answers that follow them."""
+    prompts = tokenizer([prompt for prompt, _ in rows])["input_ids"]
+    answers = tokenizer([" " + answer for _, answer in rows], add_special_tokens=False)["input_ids"]
+    return list(zip(prompts, answers, strict=True))
+
+
+def collate(rows: Sequence[TokenRow], tokenizer: PreTrainedTokenizerFast) -> Batch:
+    """Pad prompt, answer and ``<eos>`` on the right."""
     length = max(len(prompt) + len(answer) + 1 for prompt, answer in rows)
     ids = torch.full((len(rows), length), tokenizer.pad_token_id)
     is_answer = torch.zeros(ids.shape, dtype=torch.bool)

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from demo import all_words
+from demo.vocabulary import all_words
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 OFFSET_SHARPNESS = 40.0

@@ -28,9 +28,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from demo import write_demo_tasks
 from demo.batches import Batch, TrainingConfig, batches
-from demo.knockout import knockout_report
+from demo.files import write_demo_tasks
 from demo.network import KEY_VALUE_HEADS, build_model, build_tokenizer
 from demo.scoring import DATA, accuracies, accuracy_table
 
@@ -163,7 +162,6 @@ def make(config: TrainingConfig, start: Path | None, output: Path) -> None:
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "torch": torch.__version__},
         "runs": [*earlier, run],
         **accuracies(model, tokenizer),
-        **(knockout_report(model, tokenizer) if routed else {}),
     }
     (output / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

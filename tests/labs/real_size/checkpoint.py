@@ -22,11 +22,9 @@ from real_size.published import Spec, Stored, stored_tensors
 from real_size.tokenizers import write_tokenizer
 
 _VALUES = 1_048_573  # a prime: rows of no width begin alike
-_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I8": 1, "F8_E8M0": 1, "I32": 4, "I64": 8}
+_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I8": 1, "F8_E8M0": 1, "I64": 8}
 _TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn}
 _FP8_STD = 32.0
-_INT4_STD = 4.6
-"""Of the numbers from -8 to 7, which are equally frequent."""
 SHARD = 4 << 30
 
 
@@ -110,7 +108,7 @@ def _write_values(file: IO[bytes], tensor: Stored) -> None:
     if tensor.kind == "given":
         file.write(np.array(tensor.values, np.int64).tobytes())
         return
-    block = value_bytes(tensor.dtype, tensor.kind, tensor.inputs)
+    block = _value_bytes(tensor.dtype, tensor.kind, tensor.inputs)
     place = zlib.crc32(tensor.name.encode()) % _VALUES * _BYTES[tensor.dtype]
     left = stored_bytes(tensor)
     while left:
@@ -121,13 +119,13 @@ def _write_values(file: IO[bytes], tensor: Stored) -> None:
 
 
 @cache
-def value_bytes(dtype: str, kind: str, inputs: int) -> memoryview:
+def _value_bytes(dtype: str, kind: str, inputs: int) -> memoryview:
     """Some million numbers of a kind, as bytes."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{dtype} {kind}".encode()))
     normal = torch.randn(_VALUES, generator=generator)
     values = {
         "weight": lambda: normal * (_FP8_STD if dtype == "F8_E4M3" else inputs**-0.5),
-        "scales": lambda: (1 + 0.2 * normal.clamp(-3, 3)) * inputs**-0.5 / (_FP8_STD if dtype == "F32" else _INT4_STD),
+        "scales": lambda: (1 + 0.2 * normal.clamp(-3, 3)) * inputs**-0.5 / _FP8_STD,
         "ones": lambda: 1 + 0.05 * normal,
         "small": lambda: 0.02 * normal,
         # Exponents for FP8 numbers of a deviation of 32.
@@ -138,5 +136,5 @@ def value_bytes(dtype: str, kind: str, inputs: int) -> memoryview:
             127 - round(np.log2(2.93 * inputs**0.5)) + torch.randint(0, 2, (_VALUES,), generator=generator)
         ),
     }[kind]()
-    made = values.to(torch.uint8 if dtype in ("U8", "I8", "F8_E8M0", "I32") else _TORCH[dtype])
+    made = values.to(torch.uint8 if dtype in ("U8", "I8", "F8_E8M0") else _TORCH[dtype])
     return memoryview(made.contiguous().view(torch.uint8).numpy()).cast("B")

@@ -45,12 +45,11 @@ _ACROSS = ("aten::copy_", "aten::index", "aten::index_put", "aten::index_put_", 
 class Block:
     """One storage on the device, alive as long as a tensor over it is."""
 
-    __slots__ = ("__weakref__", "_device", "bytes", "mapped", "storage", "tag")
+    __slots__ = ("__weakref__", "_device", "bytes", "mapped", "storage")
 
     def __init__(self, device: MeteredDevice, storage: torch.UntypedStorage, mapped: bool) -> None:
         self._device, self.storage, self.mapped = device, storage, mapped
         self.bytes = -(-storage.nbytes() // _ALIGNED) * _ALIGNED
-        self.tag = device.tag
 
     def __del__(self) -> None:
         del self.storage  # first, or it is the host's for a moment
@@ -186,17 +185,11 @@ class MeteredDevice:
         capacity: bytes; an allocation beyond it raises `torch.OutOfMemoryError`.
         live: bytes that are allocated now.
         peak: the most since the last `reset`.
-        tag: under which allocations are booked from now on.
-        by_tag: live bytes by the tag of their allocation.
-        at_peak: `by_tag` at the peak.
     """
 
     def __init__(self, capacity: int = 1 << 62) -> None:
         self.capacity = capacity
         self.live = self.peak = 0
-        self.tag = ""
-        self.by_tag: dict[str, int] = {}
-        self.at_peak: dict[str, int] = {}
         self._private = 0  # of live, what lies in the process's private memory
         self._computing = False  # results that aren't booked yet are none of the host's
         self._blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
@@ -208,7 +201,7 @@ class MeteredDevice:
         """Begin a measurement: peaks are those of what is held now, and what was freed goes back to the kernel."""
         _give_back()
         with self._lock:
-            self.peak, self.at_peak = self.live, dict(self.by_tag)
+            self.peak = self.live
             self._host_peak = 0
         self.look()
 
@@ -221,15 +214,6 @@ class MeteredDevice:
         """Peaks since the last `reset`."""
         self.look()
         return Reading(self.peak, self._host_peak)
-
-    @contextmanager
-    def tagged(self, tag: str) -> Iterator[None]:
-        """Book allocations of a `with` block under a name."""
-        before, self.tag = self.tag, tag
-        try:
-            yield
-        finally:
-            self.tag = before
 
     # -- running operators
 
@@ -365,10 +349,8 @@ class MeteredDevice:
 
     def _booked(self, block: Block, size: int) -> None:
         self.live += size
-        self.by_tag[block.tag] = self.by_tag.get(block.tag, 0) + size
         self._private += 0 if block.mapped else size
-        if self.live > self.peak:
-            self.peak, self.at_peak = self.live, dict(self.by_tag)
+        self.peak = max(self.peak, self.live)
 
     def _freed(self, block: Block) -> None:
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moevolve.search.estimate.report import Estimate
+from moevolve.search.running.plan.records import Estimate
 from moevolve.workers.contract.capacity import WorkerMemory, experts_share
 from moevolve.workers.contract.facts import DTYPE_BYTES
 from moevolve.workers.methods.eep.expert_memory import kept_layers

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,16 +149,14 @@ def stored_tensors(config: dict[str, Any]) -> Iterator[Stored]:
         yield from _deepseek_v4(config)
         return
     dtype = _DTYPES[config["dtype"]]
-    quantised = config.get("quantization_config", {})
-    packed = quantised.get("quant_method")
-    apart = {"fp8": _in_fp8, "compressed-tensors": partial(_in_int4, quantised)}.get(packed, _as_it_is)
+    packed = config.get("quantization_config", {}).get("quant_method")
     for name, shape in _model_shapes(config):
         if ".mlp.experts." in name:
             each = _packed_experts(name, shape) if packed == "mxfp4" else _single_experts(config, name, shape, dtype)
         else:
             each = iter([_plain(_on_hub(config, name), shape, dtype)])
         for tensor in each:
-            yield from apart(tensor)
+            yield from _in_fp8(tensor) if packed == "fp8" else [tensor]
 
 
 def _deepseek_v4(config: dict[str, Any]) -> Iterator[Stored]:
@@ -240,10 +237,6 @@ def _packed_experts(name: str, shape: tuple[int, ...]) -> Iterator[Stored]:
     yield Stored(f"{name}_scales", (experts, outputs, inputs // 32), "U8", "exponents", inputs)
 
 
-def _as_it_is(tensor: Stored) -> Iterator[Stored]:
-    yield tensor
-
-
 def _in_fp8(tensor: Stored) -> Iterator[Stored]:
     """Weights of linear layers as DeepSeek-V3 has them: 8 bits, and a scale for every 128 rows and columns or less."""
     if tensor.kind != "weight" or any(part in tensor.name for part in _NOT_PACKED):
@@ -252,16 +245,3 @@ def _in_fp8(tensor: Stored) -> Iterator[Stored]:
     yield Stored(tensor.name, tensor.shape, "F8_E4M3", "weight", tensor.inputs)
     blocks = tuple(-(-size // _BLOCK) for size in tensor.shape)
     yield Stored(f"{tensor.name}_scale_inv", blocks, "F32", "scales", tensor.inputs)
-
-
-def _in_int4(quantised: dict[str, Any], tensor: Stored) -> Iterator[Stored]:
-    """Weights of linear layers as compressed-tensors packs them: eight numbers in a word, and a scale per group."""
-    if tensor.kind != "weight" or any(part in tensor.name for part in _NOT_PACKED):
-        yield tensor
-        return
-    group = quantised["config_groups"]["group_0"]["weights"]["group_size"]
-    rows, columns = tensor.shape
-    module = tensor.name.removesuffix("weight")
-    yield Stored(f"{module}weight_packed", (rows, columns // 8), "I32", "packed", tensor.inputs)
-    yield Stored(f"{module}weight_scale", (rows, columns // group), "BF16", "scales", tensor.inputs)
-    yield Stored(f"{module}weight_shape", (2,), "I64", "given", values=(rows, columns))

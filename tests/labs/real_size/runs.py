@@ -19,7 +19,7 @@ _EXPERTS_PHASES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def write_task(directory: Path, rows: int = 8, later: int = 85) -> Path:
+def write_task(directory: Path, rows: int = 8) -> Path:
     """A task of as many questions per split, with its data; returns its file.
 
     What is measured on is few long texts: they run one by one, and each takes a pass over all weights.
@@ -27,14 +27,13 @@ def write_task(directory: Path, rows: int = 8, later: int = 85) -> Path:
     Args:
         directory: its folder.
         rows: questions of a split.
-        later: words that make the texts longer that are measured on.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for position, split in enumerate(("calibration", "search", "test")):
         lines = []
         for row in range(rows):
             name = _MONTHS[(row + 3 * position) % len(_MONTHS)]
-            longer = "later " * (later if split == "calibration" else row % 4)
+            longer = "later " * (85 if split == "calibration" else row % 4)
             passage = f"{name} is when the {row + position} of them came back, {longer}than was expected."
             lines.append({"passage": passage, "question": f"When did the {row} come back?", "answer": name})
         (directory / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -75,7 +74,7 @@ def run_config(
         made[-1]["evaluations"] = max(2, len(init))
     settings: dict[str, Any] = {
         "name": "lab",
-        "model": {"path": str(model), "dtype": spec.published["dtype"], "device": "cuda", "originals": originals},
+        "model": {"path": str(model), "dtype": spec.published["dtype"], "device": "cuda", "expert_offload": originals},
         "tasks": [{"name": str(task)}],
         "genome": genome,
         "phases": made,

@@ -1,8 +1,7 @@
 """Tokenizers of published sizes, trained on the spot, with special tokens where the published ones have theirs.
 
 Words are learnt from the reference text that comes with Python. What the vocabulary has beyond is filled with tokens
-that no text contains. Chat templates are those of the published instruction models, shortened to what a question and
-its answer take.
+that no text contains.
 """
 
 from __future__ import annotations
@@ -13,55 +12,17 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
+from published_templates import DEEPSEEK_V3, GLM, GPT_OSS, MIXTRAL, QWEN, QWEN3
+
 _LEARNT = 6000
-
-_CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-_QWEN3 = _CHATML.replace(
-    "{{ '<|im_start|>assistant\\n' }}",
-    "{{ '<|im_start|>assistant\\n' }}{% if enable_thinking is defined and enable_thinking is false %}"
-    "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}",
-)
-_MIXTRAL = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
-    "{{ ' [INST] ' + message['content'] + ' [/INST]' }}{% else %}{{ ' ' + message['content'] + eos_token }}{% endif %}"
-    "{% endfor %}"
-)
-_DEEPSEEK = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
-    "{{ '<｜User｜>' + message['content'] }}{% else %}{{ '<｜Assistant｜>' + message['content'] + eos_token }}"
-    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"
-)
-_GLM = (
-    "[gMASK]<sop>{% for message in messages %}{% if message['role'] == 'user' %}"
-    "{{ '<|user|>\\n' + message['content'] }}"
-    "{% if enable_thinking is defined and not enable_thinking %}{{ '/nothink' }}{% endif %}{% else %}"
-    "{{ '<|assistant|>\\n<think></think>\\n' + message['content'] }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}"
-    "{% if enable_thinking is defined and not enable_thinking %}{{ '\\n<think></think>' }}{% endif %}{% endif %}"
-)
-_GPT_OSS = (
-    "{{ '<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\\n"
-    "Knowledge cutoff: 2024-06\\nCurrent date: ' + strftime_now('%Y-%m-%d') + '\\n\\nReasoning: ' }}"
-    "{{ reasoning_effort if reasoning_effort is defined else 'medium' }}"
-    "{{ '\\n\\n# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>' }}"
-    "{% for message in messages %}{% if message['role'] == 'user' %}"
-    "{{ '<|start|>user<|message|>' + message['content'] + '<|end|>' }}{% else %}"
-    "{{ '<|start|>assistant<|channel|>final<|message|>' + message['content'] }}"
-    "{{ '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}"
-    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
-)
-
 _QWEN_TOKENS = {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645}
 _FORMS: dict[str, tuple[dict[str, int], dict[str, str], str | None]] = {
-    "mixtral": ({"<unk>": 0, "<s>": 1, "</s>": 2}, {"bos": "<s>", "eos": "</s>"}, _MIXTRAL),
-    "qwen2_moe": (_QWEN_TOKENS, {"eos": "<|endoftext|>", "pad": "<|endoftext|>"}, _CHATML),
+    "mixtral": ({"<unk>": 0, "<s>": 1, "</s>": 2}, {"bos": "<s>", "eos": "</s>"}, MIXTRAL),
+    "qwen2_moe": (_QWEN_TOKENS, {"eos": "<|endoftext|>", "pad": "<|endoftext|>"}, QWEN),
     "qwen3_moe": (
         _QWEN_TOKENS | {"<think>": 151667, "</think>": 151668},
         {"eos": "<|im_end|>", "pad": "<|endoftext|>"},
-        _QWEN3,
+        QWEN3,
     ),
     "olmoe": ({"<|padding|>": 1, "<|endoftext|>": 50279}, {"eos": "<|endoftext|>", "pad": "<|padding|>"}, None),
     "deepseek_v2": (
@@ -72,7 +33,7 @@ _FORMS: dict[str, tuple[dict[str, int], dict[str, str], str | None]] = {
     "deepseek_v3": (
         {"<｜begin▁of▁sentence｜>": 0, "<｜end▁of▁sentence｜>": 1, "<｜User｜>": 128803, "<｜Assistant｜>": 128804},
         {"bos": "<｜begin▁of▁sentence｜>", "eos": "<｜end▁of▁sentence｜>"},
-        _DEEPSEEK,
+        DEEPSEEK_V3,
     ),
     "deepseek_v4": (
         {"<｜begin▁of▁sentence｜>": 0, "<｜end▁of▁sentence｜>": 1},
@@ -91,7 +52,7 @@ _FORMS: dict[str, tuple[dict[str, int], dict[str, str], str | None]] = {
             "</think>": 151351,
         },
         {"eos": "<|endoftext|>", "pad": "<|endoftext|>"},
-        _GLM,
+        GLM,
     ),
     "gpt_oss": (
         {
@@ -104,7 +65,7 @@ _FORMS: dict[str, tuple[dict[str, int], dict[str, str], str | None]] = {
             "<|message|>": 200008,
         },
         {"bos": "<|startoftext|>", "eos": "<|return|>", "pad": "<|endoftext|>"},
-        _GPT_OSS,
+        GPT_OSS,
     ),
     "llama": (
         {"<|begin_of_text|>": 128000, "<|end_of_text|>": 128001},

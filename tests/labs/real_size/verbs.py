@@ -21,11 +21,11 @@ from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.config.files import as_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.estimate import estimate
-from moevolve.search.estimate.report import Estimate
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.running.plan.estimate import estimate
+from moevolve.search.running.plan.records import Estimate
 from moevolve.search.running.set_up import set_up
 from moevolve.workers.contract.capacity import NeededMemory, NoRoomError, check_room
 from moevolve.workers.contract.card import ExportCard
@@ -135,8 +135,7 @@ class Session:
             began = time.perf_counter()
             failure, note = None, ""
             try:
-                with self.device.tagged(verb):
-                    note = self.do(verb) or ""
+                note = self.do(verb) or ""
             except Exception as error:  # noqa: BLE001 - a row that fails is a result
                 failure = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 traceback.print_exc()

@@ -20,10 +20,10 @@ FUNCTIONS = {
     *("submit", "tasks", "tradeoffs", "write_analysis"),
 }
 RECORDS = {
-    *("Analysis", "Answers", "AskedRow", "BestRow", "Comparison", "ComparisonRow", "Contrast", "Control"),
+    *("Analysis", "Answers", "AskedRow", "BestRow", "Study", "StudyRow", "Contrast", "Control"),
     *("Effects", "Entry", "Estimate", "Evaluation", "ExportReport", "FinalTable", "GenomeView", "Imported"),
     *("IndividualDetail", "LineageGraph", "Observer", "Outcomes", "Pareto", "ProfileReport", "Progress"),
-    *("Recipe", "RunConfig", "Score", "SearchSummary", "ShrinkPlan", "Shrunk", "Store", "StoreReader"),
+    *("Recipe", "RunConfig", "Score", "SearchSummary", "ShrinkPlan", "ShrinkResult", "Store", "StoreReader"),
     *("Submitted", "TaskConfig", "TradeOffs"),
 }
 DB_FUNCTIONS = {"check", "copy", "prune", "upgrade"}

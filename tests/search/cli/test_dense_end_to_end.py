@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dense_lab import check_repeated_and_resumed, dense_run, population, search
+from dense_lab import check_repeated_and_resumed, dense_run, search
 from local_workers import local_pool
 from profile_lab import load_plainly
 from transformers import AutoTokenizer
@@ -23,12 +23,13 @@ from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.cli.app import app
 from moevolve.search.config.run import RunConfig
-from moevolve.search.operations.subject import find_subject
+from moevolve.search.running.candidates import find_candidate
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
+from moevolve.store.records import IndividualRecord
 from moevolve.store.repository import Store
 
 KIND, TOTAL, TEST = "factorllm", 8, 12
@@ -113,7 +114,7 @@ def test_what_is_refused(calm: Calm, tmp_path: Path) -> None:
     for message, *arguments in (
         ("checkpoint already", "export", "full", tmp_path / "full"),
         ("not empty", "export", calm.winner, calm.folder),
-        ("can't be written", "plot", KIND, "-o", tmp_path / "no" / "folder.png"),
+        ("can't be written", "plot", KIND, "-o", Path("/dev/null/folder.png")),
     ):
         refused = calm.ask(*arguments).exception
         assert isinstance(refused, UserError) and str(message) in str(refused)
@@ -128,7 +129,7 @@ def test_the_terms_of_masks_are_taken_off_the_score(tiny: Any, tmp_path: Path) -
         engine = store.search("masked").engine_fingerprint
         penalties = []
         for row in store.history("masked-1"):
-            subject = find_subject(store, f"masked:{row.index}")
+            subject = find_candidate(store, f"masked:{row.index}")
             assert subject.edit.phenotype_hash == row.phenotype_hash
             records = store.evaluations(row.phenotype_hash, setup.facts.fingerprint, engine, tasks)
             assert subject.genome is not None
@@ -140,15 +141,15 @@ def test_the_terms_of_masks_are_taken_off_the_score(tiny: Any, tmp_path: Path) -
 def test_plain_low_rank_is_evaluated_once_as_a_baseline_of_mixing(tiny: Any, tmp_path: Path) -> None:
     run = dense_run(tiny, tmp_path, MIXED, "mixed")
 
-    def searched(evaluations: int, **genome: Any) -> list[tuple[Any, ...]]:
+    def searched(evaluations: int, **genome: Any) -> list[IndividualRecord]:
         phases = tuple(phase.model_copy(update={"evaluations": evaluations, "initial": 1}) for phase in run.phases)
         changed = run.model_copy(update={"phases": phases, "genome": run.genome.model_copy(update=genome)})
         with Store.open(f"sqlite:///{tmp_path / genome['variant']}.db") as store:
             setup = set_up(changed, "mixed-1")
             register(setup, store)
             search(setup, store)
-            return population(store, "mixed-1")
+            return store.history("mixed-1")
 
     rows = searched(4, variant="low_rank")
-    assert len(rows) == 4 and len({row[4] for row in rows}) == len({row[5] for row in rows}) == 1
-    assert searched(1, variant="I", fit=0)[0][5] == rows[0][5], "mixing starts from it"
+    assert len(rows) == 4 and len({row.content_hash for row in rows}) == len({row.fitness for row in rows}) == 1
+    assert searched(1, variant="I", fit=0)[0].fitness == rows[0].fitness, "mixing starts from it"

@@ -11,22 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dense_lab import never, population, search
+from dense_lab import never, search
 from family_samples import SETTINGS, UNREPAIRABLE, randomise
 from gguf import GGMLQuantizationType as Type
 from gguf_checkpoints import gguf_checkpoint
 from local_workers import local_pool
 from packed_checkpoints import fp8_checkpoint
+from search_lab import population
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.eep.space import EepGenome, EepSpace
+from moevolve.search.interface.export import ExportRequest
+from moevolve.search.interface.profile import ProfileRequest
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.operations.export import export
-from moevolve.search.operations.profile import profile
-from moevolve.search.requests.models import ExportRequest, ProfileRequest
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import describe_search, set_up
@@ -144,7 +143,7 @@ def test_a_search_runs_resumes_and_its_best_are_stock_checkpoints(tiny: Any, tmp
             assert genome.one_hot and (by_group == np.arange(groups)[:, None]).all()
         for phase in ("prune", "merge"):
             best = best_of(store, phase)
-            report = export(store, ExportRequest(f"{variant}:{best.index}", tmp_path / phase))
+            report = ExportRequest(f"{variant}:{best.index}", tmp_path / phase).answer(store)
             assert report.parameters == space.describe(space.from_bytes(best.genome)).parameters
             assert report.form == "stock" or phase == "merge"
             if report.form == "stock":
@@ -169,7 +168,7 @@ def test_a_quantised_checkpoint_is_exported_in_its_own_format(tiny: Any, tmp_pat
     with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
         setup = searched(run, store)
         pruned = f"{GROUPED}:{best_of(store, 'prune').index}"
-        report = export(store, ExportRequest(pruned, tmp_path / "pruned"))
+        report = ExportRequest(pruned, tmp_path / "pruned").answer(store)
         assert (report.form, report.agreement) == ("source", None) and report.copied > 0
         settings = json.loads((report.directory / "config.json").read_text())
         assert settings["quantization_config"]["quant_method"] == "fp8" and settings["n_routed_experts"] == 4
@@ -177,9 +176,9 @@ def test_a_quantised_checkpoint_is_exported_in_its_own_format(tiny: Any, tmp_pat
         assert score(setup, exported) == pytest.approx(best_of(store, "prune").fitness, abs=1e-6)
         (record,) = store.individual(pruned).exports
         assert record.form == "source" and json.loads(record.checks) == {"copied": report.copied}
-        assert export(store, ExportRequest(pruned, tmp_path / "plain", dtype="float32")).form == "stock"
+        assert ExportRequest(pruned, tmp_path / "plain", dtype="float32").answer(store).form == "stock"
         merged = f"{GROUPED}:11"  # its routers are merged, too
-        report = export(store, ExportRequest(merged, tmp_path / "merged"))
+        report = ExportRequest(merged, tmp_path / "merged").answer(store)
         assert report.form in ("stock", "native")
         assert "quantization_config" not in json.loads((report.directory / "config.json").read_text())
         for individual, changes, message in (
@@ -188,7 +187,7 @@ def test_a_quantised_checkpoint_is_exported_in_its_own_format(tiny: Any, tmp_pat
             (pruned, {"form": "stock", "mtp": "keep"}, "--mtp: only the source form"),
         ):
             with pytest.raises(UserError, match=message):
-                export(store, ExportRequest(individual, tmp_path / "refused", **changes))  # type: ignore[arg-type]
+                ExportRequest(individual, tmp_path / "refused", **changes).answer(store)  # type: ignore[arg-type]
     assert not (tmp_path / "refused").exists()
 
 
@@ -201,9 +200,9 @@ def test_a_gguf_file_is_searched_and_pruned(tiny: Any, tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
         setup = searched(run, store)
         best = best_of(store, "prune")
-        report = export(store, ExportRequest(f"gpt_oss:{best.index}", tmp_path / "pruned"))
+        report = ExportRequest(f"gpt_oss:{best.index}", tmp_path / "pruned").answer(store)
         with pytest.raises(UserError, match="is a GGUF file, and profiles are of what transformers runs"):
-            profile(store, ProfileRequest((f"gpt_oss:{best.index}",)))
+            ProfileRequest((f"gpt_oss:{best.index}",)).answer(store)
     assert report.form == "source" and {"config.json", "model.gguf"} <= {
         each.name for each in report.directory.iterdir()
     }

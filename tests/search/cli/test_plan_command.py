@@ -24,9 +24,9 @@ from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
-from moevolve.search.estimate.estimate import estimate
-from moevolve.search.operations.estimate import run_pilot
+from moevolve.search.interface.plan import run_pilot
 from moevolve.search.pools.local import Evaluator
+from moevolve.search.running.plan.estimate import estimate
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 

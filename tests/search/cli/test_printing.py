@@ -17,8 +17,9 @@ from moevolve.evaluators.fitness.scoring import Answer
 from moevolve.search.cli.models import _mark
 from moevolve.search.cli.output import console
 from moevolve.search.cli.output.final_table import print_final_table
+from moevolve.search.interface.answers import Answers
+from moevolve.search.interface.outcomes import AnsweredRow
 from moevolve.search.loop.final_table import Entry, FinalTable, Score
-from moevolve.search.requests.answers import AnsweredRow, Answers
 from moevolve.store.repository import Store
 
 NASTY = "no file [/tmp/model] [red] :boom:\x1b]0;owned\x07\x9b2J"

@@ -15,10 +15,9 @@ from dense_lab import dense_run, search
 from local_workers import local_pool
 from profile_lab import export_sample, write_model
 
+import moevolve
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.scores import full_fitness
-from moevolve.search.operations.profile import profile
-from moevolve.search.requests.models import ProfileRequest
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
@@ -26,7 +25,7 @@ from moevolve.store.repository import Store
 from moevolve.workers.profiling.process import ProfiledProcess, load
 from moevolve.workers.profiling.run import _Process
 
-QUICK = ("--batch-sizes", "2,1", "--repeats", "2", "--prompt-tokens", "8", "--new-tokens", "2", "--threads", "1")
+QUICK = ("--batch-sizes", "2,1", "--timed-runs", "2", "--prompt-tokens", "8", "--new-tokens", "2", "--threads", "1")
 
 MIXED = {"kind": "nanomoe", "variant": "II", "blocks": 4, "rank": 3}
 
@@ -83,7 +82,7 @@ def test_an_individual_beside_its_full_model(
     monkeypatch.setattr("moevolve.workers.profiling.run._Process", ProcessHere)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     task = ("--task", str(tiny.task), "--split", "search")
-    quick = ("--batch-sizes", "3,1", "--repeats", "2", "--new-tokens", "2", "--threads", "1")
+    quick = ("--batch-sizes", "3,1", "--timed-runs", "2", "--new-tokens", "2", "--threads", "1")
     picture = tmp_path / "speed.svg"
     done = in_process("profile", "experts:4", *task, *quick, "--json", "--plot", picture, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -127,7 +126,7 @@ def test_an_individual_beside_its_full_model(
 
 
 def test_a_folder_with_code_needs_trust_and_no_store(tiny: Any, in_process: Any, scratch: Path, tmp_path: Path) -> None:
-    target = export_sample(tiny, write_model(tiny, "llama", tmp_path / "whole"), MIXED, tmp_path / "own").directory
+    target = export_sample(tiny, write_model("llama", tmp_path / "whole"), MIXED, tmp_path / "own").directory
     assert "--trust-remote-code" in refusal("profile", target)
     done = in_process("profile", target, "--trust-remote-code", *QUICK)
     assert done.returncode == 0, done.stderr
@@ -145,7 +144,7 @@ def test_an_interruption_leaves_nothing_behind(folder: Path, scratch: Path, tmp_
     with pytest.MonkeyPatch.context() as patch:
         canned = CannedProfilees(patch, tmp_path / "canned")
         with pytest.raises(KeyboardInterrupt):
-            profile(f"sqlite:///{folder / 'moevolve.db'}", ProfileRequest(("experts:0",), prompt_tokens=8), interrupt)
+            moevolve.profile(f"sqlite:///{folder / 'moevolve.db'}", ["experts:0"], prompt_tokens=8, on_stage=interrupt)
     processes = [int(event.split()[-1]) for event in canned.events if "loads" in event]
     assert len(processes) == 2 and not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
     assert not list(scratch.iterdir())

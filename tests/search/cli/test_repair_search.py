@@ -22,14 +22,13 @@ from report_lab import DENSE, finished
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
-from moevolve.search.analysis.analyse import analyse
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.repaired import RepairedGenome, base_genome
+from moevolve.search.interface.analyse import AnalyseRequest
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.operations.subject import find_subject
 from moevolve.search.pools.local import LocalPool
-from moevolve.search.requests.models import AnalyseRequest
+from moevolve.search.running.candidates import find_candidate
 from moevolve.search.running.execute import execute
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
@@ -124,7 +123,7 @@ def best(folder: Path, expected: Any) -> str:
 def test_every_phase_repairs_as_it_says(folder: Path, expected: Any) -> None:
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
         rows = store.history(store.search("mended").id)
-        subjects = [find_subject(store, f"mended:{row.index}") for row in rows]
+        subjects = [find_candidate(store, f"mended:{row.index}") for row in rows]
     assert len(rows) == TOTAL and all(row.status == "ok" for row in rows)
     stored = [subject.edit.phenotype_hash for subject in subjects]
     assert stored == [row.phenotype_hash for row in rows], "an edit can be made again of what is stored"
@@ -198,8 +197,8 @@ def test_listings_say_how_it_is_repaired(best: str, folder: Path) -> None:
 def test_usage_is_that_of_what_is_repaired(best: str, folder: Path, tiny: Any) -> None:
     """Repairs change nothing before the first layer's experts have answered, and everything behind them."""
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-        found = analyse(store, AnalyseRequest(best, task=str(tiny.task)))
-        subject = find_subject(store, best)
+        found = AnalyseRequest(best, task=str(tiny.task)).answer(store)
+        subject = find_candidate(store, best)
     assert isinstance(subject.genome, RepairedGenome)
     worker = EvaluationWorker(subject.config.model, subject.config.engine)
     split = prepare_split(load_task(str(tiny.task)), found.split)
@@ -246,7 +245,7 @@ def test_dense_kinds_are_repaired_without_neurons(tiny: Any, tmp_path: Path) -> 
         rows = store.history(store.search("dense").id)
         assert [row.status for row in rows] == ["ok"] * 7 and rows[0].operator == "start"
         for row in rows:
-            genome = find_subject(store, f"dense:{row.index}").genome
+            genome = find_candidate(store, f"dense:{row.index}").genome
             assert isinstance(genome, RepairedGenome) and genome.recipe.neurons is None
 
 

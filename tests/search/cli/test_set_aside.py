@@ -11,14 +11,14 @@ import yaml
 from dense_lab import check_repeated_and_resumed, dense_run
 from local_workers import local_pool
 
-from moevolve.search.compare.config import Cell, load_comparison
-from moevolve.search.compare.run import run_comparison
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import TaskSection
-from moevolve.search.loop.setup import set_aside_note
-from moevolve.search.operations.subject import find_subject
+from moevolve.search.config.study import StudyCell, load_study
+from moevolve.search.loop.setup import calibration_rows_note
+from moevolve.search.running.candidates import find_candidate
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import set_up
+from moevolve.search.running.study import run_study
 from moevolve.store.repository import Store
 
 SAID = "task bare has no `calibration` split: 6 of its `search` rows are set aside to measure on"
@@ -59,7 +59,7 @@ def test_a_search_says_which_rows_it_measures_on(
         assert weights == {("calibration", 0.0), ("search", 1.0), ("dev", 1.0), ("test", 1.0)}
         counted = {cost.split: cost.examples // cost.evaluations for cost in store.costs(record).splits}
         assert counted == {"search": 18, "dev": 20, "test": 21}
-        assert find_subject(store, "measured:0").edit.phenotype_hash == store.history(record.id)[0].phenotype_hash
+        assert find_candidate(store, "measured:0").edit.phenotype_hash == store.history(record.id)[0].phenotype_hash
         before = len(store.individual(winner).evaluations)
     # The search's own rows are those that its individuals are evaluated on from now on.
     scored = in_process("evaluate", winner, "--task", bare, "--split", "search", "--store", url, "--json")
@@ -91,12 +91,12 @@ def test_baselines_that_are_compared_measure_on_the_same_rows(tiny: Any, bare: P
     (tmp_path / "compare.yaml").write_text(yaml.safe_dump(data))
     said: list[tuple[str, str]] = []
 
-    def observer(place: int, cell: Cell) -> Observer:
+    def observer(place: int, cell: StudyCell) -> Observer:
         return Observer(on_note=lambda note: said.append((cell.method, note)))
 
-    comparison = load_comparison(tmp_path / "compare.yaml")
+    comparison = load_study(tmp_path / "compare.yaml")
     with Store.open(comparison.store) as store:
-        outcomes = run_comparison(comparison, store, observer, local_pool)
+        outcomes = run_study(comparison, store, observer, local_pool)
     assert [method for method, note in said if note.startswith(SAID)] == ["reap", "warm"]
     _, reap, warm = (outcome.setup.prepared for outcome in outcomes)
     assert not any(outcome.failure for outcome in outcomes) and reap["calibration"] == warm["calibration"]
@@ -110,7 +110,7 @@ def test_of_several_tasks_only_those_without_rows_give_some(tiny: Any, bare: Pat
     assert setup.notes == (NOTE.format("2 of its `search` rows are"),)
     sizes = {split: [len(each.examples) for each in group] for split, group in setup.prepared.items()}
     assert sizes == {"calibration": [63, 2], "search": [24, 6], "dev": [20, 20], "test": [21, 21]}
-    assert set_aside_note("bare", None) == NOTE.format("a quarter of its `search` rows is")
+    assert calibration_rows_note("bare", None) == NOTE.format("a quarter of its `search` rows is")
 
 
 def test_rows_set_aside_are_found_again_on_resume(tiny: Any, bare: Path, tmp_path: Path) -> None:
@@ -125,6 +125,6 @@ def test_rows_set_aside_are_found_again_on_resume(tiny: Any, bare: Path, tmp_pat
     check_repeated_and_resumed(run, tmp_path)
     with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
         for reference in ("divided:0", "divided:15"):
-            subject = find_subject(store, reference)
+            subject = find_candidate(store, reference)
             assert subject.detail is not None
             assert subject.edit.phenotype_hash == subject.detail.individual.phenotype_hash

@@ -1,4 +1,4 @@
-"""A new command is a record, a use case and a function that shows the answer: HTTP and Python follow."""
+"""A new verb is a request, a function that prints its answer, and their lines in two lists."""
 
 from __future__ import annotations
 
@@ -10,47 +10,52 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from pydantic import Field
 from server_tokens import WRITE
 from starlette.testclient import TestClient
 from store_samples import individual, search, split
 
 import moevolve
-from moevolve._asking import asks
+from moevolve._asking import function_of
 from moevolve.search.cli._requests import shows
 from moevolve.search.cli.app import COMMANDS, main, make_app
 from moevolve.search.cli.output.console import output
-from moevolve.search.requests.record import Request, record
+from moevolve.search.interface.request import Request, about, record
+from moevolve.search.server.api import requests as routes
 from moevolve.search.server.app import make_app as make_server
 from moevolve.search.server.client import RemoteService
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.service.use_cases import USE_CASES, UseCase
 from moevolve.store.reader import StoreReader
 
 
+# A file of `search/interface`.
 @record
-class CountRequest(Request["dict[str, int]"]):
-    """Count the individuals of every search."""
+class CountIndividualsRequest(Request):
+    """Count the individuals of every search.
 
+    Raises:
+        StoreError: there is no such store.
+    """
+
+    route = "/counts"
     _: KW_ONLY
-    least: Annotated[int, Field(ge=0, description="Leave out searches with fewer.")] = 0
+    least: Annotated[int, about("Leave out searches with fewer.", ge=0)] = 0
+
+    def answer(self, store: StoreReader) -> dict[str, int]:
+        found = {row.search.name: row.individuals for row in store.searches()}
+        return {name: count for name, count in found.items() if count >= self.least}
 
 
-def count(store: StoreReader, request: CountRequest) -> dict[str, int]:
-    found = {row.search.name: row.individuals for row in store.searches()}
-    return {name: count for name, count in found.items() if count >= request.least}
-
-
-@shows(CountRequest)
-def count_individuals(found: dict[str, int], _: CountRequest) -> None:
+# A file of `search/cli`.
+@shows(CountIndividualsRequest)
+def count_individuals(found: dict[str, int], _: CountIndividualsRequest) -> None:
     output.print(*(f"{name}: {count}" for name, count in found.items()))
 
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This file is one of those with commands, and its use case is in the list."""
+    """The lines in the lists of files with commands, and of what HTTP offers."""
     monkeypatch.setitem(sys.modules, "moevolve.search.cli.toy", sys.modules[__name__])
-    monkeypatch.setitem(USE_CASES, CountRequest, UseCase("moevolve.search.cli.toy:count", "/counts"))
+    monkeypatch.setattr(routes, "REQUESTS", (*routes.REQUESTS, CountIndividualsRequest))
 
 
 @pytest.fixture
@@ -88,18 +93,18 @@ def test_help_lists_it(run: Any) -> None:
 
 
 def test_python_and_a_server_have_it_too(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert moevolve.ask(store, CountRequest(least=2)) == {"three": 3}
-    counted = asks(CountRequest)
+    assert moevolve.ask(store, CountIndividualsRequest(least=2)) == {"three": 3}
+    counted = function_of(CountIndividualsRequest)
     assert counted(store, least=2) == {"three": 3}
     with pytest.raises(moevolve.UserError, match="least: "):
         counted(store, least=-1)
-    assert "Leave out searches with fewer." in str(counted.__doc__)
+    assert counted.__name__ == "count_individuals" and "Leave out searches with fewer." in str(counted.__doc__)
     monkeypatch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
     monkeypatch.setenv("MOEVOLVE_TOKEN", WRITE)
     with moevolve.open_store(store) as opened:
         app = make_server(opened, ServerSettings.model_validate({"store": store}))
         service = RemoteService("http://localhost:8080")
         monkeypatch.setattr(service, "_http", TestClient(app, service.url, headers=service._http.headers))
-        assert service.ask(CountRequest(least=2)) == {"three": 3}
+        assert service.ask(CountIndividualsRequest(least=2)) == {"three": 3}
         described = service._http.get("/api/openapi.json").json()["paths"]["/api/counts"]["get"]
     assert described["parameters"][0]["description"] == "Leave out searches with fewer."

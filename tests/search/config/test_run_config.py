@@ -61,11 +61,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("phases.0.repair: expected a mapping of settings", {"phases": [PRUNING | {"repair": "yes please"}]}),
     ("'auto'", {"workers": {"count": "many"}}),
     # Of these, the place is enough.
-    ("model: originals", {"model": {"path": "m", "originals": "host", "device_map": "auto"}}),
+    ("model: expert_offload", {"model": {"path": "m", "expert_offload": "host", "device_map": "auto"}}),
     ("tasks: a task is named twice", {"tasks": ["rte", "rte"]}),
-    ("over_tasks: ", {"tasks": ["boolq", {"name": "rte", "weight": 2}], "over_tasks": "worst"}),
+    ("task_aggregation: ", {"tasks": ["boolq", {"name": "rte", "weight": 2}], "task_aggregation": "worst"}),
     ("phases: a prune phase", {"phases": PLAIN["phases"][::-1]}),
-    ("phases.0: init: ", {"phases": [WIDENING | {"widths": "even", "init": ["line"]}]}),
+    ("phases.0: init: ", {"phases": [WIDENING | {"widths": "equal", "init": ["rising"]}]}),
     ("phases.0: repair.neurons: ", {"phases": [WIDENING | {"repair": {}}]}),
     ("phases.1: ", {"phases": [PRUNING, MENDING | {"init": ["reap"]}]}),
     ("phases.0.repair: ", {"phases": [PRUNING | {"repair": {"strength": "none"}}]}),
@@ -95,7 +95,7 @@ def test_files_that_hold_no_configuration(tmp_path: Path) -> None:
     broken.write_text("name: rte-4\nmodel: {path: a}\nwindow: 4\nwindow: 8\n")
     assert message_of(broken) == f"{broken}:4: key `window` given twice"
     broken.write_bytes(b"name: \xff\xfe\x00")
-    assert message_of(broken).startswith(f"{broken}: can't be read: ")
+    assert message_of(broken).startswith(f"{broken}:1: not UTF-8 text")
     broken.write_text("- a\n- b\n")
     assert message_of(broken) == f"{broken}: expected a mapping of keys to values at the top"
 
@@ -160,7 +160,7 @@ HASHED: dict[str, Any] = {
     "window": 3,
     "genome.experts": 3,
     "genome.router_space": "logits",
-    "phases.0.row_rate": 0.3,
+    "phases.0.replace_rate": 0.3,
     "phases.0.init": ["reap"],
     "strategy.mode": "generations",
     "tasks.0.weight": 2.0,

@@ -23,11 +23,11 @@ from tiny_models import WORDS, save_tiny_model
 from moevolve.search.config.files import load_run_config
 from moevolve.search.genomes.eep import baselines
 from moevolve.search.genomes.eep.baselines import BASELINES, average_linkage, cheapest_to_drop
-from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.eep.space import EepGenome
 from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.search.genomes.repaired import RepairedGenome
-from moevolve.search.operations.subject import find_subject
 from moevolve.search.running.calibration import calibrated_setup, stored_calibration
+from moevolve.search.running.candidates import find_candidate
 from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
@@ -136,7 +136,7 @@ def run_baselines(tiny: Any, folder: Path, data: dict[str, Any]) -> tuple[dict[s
         search(setup, store)
         found = {}
         for row in store.history("base-1"):
-            subject = find_subject(store, f"base:{row.index}")
+            subject = find_candidate(store, f"base:{row.index}")
             assert subject.edit.phenotype_hash == row.phenotype_hash and 0 < (row.fitness or 0) <= 1
             assert subject.detail is not None
             found[row.operator] = subject.detail.individual, subject.genome

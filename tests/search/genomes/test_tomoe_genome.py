@@ -14,16 +14,17 @@ from tomoe_samples import tomoe_space
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.tomoe.budget import WidthBudget
-from moevolve.search.genomes.tomoe.genome import (
+from moevolve.search.genomes.tomoe.kind import BASELINES, flap, saliency
+from moevolve.search.genomes.tomoe.space import (
     SEEDS,
     ToMoeGenome,
+    ToMoeSection,
+    ToMoeSpace,
     projection,
     regularisation_terms,
     standardised_log,
     top_mask,
 )
-from moevolve.search.genomes.tomoe.kind import BASELINES, flap, saliency
-from moevolve.search.genomes.tomoe.space import ToMoeSection, ToMoeSpace
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 

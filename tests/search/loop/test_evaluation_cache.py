@@ -15,7 +15,7 @@ from search_samples import PRUNE, eep_space
 
 from moevolve.evaluators.types import SplitRef
 from moevolve.search.genomes.contract.base import Offspring
-from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.eep.space import EepGenome
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.scores import interval
 from moevolve.search.loop.search_loop import individual_record

@@ -21,17 +21,17 @@ from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, Split
-from moevolve.search.analysis.report_contents import gather
 from moevolve.search.cli.app import app
 from moevolve.search.cli.output.final_table import print_final_table
-from moevolve.search.compare.config import load_comparison
-from moevolve.search.compare.rows import comparison_rows
-from moevolve.search.compare.run import run_comparison
 from moevolve.search.config.run import RunConfig
+from moevolve.search.config.study import load_study
 from moevolve.search.loop.final_table import BEST_LABEL, FinalTable, Score
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.report.contents import gather
+from moevolve.search.results.study import study_rows
 from moevolve.search.running import launch as service
+from moevolve.search.running.study import run_study
 from moevolve.search.text import percent
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
@@ -146,7 +146,7 @@ def test_dev_picks_the_one_whose_worst_task_keeps_most_of_the_full_models_score(
         right = whole[split.task]
         return (right if isinstance(edit, IdentityEdit) else mark(edit, split.task + split.split) % (right + 1)), -1.0
 
-    settings = config(over_tasks="worst", tasks=[{"name": name} for name in tasks], final={"rerank": 12})
+    settings = config(task_aggregation="worst", tasks=[{"name": name} for name in tasks], final={"rerank": 12})
     ended = launch(store, settings, sheet)
     assert full_fitness(store, store.search("lab")) == 1
     found = edits(store, settings)
@@ -321,9 +321,9 @@ def test_all_commands_name_the_same_winner_and_numbers(
                 | {"methods": {"m": {}}, "seeds": [data["seed"]]}
             )
         )
-        comparison = load_comparison(tmp_path / "compare.yaml")
-        outcomes = run_comparison(comparison, store, lambda place, cell: service.Observer(), local_pool)  # type: ignore[arg-type]
-        rows = {row.contestant: row for row in comparison_rows(outcomes, store)}
+        comparison = load_study(tmp_path / "compare.yaml")
+        outcomes = run_study(comparison, store, lambda place, cell: service.Observer(), local_pool)  # type: ignore[arg-type]
+        rows = {row.contestant: row for row in study_rows(outcomes, store)}
     # What launch prints is what the page reads.
     assert ended["winner"] == table.winner
     assert ended["reranked"] == table.reranked is True

@@ -104,13 +104,13 @@ def test_a_driver_that_is_stopped_again_and_again_comes_to_the_same_end(
 
 
 def test_a_search_ends_before_a_phase_that_isnt_needed(store: Store) -> None:
-    expected = undisturbed(store, run_config(stop_at_recovery=9.0))
+    expected = undisturbed(store, run_config(skip_phases_at=9.0))
     best = max(row.fitness for row in store.history("lab-1")[:30] if row.fitness is not None)
-    reports = drive(store, make_lab_setup(run_config(stop_at_recovery=9.0)), UnrulyPool(0))
+    reports = drive(store, make_lab_setup(run_config(skip_phases_at=9.0)), UnrulyPool(0))
     full = reports[-1].full
     assert full is not None and reports[-1].total == 60
     for share, count in ((best / full - 1e-9, 30), (best / full + 1e-9, 60)):
-        config = run_config(stop_at_recovery=share)
+        config = run_config(skip_phases_at=share)
         with Store.open(IN_MEMORY) as other:
             start(other, config)
             for attempt in range(3):
@@ -125,7 +125,7 @@ def test_a_full_model_that_gets_nothing_right_ends_no_search(store: Store) -> No
     def score(edit: Edit) -> tuple[float, float] | None:
         return (0.0, -1.0) if isinstance(edit, IdentityEdit) else smooth(edit)
 
-    reports = drive(store, start(store, run_config(stop_at_recovery=0.99)), ScriptedPool(scored(score)))
+    reports = drive(store, start(store, run_config(skip_phases_at=0.99)), ScriptedPool(scored(score)))
     assert reports[-1].full == 0 and reports[-1].done == reports[-1].total == 60
 
 
@@ -155,7 +155,7 @@ def test_a_search_reports_its_progress_and_a_finished_one_asks_for_nothing(store
 
 def test_evolution_climbs(store: Store) -> None:
     phases = [
-        {"kind": "prune", "evaluations": 100, "initial": 20, "row_rate": 0.3},
+        {"kind": "prune", "evaluations": 100, "initial": 20, "replace_rate": 0.3},
         {"kind": "merge", "evaluations": 100},
     ]
     drive(store, start(store, run_config(phases=phases)), UnrulyPool(0))
@@ -259,13 +259,13 @@ def test_pace_is_measured_from_the_first_evaluation_on(store: Store, monkeypatch
     assert later[-1][1].left == 0.0 and len(later) > 10
 
 
-def test_fitness_and_tie_break_are_weighted_means_over_tasks() -> None:
+def test_fitness_and_tie_break_are_weighted_means_task_aggregation() -> None:
     records = [replace(evaluation(0, score, "one"), gold_logprob=gold) for score, gold in ((0.5, -1.0), (0.8, -4.0))]
     assert ranking_of(run_config(), (2.0, 1.0), records, ()) == pytest.approx((0.6, -2.0))
     assert ranking_of(run_config(tie_break="index"), (2.0, 1.0), records, ()) == pytest.approx((0.6, 0.0))
 
 
-WORST = {"tasks": [{"name": "one"}, {"name": "two"}, {"name": "three"}], "over_tasks": "worst"}
+WORST = {"tasks": [{"name": "one"}, {"name": "two"}, {"name": "three"}], "task_aggregation": "worst"}
 
 
 def test_the_fitness_may_be_the_worst_share_of_the_full_models_score(store: Store) -> None:
@@ -292,5 +292,5 @@ def test_the_fitness_may_be_the_worst_share_of_the_full_models_score(store: Stor
 
 def test_no_share_is_left_of_a_full_model_that_gets_nothing_right(store: Store) -> None:
     pool = ScriptedPool(scored(lambda edit: (0.0, -1.0) if isinstance(edit, IdentityEdit) else smooth(edit)))
-    with pytest.raises(UserError, match="over_tasks: the unedited model scores 0 on one, "):
+    with pytest.raises(UserError, match="task_aggregation: the unedited model scores 0 on one, "):
         drive(store, start(store, run_config(**WORST)), pool)

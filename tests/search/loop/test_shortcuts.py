@@ -34,7 +34,7 @@ def settings() -> RunConfig:
         "tasks": [{"name": name, "counts": counts} for name in TASKS],
         "phases": [{"kind": "prune", "evaluations": 5, "initial": 3}, {"kind": "merge", "evaluations": 3}],
         "genome": {"kind": "eep", "experts": 2, "groups": "per_layer"},
-        "stop_at_recovery": None,
+        "skip_phases_at": None,
         "final": {"rerank": 2, "test": False},
         "window": 2,
     }

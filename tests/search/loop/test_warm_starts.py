@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dense_lab import search
+from dense_lab import never, search
 from local_workers import local_pool
 from pydantic import ValidationError
-from search_lab import run_config
+from search_lab import population, run_config
 from search_samples import dense_model, mixtral
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.analysis.report_contents import gather
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import MergePhase, PrunePhase, TunePhase
 from moevolve.search.genomes.eep.space import EepSection
 from moevolve.search.genomes.factorllm.space import FactorLlmSection
 from moevolve.search.genomes.registry import check_baselines, make_space
-from moevolve.search.operations.subject import find_subject
+from moevolve.search.report.contents import gather
 from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.candidates import find_candidate
 from moevolve.search.running.launch import register
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
@@ -51,37 +51,29 @@ def launch(config: RunConfig, store: Store, stop: int | None = None) -> None:
     search(calibrated_setup(setup, store, local_pool(setup).calibrate), store, stop)
 
 
-def population(store: Store) -> list[tuple[Any, ...]]:
-    rows = store.history("warm-1")
-    return [(row.index, row.phase, row.operator, row.parents, row.genome, row.fitness) for row in rows]
-
-
-def _never(*arguments: Any) -> bytes:
-    raise AssertionError("the calibration is stored")
-
-
 def test_baselines_come_first_and_a_resumed_search_is_the_same(tiny: Any, tmp_path: Path) -> None:
     config = warm_run(tiny, tmp_path, "surrogate", tasks=[f"{tiny.task}@kl"])
     with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
         launch(config, store)
-        whole = population(store)
+        whole = population(store, "warm-1")
     with Store.open(f"sqlite:///{tmp_path / 'cut.db'}") as store:
         with pytest.raises(KeyboardInterrupt):
             launch(config, store, 2)
         with pytest.raises(KeyboardInterrupt):
-            search(calibrated_setup(set_up_stored(store, "warm"), store, _never), store, 7)
-        search(calibrated_setup(set_up_stored(store, "warm"), store, _never), store)
-        assert population(store) == whole
+            search(calibrated_setup(set_up_stored(store, "warm"), store, never), store, 7)
+        search(calibrated_setup(set_up_stored(store, "warm"), store, never), store)
+        assert population(store, "warm-1") == whole
+        rows = store.history("warm-1")
         for index in (0, 8):
-            subject = find_subject(store, f"warm:{index}")
+            subject = find_candidate(store, f"warm:{index}")
             assert subject.detail is not None
             assert subject.edit.phenotype_hash == subject.detail.individual.phenotype_hash
-    operators = [row[2] for row in whole]
+    operators = [row.operator for row in rows]
     assert operators[:5] == ["reap", "frequency", "naee", "random", "random"]
     assert operators[8:11] == ["hc_smoe", "soft_activation", "random"]
-    assert [row[3] for row in whole[:5] + whole[8:11]] == [()] * 8
+    assert [row.parents for row in rows[:5] + rows[8:11]] == [()] * 8
     assert set(operators[5:8]) <= BRED and set(operators[11:]) == {CMA}
-    assert len({row[5] for row in whole}) > 3
+    assert len({row.fitness for row in rows}) > 3
 
 
 def test_random_individuals_are_those_of_a_search_without_baselines_and_children_descend_from_them(
@@ -95,11 +87,12 @@ def test_random_individuals_are_those_of_a_search_without_baselines_and_children
         config = warm_run(tiny, tmp_path / name, "evolution", phases, groups="per_layer", window=1)
         with Store.open(f"sqlite:///{tmp_path / name}.db") as store:
             launch(config, store)
-            found.append(population(store))
+            found.append(store.history("warm-1"))
             assert {node.operator for node in store.ancestors("warm:5").nodes if node.depth == 0} <= {first, "random"}
-    assert found[0][0][2] == "reap" and found[1][0][2] == "random"
-    assert found[0][1:3] == found[1][1:3]
-    assert 0 in {parent for row in found[0][3:] for parent in row[3]} and all(row[3] for row in found[0][3:])
+    warm, cold = found
+    assert warm[0].operator == "reap" and cold[0].operator == "random"
+    assert [row.genome for row in warm[1:3]] == [row.genome for row in cold[1:3]]
+    assert 0 in {parent for row in warm[3:] for parent in row.parents} and all(row.parents for row in warm[3:])
 
 
 def test_names_that_mean_nothing_are_refused() -> None:
@@ -157,9 +150,9 @@ def test_the_log_and_the_report_say_what_scores_were_measured_on(tiny: Any, tmp_
         setup = set_up(config, "warm-1")
         register(setup, store)
         setup = calibrated_setup(setup, store, local_pool(setup).calibrate, notes.append)
-        calibrated_setup(set_up_stored(store, "warm"), store, _never, notes.append)
+        calibrated_setup(set_up_stored(store, "warm"), store, never, notes.append)
         search(setup, store)
-        assert [row[2] for row in population(store)] == ["man", "msan"]
+        assert [row.operator for row in store.history("warm-1")] == ["man", "msan"]
         noted = [note for note in gather(store, "warm").notes if "measured" in note]
     first, again = notes
     assert first == again and noted == [first]

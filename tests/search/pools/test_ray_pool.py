@@ -21,6 +21,7 @@ import search_lab
 from disturbed_lab import CheapWorker, population, undisturbed
 from light_workers import LightWorker, await_file
 from ray.cluster_utils import Cluster
+from ray_nodes import FRUGAL
 from replies import failure
 from search_lab import make_lab_setup, prepared
 from waiting import PATIENT_S, until
@@ -48,7 +49,7 @@ CHECKOUT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def cluster(frugal: dict[str, Any]) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     """A head, a node like all others; it takes a second to find out that a node is gone, not the default's twenty."""
     ray.shutdown()
     watchful = {
@@ -57,7 +58,7 @@ def cluster(frugal: dict[str, Any]) -> Iterator[Cluster]:
         "health_check_failure_threshold": 3,
         "object_manager_pull_timeout_ms": 1000,  # after which a copy of what a lost node had is sought elsewhere
     }
-    settings = frugal | {"_system_config": frugal["_system_config"] | watchful}
+    settings = FRUGAL | {"_system_config": FRUGAL["_system_config"] | watchful}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **settings})
     yield cluster
     ray.shutdown()
@@ -150,7 +151,7 @@ def test_no_worker_is_started_on_a_node_that_is_left_out(
     bad = add_node(cluster).node_id
     told: list[str] = []
     workers = WorkersSection(num_cpus=1, address=cluster.address, count=2)
-    pool = RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=PickyWorker, on_left_out=told.append)
+    pool = RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=PickyWorker, on_avoided=told.append)
     with contextlib.closing(pool):
         while not told:  # the other node has no room for a second worker
             pool.poll(0.1)

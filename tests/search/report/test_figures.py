@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from search_samples import HISTORY, history_row
 
-from moevolve.search.report import fitness, heatmaps, lineage, usage
-from moevolve.search.report.style import BLUE, INK, to_svg
+from moevolve.search.drawing import BLUE, INK, spread, to_svg
+from moevolve.search.report import fitness, lineage, usage
 from moevolve.store.records import LineageGraph, LineageNode
 from moevolve.workers.contract.usage import RoutedLayer, Usage
 
@@ -85,7 +85,7 @@ def test_the_lineage_has_all_ancestors_and_edges() -> None:
 
 
 def test_panels_are_spread_over_all_layers() -> None:
-    assert [heatmaps.spread(*each).tolist() for each in ((3, 6), (32, 4), (1, 4))] == [[0, 1, 2], [0, 10, 21, 31], [0]]
+    assert [spread(*each).tolist() for each in ((3, 6), (32, 4), (1, 4))] == [[0, 1, 2], [0, 10, 21, 31], [0]]
 
 
 def routed(layer: int, counts: list[int], origins: tuple[int, ...] = ()) -> RoutedLayer:

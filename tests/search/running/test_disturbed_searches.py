@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[object, ...]]:
     found = undisturbed(tmp_path_factory.mktemp("calm"))
-    assert len(found) == TOTAL and any(row[3] == "failed" for row in found)
+    assert len(found) == TOTAL and any("failed" in row for row in found)
     return found
 
 

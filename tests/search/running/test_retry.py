@@ -9,8 +9,9 @@ import pytest
 from replies import loss
 from search_lab import UnrulyPool, drive, make_lab_setup, population, run_config, start
 
+from moevolve.evaluators.errors import FailureKind
 from moevolve.search.running.resume import take_back_failures
-from moevolve.store.records import ExportRecord, FailureKind
+from moevolve.store.records import ExportRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 

@@ -19,9 +19,9 @@ from search_samples import few
 from starlette.testclient import TestClient
 from waiting import PATIENT_S
 
-from moevolve.search.operations import plot
+from moevolve.search.interface.plot import PlotRequest
 from moevolve.search.server.fitness_curves import FitnessCurves, down_sampled
-from moevolve.search.server.turns import MOST
+from moevolve.search.server.serial_queue import MOST
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import UnreachableError
 from moevolve.store.records import Event
@@ -176,7 +176,7 @@ def test_waiting_drawings_do_not_block_other_requests(client: TestClient, monkey
         at_once -= 1
         return b"a picture"
 
-    monkeypatch.setattr(plot, "picture", draw)
+    monkeypatch.setattr(PlotRequest, "answer", draw)
     refused = 45 - MOST  # with those that wait more than all threads for answers
     with ThreadPoolExecutor(45) as browsers:
         asked = [browsers.submit(client.get, "/api/searches/lab/plot") for _ in range(45)]

@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 from store_samples import search
 
 import moevolve
-from moevolve.search.requests.running import ResumeRequest
-from moevolve.search.requests.searches import SearchesRequest
+from moevolve.search.interface.resume import ResumeRequest
+from moevolve.search.interface.searches import SearchesRequest
 from moevolve.search.server import client as client_module
 from moevolve.search.server.client import RemoteService
 from moevolve.store.repository import Store
@@ -88,7 +88,7 @@ def test_resuming_a_finished_search_gives_its_table(
     lab_store.set_status(reranked_search(lab_store).id, "finished")
     monkeypatch.setenv("MOEVOLVE_TOKEN", WRITE)
     begun = []
-    found = connected().resume(ResumeRequest("reranked"), moevolve.Observer(on_begin=begun.append))
+    found = connected().ask(ResumeRequest("reranked"), observer=moevolve.Observer(on_begin=begun.append))
     assert found is not None and found.winner == "reranked:1"
     assert [(config.name, config.store) for config in begun] == [("reranked", URL)]
 

@@ -22,7 +22,7 @@ import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.preview import preview
+from moevolve.search.running.plan.preview import preview
 from moevolve.search.running.webhooks import VARIABLE, WebhookSection, targets_of_environment
 from moevolve.search.server.app import make_app
 from moevolve.search.server.processes import Job, ProcessRunner

@@ -20,11 +20,10 @@ from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 from waiting import PATIENT_S, until
 
+from moevolve.search.interface.outcomes import OutcomesRequest
 from moevolve.search.loop.scores import interval
-from moevolve.search.operations.answers import outcomes
-from moevolve.search.operations.subject import find_subject
 from moevolve.search.report.rendering import clock, handle
-from moevolve.search.requests.models import OutcomesRequest
+from moevolve.search.running.candidates import find_candidate
 from moevolve.search.server.app import make_app
 from moevolve.search.server.listings import Listings
 from moevolve.search.server.settings import ServerSettings
@@ -126,7 +125,7 @@ def test_answers_are_shown_row_by_row_and_generated_on_request(
 
     monkeypatch.setattr(ChildProcess, "_exchange", reply)
     task = "pick"
-    found = outcomes(store, OutcomesRequest("eep:20", task=task, split="search", only="wrong", limit=3))
+    found = OutcomesRequest("eep:20", task=task, split="search", only="wrong", limit=3).answer(store)
     path = f"/individuals/eep:20/answers?task={task}&split=search&only=wrong&limit=3"
     page = page_of(client, path)
     for count, name in ((found.examples, "rows"), (found.counts["both_wrong"], "both wrong")):
@@ -274,7 +273,7 @@ def test_two_individuals_are_compared(client: TestClient, store: Store) -> None:
     )
     genomes = page_of(client, f"/compare/genomes?a={one.ref}&b={other.ref}")
     mine, theirs = (
-        np.flatnonzero(find_subject(store, each.ref, weights=False).genome.express().expert_merging[0].any(axis=0))
+        np.flatnonzero(find_candidate(store, each.ref, weights=False).genome.express().expert_merging[0].any(axis=0))
         for each in (one, other)
     )
     only = f"only the first: {ranges(set(mine) - set(theirs))}; only the second: {ranges(set(theirs) - set(mine))}"

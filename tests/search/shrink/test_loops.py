@@ -7,7 +7,6 @@ import pytest
 from scipy.signal import fftconvolve
 from scipy.stats import binom, binomtest
 
-from moevolve.search.requests.shrink import GUARD_PROMPTS
 from moevolve.search.shrink.loops import (
     compared,
     difference,
@@ -17,6 +16,7 @@ from moevolve.search.shrink.loops import (
     p_value,
     power,
 )
+from moevolve.search.shrink.options import GUARD_PROMPTS
 
 
 def test_a_loop_is_told_from_an_answer() -> None:

@@ -11,12 +11,12 @@ from commands_here import worker_here
 from demo_chats import write_chats
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink.budget import SpeedBudget, budget_of
 from moevolve.search.shrink.choosing import choices_of
 from moevolve.search.shrink.guard import Checks
 from moevolve.search.shrink.loops import Loops
 from moevolve.search.shrink.page import Speed, Written
+from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.shrink.speed import SHARES, chosen_share, measured_speed, slower_than_asked
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.profiling.report import ProfiledModel
@@ -128,7 +128,7 @@ def test_a_checkpoint_that_turns_out_slower_is_an_error_unless_forced(
     monkeypatch.setattr("moevolve.search.shrink.shrink.check_winner", checked)
     monkeypatch.setattr("moevolve.search.shrink.shrink.measured_speed", timed)
     write_chats(tmp_path / "chats.jsonl", 100)
-    phase = "{kind: capacity, evaluations: 1, initial: 1, init: [even], repair: {neurons: {}, tokens: 256}}"
+    phase = "{kind: capacity, evaluations: 1, initial: 1, init: [equal], repair: {neurons: {}, tokens: 256}}"
     wanted = (f"phases=[{phase}]", "engine.chat_template=none", "final.random_baselines=0")
     settings = (word for each in wanted for word in ("--set", each))
     command = ("shrink", DEMO / "model", "--data", "chats.jsonl", "--speed", "3x", "-o", "small")

@@ -25,7 +25,7 @@ rules = st.one_of(
         lambda each: ThresholdParents(crossover_margin=each[0], mutation_margin=each[1], crossover_least=each[2])
     ),
 )
-# Per content hash (fitness, tie-break) or a failure: fitness is a function of the content. Few values, many ties.
+# Per phenotype hash (fitness, tie-break) or a failure: fitness is a function of the content. Few values, many ties.
 landscapes = st.lists(
     st.one_of(st.none(), st.tuples(st.integers(0, 10).map(lambda n: n / 10), st.sampled_from([-2.0, -1.0, -math.inf]))),
     min_size=1,
@@ -41,13 +41,13 @@ def histories(draw: st.DrawFn) -> list[IndividualRecord]:
 
 
 def member(index: int, content: int, outcome: tuple[float, float] | None) -> IndividualRecord:
-    return decided(replace(history_row(index, "prune", None), content_hash=f"hash-{content}"), *(outcome or (None,)))
+    return decided(replace(history_row(index, "prune", None), phenotype_hash=f"hash-{content}"), *(outcome or (None,)))
 
 
 def from_scratch(history: list[IndividualRecord], rule: Rule, repeats: bool) -> dict[Operator, list[IndividualRecord]]:
     """Members that didn't fail, distinct unless they may repeat, best first, cut by the rule."""
     scored = [one for one in history if one.fitness is not None]
-    first = {one.index if repeats else one.content_hash: one for one in reversed(scored)}
+    first = {one.index if repeats else one.phenotype_hash: one for one in reversed(scored)}
     ranked = sorted(first.values(), key=lambda one: (-one.fitness, -one.tie_break, one.index))  # type: ignore[operator]
     if isinstance(rule, TopKParents):
         return {"crossover": ranked[: rule.k], "mutation": ranked[: rule.k]}

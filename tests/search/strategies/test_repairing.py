@@ -58,7 +58,7 @@ class Run:
         """What came before the repair phase and is seen by an individual of it, best first, each genome once."""
         seen = self.members[: make_schedule(self.config).visible(index)]
         ranked = sorted((one for one in seen if one.phase != "repair" and one.status == "ok"), key=rank_key)
-        return list({one.content_hash: one for one in reversed(ranked)}.values())[::-1]
+        return list({one.phenotype_hash: one for one in reversed(ranked)}.values())[::-1]
 
 
 def evolve(setup: SearchSetup, score: Score = by_hash, resumed_at: int | None = None) -> Run:

@@ -11,7 +11,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.settings import PACKAGED_TEMPLATES, EngineConfig, ModelConfig, engine_fingerprint
 from moevolve.workers.engine.chat import chat_template
-from moevolve.workers.engine.tokenizing import tokenize_split
+from moevolve.workers.engine.tokenizing import PromptTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -76,7 +76,7 @@ MERGED = [{"role": "user", "content": "Be brief.\n\n1+1?"}, *CONVERSATION[2:]]
 
 def test_without_a_template_shots_are_text(bytewise: PreTrainedTokenizerFast) -> None:
     for split, name in ((SPLIT, "auto"), (SPLIT, "none"), (replace(SPLIT, chat=False), "mixtral")):
-        tokenized = tokenize_split(bytewise, split, EngineConfig(chat_template=name))
+        tokenized = PromptTokenizer(bytewise, EngineConfig(chat_template=name)).split(split)
         assert bytewise.decode(tokenized.prompts[0]) == "<s>Be brief.\n\n1+1? 2\n\n0+1? 1\n\n2+2?"
         assert bytewise.decode(tokenized.golds[0]) == " 4"
 
@@ -94,7 +94,7 @@ def test_prompts_are_what_the_tokenizer_makes_of_the_conversation(
     bytewise: PreTrainedTokenizerFast, template: str, conversation: list[dict[str, str]], marks: str, answer: str
 ) -> None:
     tokenizer = talking(bytewise, template)
-    tokenized = tokenize_split(tokenizer, SPLIT, EngineConfig(), bos=1)
+    tokenized = PromptTokenizer(tokenizer, EngineConfig(), bos=1).split(SPLIT)
     made = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, enable_thinking=False)["input_ids"]
     assert tokenized.prompts[0] == (*made, *tokenizer(marks, add_special_tokens=False)["input_ids"])
     assert tokenized.prompts[0].count(1) == (1 if template == ALTERNATING else 0), "the beginning token comes once"
@@ -103,7 +103,7 @@ def test_prompts_are_what_the_tokenizer_makes_of_the_conversation(
 
 
 def test_the_packaged_template_is_the_authors_of_eep(bytewise: PreTrainedTokenizerFast) -> None:
-    tokenized = tokenize_split(talking(bytewise, CHATML), SPLIT, EngineConfig(chat_template="mixtral"), bos=1)
+    tokenized = PromptTokenizer(talking(bytewise, CHATML), EngineConfig(chat_template="mixtral"), bos=1).split(SPLIT)
     written = "<s>[INST]Be brief.\n\n1+1?[/INST]2</s>[INST]0+1?[/INST]1</s>[INST]2+2?[/INST]"
     assert bytewise.decode(tokenized.prompts[0]) == written
     assert bytewise.decode(tokenized.golds[1]) == "6"
@@ -111,7 +111,7 @@ def test_the_packaged_template_is_the_authors_of_eep(bytewise: PreTrainedTokeniz
 
 def test_an_answer_prefix_of_words_is_part_of_every_answer(bytewise: PreTrainedTokenizerFast) -> None:
     split = replace(SPLIT, answer_prefix="\nAnswer: ", system="")
-    tokenized = tokenize_split(talking(bytewise, CHATML), split, EngineConfig())
+    tokenized = PromptTokenizer(talking(bytewise, CHATML), EngineConfig()).split(split)
     text = bytewise.decode(tokenized.prompts[0] + tokenized.golds[0])
     assert text.startswith("<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\nAnswer: 2<|im_end|>\n")
     assert text.endswith("<|im_start|>assistant\nAnswer: 4")
@@ -132,7 +132,7 @@ def test_a_long_prompt_that_loses_its_beginning_is_what_the_authors_tokenizer_ma
     example = Example(question, ("B",), ("A", "B", "C", "D"), shots)
     split = PreparedSplit(*("mmlu", "test", "generate", "accuracy", Matching(), 4, ""), (example,))
     config = EngineConfig(chat_template="mixtral", max_prompt_tokens=limit, tail_tokens=limit - 1)
-    (prompt,) = tokenize_split(talking(bytewise, CHATML), split, config, bos=1).prompts
+    (prompt,) = PromptTokenizer(talking(bytewise, CHATML), config, bos=1).split(split).prompts
     assert len(prompt) == limit and bytewise.decode(prompt).endswith(f"{question}[/INST]")
     assert prompt.count(1) == 1 and prompt[0] == 1
     written = "".join(f"[INST]{shot}[/INST]{answer}</s>" for shot, answer in shots)
@@ -217,7 +217,7 @@ def test_answers_are_those_of_transformers_in_the_conversation(bytewise: PreTrai
 )
 def test_a_model_may_think_where_a_split_lets_it(bytewise: PreTrainedTokenizerFast, model: str, asked: str) -> None:
     tokenizer = talking(bytewise, CASES[model][0])
-    prompt = tokenize_split(tokenizer, replace(SPLIT, thinks=True), EngineConfig(), bos=1).prompts[0]
+    prompt = PromptTokenizer(tokenizer, EngineConfig(), bos=1).split(replace(SPLIT, thinks=True)).prompts[0]
     assert bytewise.decode(prompt).endswith(f"2+2?{asked}")
 
 
@@ -225,7 +225,7 @@ def test_a_model_may_think_where_a_split_lets_it(bytewise: PreTrainedTokenizerFa
 def test_marks_before_an_answer_are_in_the_prompt(bytewise: PreTrainedTokenizerFast, model: str) -> None:
     """Holds for generation and gold answers, with thinking off; spaces belong to the answer's first word."""
     template, between, answer = CASES[model]
-    tokenized = tokenize_split(talking(bytewise, template), SPLIT, EngineConfig(), bos=1)
+    tokenized = PromptTokenizer(talking(bytewise, template), EngineConfig(), bos=1).split(SPLIT)
     asked = bytewise.decode(tokenized.prompts[0])
     assert asked.endswith(f"2+2?{between}")
     assert asked.count("Be brief.") == 1
@@ -259,11 +259,11 @@ def test_the_same_prompt_tomorrow_and_low_effort(
     prompts = []
     for day in (8, 9):
         Clock.today = dt.datetime(2031, 3, day, 12, tzinfo=dt.UTC)
-        prompts.append(tokenize_split(tokenizer, SPLIT, EngineConfig()).prompts)
+        prompts.append(PromptTokenizer(tokenizer, EngineConfig()).split(SPLIT).prompts)
     assert prompts[0] == prompts[1]
     assert told in bytewise.decode(prompts[0][0])
     assert template == LLAMA or "Reasoning: low\n" in bytewise.decode(prompts[0][0])
-    other = tokenize_split(tokenizer, SPLIT, EngineConfig(date=DAY)).prompts
+    other = PromptTokenizer(tokenizer, EngineConfig(date=DAY)).split(SPLIT).prompts
     assert DAY.strftime(now) in bytewise.decode(other[0])
 
 
@@ -281,6 +281,6 @@ def test_a_template_that_writes_given_answers_otherwise_is_asked_as_it_asks(byte
         "{% for m in messages %}{{ m.role }}: {{ 'said ' if m.role == 'assistant' else '' }}{{ m.content }}\n"
         "{% endfor %}{% if add_generation_prompt %}your turn: {% endif %}"
     )
-    tokenized = tokenize_split(talking(bytewise, template), replace(SPLIT, system=""), EngineConfig())
+    tokenized = PromptTokenizer(talking(bytewise, template), EngineConfig()).split(replace(SPLIT, system=""))
     assert bytewise.decode(tokenized.prompts[0]).endswith("assistant: said 1\nuser: 2+2?\nyour turn: ")
     assert bytewise.decode(tokenized.golds[0]) == "4"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from dense_edits import divided, head_masks, masked
 from edit_checks import Residents
-from engine_samples import answers, divided, edit_of_family, masked, masked_heads, others, words_split
+from engine_samples import answers, edit_of_family, others, words_split
 from repair_samples import rows_of, sequences_of
 
 from moevolve.evaluators.types import PreparedSplit
@@ -127,12 +128,12 @@ def test_an_unfinished_answer_gets_the_layers_that_were_left_out(
 def test_dense_and_masked_networks_and_heads_that_say_what_their_layers_are(
     resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    pair, heads = Pair(resident("llama"), tiny_tokenizer), masked_heads()
-    first, other = divided(pair.resident), masked(pair.resident, 2, heads)
+    pair, heads = Pair(resident("llama"), tiny_tokenizer), head_masks()
+    first, other = divided(), masked((24, 24, 24), heads)
     weights = first.router_weight.copy()
     weights[2] += 1
     changed = replace(first, router_weight=weights)
-    more = replace(other, heads=replace(heads, active=np.array([5, 3, 6])))
+    more = replace(other, heads=replace(heads, active=np.array([5, 8, 2])))
     shares = pair.compare([first, changed, other, more], split_of(), all_numbers=True)
     assert shares == [0, pytest.approx(2 / 3), 0, pytest.approx(2 / 3)]
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from dense_edits import divided, head_masks, masked
 from edit_checks import Residents
-from engine_samples import answers, divided, edit_of_family, masked, masked_heads, others, ranks, words_split
+from engine_samples import answers, edit_of_family, others, ranks, words_split
 from fickle_library import FickleLibrary
 
 from moevolve.evaluators.types import PreparedSplit
@@ -124,7 +125,7 @@ def test_dense_models(
 ) -> None:
     model = resident(family)
     # The masks are applied as copies of an expert's neurons, and as masks.
-    edits: list[Edit] = [divided(model), IdentityEdit(), masked(model, 2), masked(model, 8)]
+    edits: list[Edit] = [divided(), IdentityEdit(), masked((24, 24, 24)), masked((42, 42, 42))]
     names = tuple(name for name in find_linears(model.model) if ".layers.0." in name or ".layers.2." in name)[:4]
     for variant in ("II", "III"):
         form = BlockForm(variant, 4, 6)
@@ -138,7 +139,7 @@ def test_heads_that_are_masked(
     library: FickleLibrary, resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     model = resident("llama")
-    edit = masked(model, 2, masked_heads())
+    edit = masked((24, 24, 24), head_masks())
     assert_one(Asked(model, tiny_tokenizer, "auto").in_all_ways(edit, library=library))
 
 

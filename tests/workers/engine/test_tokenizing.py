@@ -8,7 +8,7 @@ import pytest
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.settings import EngineConfig
-from moevolve.workers.engine.tokenizing import context_of, tokenize_split, truncate
+from moevolve.workers.engine.tokenizing import PromptTokenizer, context_of, truncate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -39,7 +39,7 @@ def test_truncation_keeps_head_and_tail() -> None:
 def test_answers_continue_the_whole_prompt_though_it_is_truncated(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     example = Example("w10 w11 w12 w13 w14 w15", ("w20 w21", "w22"), ("w20 w21", "w30"))
     config = EngineConfig(max_prompt_tokens=4, tail_tokens=2)
-    tokenized = tokenize_split(tiny_tokenizer, split_of(example), config, bos=1)
+    tokenized = PromptTokenizer(tiny_tokenizer, config, bos=1).split(split_of(example))
     assert tokenized.prompts == ((1, 10, 14, 15),)
     assert tokenized.golds == ((20, 21),)
     assert tokenized.choices == (((20, 21), (30,)),)
@@ -52,28 +52,28 @@ def test_special_tokens_open_a_prompt_once_and_never_close_it(
     tiny_tokenizer: PreTrainedTokenizerFast, template: str, bos: int | None, prompt: tuple[int, ...]
 ) -> None:
     tokenizer = with_template(tiny_tokenizer, template)
-    tokenized = tokenize_split(tokenizer, split_of(Example("w10 w11", ("w20",))), EngineConfig(), bos)
+    tokenized = PromptTokenizer(tokenizer, EngineConfig(), bos).split(split_of(Example("w10 w11", ("w20",))))
     assert tokenized.prompts == (prompt,)
     assert tokenized.golds == ((20,),)
 
 
 def test_an_answer_that_merges_with_the_prompt_is_tokenised_alone(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     # Without a space between them the prompt's last word and the answer are one word: w1 + w20.
-    tokenized = tokenize_split(tiny_tokenizer, split_of(Example("w10 w11", ("w20",)), prefix=""), EngineConfig())
+    tokenized = PromptTokenizer(tiny_tokenizer, EngineConfig()).split(split_of(Example("w10 w11", ("w20",)), prefix=""))
     assert tokenized.prompts == ((10, 11),)
     assert tokenized.golds == ((20,),)
 
 
 def test_examples_without_references_or_choices_have_no_answer_tokens(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    tokenized = tokenize_split(tiny_tokenizer, split_of(Example("w10", ())), EngineConfig())
+    tokenized = PromptTokenizer(tiny_tokenizer, EngineConfig()).split(split_of(Example("w10", ())))
     assert (tokenized.golds, tokenized.choices) == (((),), ((),))
 
 
 def test_an_empty_prompt_without_opening_token_names_the_example(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     split = split_of(Example("w10", ("w20",)), Example("", ("w20",)))
-    assert tokenize_split(tiny_tokenizer, split, EngineConfig(), bos=1).prompts[1] == (1,)
+    assert PromptTokenizer(tiny_tokenizer, EngineConfig(), bos=1).split(split).prompts[1] == (1,)
     with pytest.raises(UserError, match="task words, split search, example 1: the prompt has no tokens"):
-        tokenize_split(tiny_tokenizer, split, EngineConfig())
+        PromptTokenizer(tiny_tokenizer, EngineConfig()).split(split)
 
 
 LONG = Example("w10 w11 w12 w13 w14 w15", ("w20 w21",))
@@ -83,12 +83,12 @@ def test_a_prompt_beyond_the_context_loses_its_beginning_and_never_its_answer(
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     split = replace(split_of(LONG, Example("w10", ("w20",))), fitness="rank")
-    tokenized = tokenize_split(tiny_tokenizer, split, EngineConfig(), bos=1, context=6)
+    tokenized = PromptTokenizer(tiny_tokenizer, EngineConfig(), bos=1, context=6).split(split)
     assert (tokenized.prompts, tokenized.golds) == (((1, 13, 14, 15), (1, 10)), ((20, 21), (20,)))
     assert tokenized.cut == 1
-    generated = tokenize_split(tiny_tokenizer, split_of(LONG), EngineConfig(), bos=1, context=8)
+    generated = PromptTokenizer(tiny_tokenizer, EngineConfig(), bos=1, context=8).split(split_of(LONG))
     assert generated.prompts == ((1, 13, 14, 15),), "room for the answer that is generated"
-    assert tokenize_split(tiny_tokenizer, split, EngineConfig(), bos=1, context=9).cut == 0
+    assert PromptTokenizer(tiny_tokenizer, EngineConfig(), bos=1, context=9).split(split).cut == 0
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_row_beyond_the_context_is_refused_by_number(
 ) -> None:
     split = replace(split_of(Example("w10", ()), LONG), fitness="rank")
     with pytest.raises(UserError, match=f"task words, split search, example 1: {said}"):
-        tokenize_split(tiny_tokenizer, split, EngineConfig(over_context=choice), bos=1, context=context)
+        PromptTokenizer(tiny_tokenizer, EngineConfig(over_context=choice), bos=1, context=context).split(split)
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moevolve.evaluators.errors import UserError, first_line
-from moevolve.workers.checkpoints.formats.base import (
-    Codec,
-    PackedMatrix,
-    blocks_largest,
-    matrix_parts,
-    multiplied,
-)
-from moevolve.workers.checkpoints.formats.fp4 import (
-    NV_GROUP,
-    fp4_bytes,
-    mxfp4_parts,
-    nvfp4_scales,
-)
+from moevolve.evaluators.errors import UserError, opening
+from moevolve.workers.checkpoints.formats.base import Codec, PackedMatrix, blocks_largest, multiplied, packed_matrices
+from moevolve.workers.checkpoints.formats.fp4 import NV_GROUP, fp4_bytes, mxfp4_parts, nvfp4_scales
 
+# Tensors that matrices can have besides those that their scheme requires.
 _UNUSED = ("weight_g_idx", "weight_zero_point", "input_scale", "input_global_scale", "input_zero_point")
-"""Tensors that matrices can have besides those that their scheme requires."""
 
 
 class CompressedTensors:
@@ -34,12 +23,10 @@ class CompressedTensors:
         from compressed_tensors.compressors.format import infer_module_format
         from compressed_tensors.quantization import QuantizationConfig
 
-        try:
+        with opening("its quantization_config isn't one of compressed-tensors"):
             config = QuantizationConfig.model_validate(dict(settings))
             for scheme in config.config_groups.values():
                 scheme.format = scheme.format or infer_module_format(torch.nn.Linear, scheme)
-        except (ValueError, KeyError, StopIteration) as error:
-            raise UserError(f"its quantization_config isn't one of compressed-tensors: {first_line(error)}") from error
         self._schemes = list(config.config_groups.values())
         self._ignored = list(config.ignore or ())
 
@@ -53,10 +40,11 @@ class CompressedTensors:
             root, *others = compressor.compression_param_names(scheme)
             required = [part for part in others if not part.startswith("input_")]
             # `weight_scale` tells quantised modules from others whose root is `weight` as well.
-            for module, parts in matrix_parts(names, "weight_scale", {root, *required}, _UNUSED):
+            for matrix in packed_matrices(codec, names, "weight_scale", {root, *required}, _UNUSED):
+                module = matrix.name.removesuffix(".weight")
                 targeted = "Linear" in scheme.targets or any(match_name(module, each) for each in scheme.targets)
                 if targeted and not any(match_name(module, each) for each in self._ignored):
-                    yield PackedMatrix(f"{module}.weight", parts, codec)
+                    yield matrix
 
 
 class SchemeCodec(Codec):

@@ -17,8 +17,8 @@ from moevolve.workers.checkpoints.formats.base import (
     Codec,
     PackedMatrix,
     blocks_largest,
-    matrix_parts,
     multiplied,
+    packed_matrices,
     power_of_two,
     scaled_blocks,
 )
@@ -28,18 +28,14 @@ MX_GROUP, NV_GROUP = 32, 16
 
 _LARGEST, _LARGEST_SCALE = 6.0, 448.0
 """Largest numbers of E2M1 and of E4M3."""
+# Numbers halfway between neighbours, by the code of the smaller one.
 _MIDDLES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
-"""Numbers halfway between neighbours, by the code of the smaller one."""
 
 
 def fp4_bytes(values: Tensor) -> Tensor:
-    """Round numbers to the nearest of E2M1, ties to the even code, and larger ones than 6 to 6.
+    """Round numbers [..., even] to the nearest of E2M1, ties to the even code, and larger ones than 6 to 6.
 
-    Args:
-        values: Numbers, [..., even].
-
-    Returns:
-        Codes, uint8 [..., half], the first of two numbers in the low bits.
+    Returns codes, uint8 [..., half], the first of two numbers in the low bits.
     """
     size = values.abs().float().contiguous()
     below = torch.bucketize(size, _MIDDLES)  # a number in the middle gets the smaller code
@@ -115,8 +111,7 @@ class ModelOptNvfp4(Codec):
             raise UserError(f"modelopt weights quantised by {algorithm} aren't supported; use an NVFP4 checkpoint")
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
-        for module, parts in matrix_parts(names, "weight_scale_2", ["weight", "weight_scale"], ["input_scale"]):
-            yield PackedMatrix(f"{module}.weight", parts, self)
+        return packed_matrices(self, names, "weight_scale_2", ["weight", "weight_scale"], ["input_scale"])
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
@@ -137,12 +132,10 @@ class ModelOptNvfp4(Codec):
 
 
 def nvfp4_scales(values: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose the scales of a matrix, so that the largest number of a group becomes 6 before the scale is rounded.
+    """Choose the scales of a matrix [rows, columns]: a group's largest number becomes 6 before the scale is rounded.
 
-    Args:
-        values: Matrix, [rows, columns].
-        second: Scale of a matrix that this one replaces, by which all numbers are multiplied. It stays if the scales
-            of groups fit E4M3 with it, because servers fuse matrices that have the same one.
+    All numbers are multiplied by the scale `second` of the matrix that this one replaces. It stays if the scales of
+    groups fit E4M3 with it, because servers fuse matrices that have the same one.
 
     Returns:
         Scales of groups, float8 [rows, columns / 16], and the scale of the matrix in the shape of `second`.

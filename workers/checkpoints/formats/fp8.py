@@ -15,25 +15,23 @@ from moevolve.workers.checkpoints.formats.base import (
     Codec,
     PackedMatrix,
     blocks_largest,
-    matrix_parts,
     multiplied,
+    packed_matrices,
     power_of_two,
     scaled_blocks,
 )
 from moevolve.workers.checkpoints.formats.fp4 import MX_GROUP, fp4_numbers, mxfp4_parts
 
+# Largest number of E4M3.
 _LARGEST = 448.0
-"""Largest number of E4M3."""
 
 
+# Last names of the scales: DeepSeek-V3's, which most others have, too, and DeepSeek-V4's.
 _SCALES = ("weight_scale_inv", "scale")
-"""Last names of the scales: DeepSeek-V3's, which most others have, too, and DeepSeek-V4's."""
-
+# Dtypes of scales that are powers of two, the second one of their biased exponents as bytes.
 _POWERS = (torch.float8_e8m0fnu, torch.uint8)
-"""Dtypes of scales that are powers of two, the second one of their biased exponents as bytes."""
-
+# Dtypes of matrices with two numbers in a byte.
 _FOUR_BITS = (torch.int8, torch.uint8)
-"""Dtypes of matrices with two numbers in a byte."""
 
 
 class Fp8(Codec):
@@ -51,11 +49,10 @@ class Fp8(Codec):
         self._powers = settings.get("scale_fmt") == "ue8m0"
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
-        for module, parts in matrix_parts(names, "weight_scale_inv", ["weight"], ["activation_scale"]):
-            yield PackedMatrix(f"{module}.weight", parts, self)
-        for module, parts in matrix_parts(names, "scale", optional=["weight"]):
-            if "weight" in parts:  # other modules may have a parameter of this name
-                yield PackedMatrix(f"{module}.weight", parts, self)
+        yield from packed_matrices(self, names, "weight_scale_inv", ["weight"], ["activation_scale"])
+        for matrix in packed_matrices(self, names, "scale", optional=["weight"]):
+            if "weight" in matrix.parts:  # other modules may have a parameter of this name
+                yield matrix
         for name in names:
             fused = name.removesuffix("_scale_inv")
             if name != fused and fused in names and not fused.endswith(".weight"):

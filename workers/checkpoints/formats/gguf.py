@@ -7,11 +7,12 @@ library, and packed where it can.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 from types import EllipsisType
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.files import gguf_parts
 from moevolve.workers.checkpoints.formats.base import Codec
 from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
@@ -43,8 +44,38 @@ ARCHITECTURES = {
 }
 """Architecture in a file's metadata (`general.architecture`) by model type."""
 
+_FIELDS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "expert_used_count": "num_experts_per_tok",
+}
+# Qwen's experts have their own width, and may have heads that aren't hidden size / heads wide.
+_QWEN = {
+    "attention.key_length": "head_dim",
+    "expert_count": "num_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+_NARROW = {"feed_forward_length": "intermediate_size"}
+# Model type, further fields by key, and what llama.cpp's code does without a key for it, by architecture.
+_CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "llama": ("mixtral", _NARROW | {"expert_count": "num_local_experts", "attention.key_length": "head_dim"}, {}),
+    "olmoe": ("olmoe", _NARROW | {"expert_count": "num_experts"}, {"norm_topk_prob": False}),
+    "qwen2moe": ("qwen2_moe", _QWEN, {"norm_topk_prob": False}),
+    "qwen3moe": ("qwen3_moe", _QWEN, {"norm_topk_prob": True}),
+}
+
+# The same of architectures whose files without a number of experts are dense models of another type.
+_DENSE_CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "llama": ("llama", _NARROW | {"attention.key_length": "head_dim"}, {})
+}
+
+# Experts of GPT-OSS, the only supported family whose checkpoints have them fused.
 _FUSED = re.compile(r"model\.layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<matrix>gate_up|down)_proj(?P<bias>_bias)?")
-"""Experts of GPT-OSS, the only supported family whose checkpoints have them fused."""
 
 _ROTARY = re.compile(r".+\.self_attn\.(?P<heads>[qk])_proj\.(weight|bias)")
 
@@ -60,8 +91,6 @@ class GgufTensor:
 
     Attributes:
         shape: Shape in an unquantised Hugging Face checkpoint.
-        dtype: Dtype to unpack to.
-        file: The file, or a part of a split one.
         sources: Tensors of the file that it is computed from.
         experts: Experts to read from fused sources, in order; None for whole sources.
     """
@@ -110,10 +139,8 @@ def open_parts(file: Path) -> dict[Path, GGUFReader]:
         ) from error
     readers = {}
     for part in gguf_parts(file):
-        try:
+        with opening(f"{part} isn't a valid GGUF file, or ends early", "fetch the file again"):
             readers[part] = GGUFReader(part)
-        except (ValueError, IndexError, KeyError) as error:
-            raise UserError(f"{part} isn't a valid GGUF file, or ends early; fetch the file again ({error})") from error
     return readers
 
 
@@ -134,12 +161,7 @@ def stored_gguf(readers: Mapping[Path, GGUFReader]) -> dict[str, StoredTensor]:
 
 
 def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> dict[str, GgufTensor]:
-    """Return a model's tensors by the names that they have in an unquantised Hugging Face checkpoint.
-
-    Args:
-        file: GGUF file, or a part of a split one.
-        settings: Config of the model.
-        dtype: Dtype to unpack to.
+    """Return a model's tensors, unpacked to `dtype`, by their names in an unquantised Hugging Face checkpoint.
 
     Raises:
         UserError: The file's architecture isn't the config's or isn't supported, or a tensor is missing, unexpected
@@ -211,10 +233,6 @@ class GgufNames:
     def stored(self, name: str, values: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:
         """Divide a tensor of experts or of a router as the file has it; the inverse of reading it.
 
-        Args:
-            name: Name in an unquantised Hugging Face checkpoint.
-            values: Its values.
-
         Yields:
             Name in the file, index of the expert or None for a whole tensor, and values.
         """
@@ -238,34 +256,27 @@ def _experts(name: str, tensor: Tensor) -> range | None:
 
 def _arrangement(name: str, architecture: str, settings: PretrainedConfig) -> Arrange:
     fused, rotary = _FUSED.fullmatch(name), _ROTARY.fullmatch(name)
+    if fused is not None and fused["matrix"] == "gate_up":  # GPT-OSS has gate and up rows in alternation
+        return lambda values: _transposed(torch.stack(values, 1).flatten(0, 1))
     if fused is not None:
-        return _gate_up if fused["matrix"] == "gate_up" else _transposed
+        return lambda values: _transposed(values[0])
     if rotary is not None and architecture == "llama":
         heads = settings.num_attention_heads if rotary["heads"] == "q" else settings.num_key_value_heads
-        return partial(_halved, heads=heads)
+        # llama.cpp orders a head's rows so that rotary pairs are neighbours instead of half a head apart.
+        return lambda values: values[0].unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
     return itemgetter(0)
 
 
-def _transposed(values: list[Tensor]) -> Tensor:
-    return values[0].T if values[0].dim() == 2 else values[0]
-
-
-def _gate_up(values: list[Tensor]) -> Tensor:
-    """Alternate gate and up rows, and transpose, as GPT-OSS multiplies from the right."""
-    return _transposed([torch.stack(values, 1).flatten(0, 1)])
-
-
-def _halved(values: list[Tensor], heads: int) -> Tensor:
-    """Undo llama.cpp's order of a head's rows, in which rotary pairs are neighbours instead of half a head apart."""
-    rows = values[0]
-    return rows.unflatten(0, (heads, rows.shape[0] // heads // 2, 2)).transpose(1, 2).flatten(0, 2)
+def _transposed(values: Tensor) -> Tensor:
+    """Turn a matrix as GPT-OSS multiplies, from the right; biases stay."""
+    return values.T if values.dim() == 2 else values
 
 
 INSTEAD = "Q8_0"
 """Type of changed tensors whose own type the library only unpacks. Its blocks of 32 divide the rows of all others."""
 
+# Quantised types that the library can pack.
 _PACKED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
-"""Quantised types that the library can pack."""
 
 SCALES = {
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S"), (0, 2)),
@@ -325,3 +336,52 @@ class GgufType(Codec):
         scales = blocks[:, first:end].copy().view(np.float16).astype(np.float64) * factor
         blocks[:, first:end] = scales.astype(np.float16).view(np.uint8)
         return {"": torch.from_numpy(blocks).reshape(data.shape)}
+
+
+def gguf_config(file: Path) -> PretrainedConfig:
+    """Derive the config of a model from the metadata of its file, the first part of a split one.
+
+    Raises:
+        UserError: The file is invalid, or of an architecture or with a rotary scaling that metadata don't describe
+            completely.
+    """
+    # Reading the vocabulary takes seconds, and a launch asks for the config several times.
+    return copy.deepcopy(_derived(file, file.stat().st_mtime_ns))
+
+
+@lru_cache(maxsize=8)
+def _derived(file: Path, _changed: int) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    readers = list(open_parts(file).values())
+    reader = readers[0]
+    architecture = str(metadata(reader, "general.architecture"))
+    beside = f"put the config.json of the model that it was made from next to it, in {file.parent}"
+    if architecture not in _CONFIGS:
+        raise UserError(f"{file}: the config of architecture {architecture!r} can't be derived from it; {beside}")
+    scaling = metadata(reader, f"{architecture}.rope.scaling.type")
+    if scaling not in (None, "none"):
+        raise UserError(f"{file}: its rotary scaling {scaling!r} can't be derived from it; {beside}")
+    dense = architecture in _DENSE_CONFIGS and not metadata(reader, f"{architecture}.expert_count")
+    model_type, keys, settings = (_DENSE_CONFIGS if dense else _CONFIGS)[architecture]
+    for key, name in (_FIELDS | keys).items():
+        value = metadata(reader, f"{architecture}.{key}")
+        if value is not None:
+            settings = settings | {name: _shortest(value)}
+    theta = _shortest(metadata(reader, f"{architecture}.rope.freq_base") or 10_000.0)
+    tokens = reader.get_field("tokenizer.ggml.tokens")
+    return AutoConfig.for_model(
+        model_type,
+        **settings,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+        vocab_size=0 if tokens is None else len(tokens.data),
+        # llama.cpp writes the output projection only if it isn't the embedding's matrix.
+        tie_word_embeddings=not any(tensor.name == "output.weight" for each in readers for tensor in each.tensors),
+        **{f"{name}_token_id": metadata(reader, f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")},
+        pad_token_id=metadata(reader, "tokenizer.ggml.padding_token_id"),
+    )
+
+
+def _shortest(value: Any) -> Any:
+    """The shortest decimal that is the same float32: 1e-5 and not 9.99999975e-06."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value

@@ -12,19 +12,16 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.base import (
-    Codec,
-    PackedMatrix,
-    matrix_parts,
-    multiplied,
-)
+from moevolve.workers.checkpoints.formats.base import Codec, PackedMatrix, multiplied, packed_matrices
 
+# Which of eight neighbouring outputs each four bits of a word have, from the lowest ones.
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
-"""Which of eight neighbouring outputs each four bits of a word have, from the lowest ones."""
 
 
 class Awq(Codec):
     """A matrix has `qweight`, `qzeros` and `scales`, in the order that AutoAWQ's GEMM reads."""
+
+    _others: tuple[str, ...] = ("qzeros", "scales")
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._symmetric = not settings.get("zero_point", True)
@@ -33,36 +30,36 @@ class Awq(Codec):
             raise UserError(f"awq weights of {bits} bits in version {version} aren't supported; use 4 bits and gemm")
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
-        for module, parts in matrix_parts(names, "qweight", ["qzeros", "scales"]):
-            yield PackedMatrix(f"{module}.weight", parts, self)
+        return packed_matrices(self, names, "qweight", self._others)
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        codes, zeros = self._codes(parts)
-        group_of = torch.arange(len(codes)) // (len(codes) // len(zeros))
+        codes, zeros, group_of = self._codes(parts)
         return ((codes - zeros[group_of]) * parts["scales"].float()[group_of]).T.to(dtype)
 
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        _, zeros = self._codes(like)
-        group_of = torch.arange(values.shape[1]) // (values.shape[1] // len(zeros))
+        _, zeros, group_of = self._codes(like)
         codes, zeros, scales = _rounded(values, group_of, zeros, like["scales"], range(16), self._symmetric)
         return {**like, "qweight": _awq_words(codes), "qzeros": _awq_words(zeros), "scales": scales}
 
-    def _codes(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Codes [inputs, outputs] and zero points [groups, outputs], float32."""
+    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
+        return multiplied(parts, "scales", factor)
+
+    def _codes(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes [inputs, outputs] and zero points [groups, outputs], float32, and the group of every input."""
         from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
 
         codes, zeros = AutoAWQConverter.reverse_awq_order(
             *AutoAWQConverter.unpack_awq(parts["qweight"], parts["qzeros"], 4), 4
         )
+        group_of = torch.arange(len(codes)) // (len(codes) // len(zeros))
         # Shifting a negative int32 fills its upper bits with ones.
-        return (codes & 15).float(), (zeros & 15).float()
-
-    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        return multiplied(parts, "scales", factor)
+        return (codes & 15).float(), (zeros & 15).float(), group_of
 
 
-class Gptq(Codec):
+class Gptq(Awq):
     """A matrix has `qweight`, `qzeros`, `scales` and the group of every input, `g_idx`."""
+
+    _others = ("qzeros", "scales", "g_idx")
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._bits = int(settings.get("bits", 4))
@@ -72,38 +69,25 @@ class Gptq(Codec):
         self._less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
         self._symmetric = bool(settings.get("sym", True))
 
-    def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
-        for module, parts in matrix_parts(names, "qweight", ["qzeros", "scales", "g_idx"]):
-            yield PackedMatrix(f"{module}.weight", parts, self)
-
-    def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        codes, zeros = self._codes(parts)
-        group_of = parts["g_idx"].long()
-        return ((codes - zeros[group_of]) * parts["scales"].float()[group_of]).T.to(dtype)
-
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
-        _, zeros = self._codes(like)
+        _, zeros, group_of = self._codes(like)
         allowed = range(self._less, 2**self._bits)  # a zero point of 0 isn't the same to all kernels if stored as -1
-        codes, zeros, scales = _rounded(values, like["g_idx"].long(), zeros, like["scales"], allowed, self._symmetric)
-        half = 2 ** (self._bits - 1)
+        codes, zeros, scales = _rounded(values, group_of, zeros, like["scales"], allowed, self._symmetric)
+        half = 2 ** (self._bits - 1)  # the library packs signed integers
         packed = pack_to_int32((codes - half).to(torch.int8), self._bits, packed_dim=0)
         points = pack_to_int32((zeros - self._less - half).to(torch.int8), self._bits, packed_dim=1)
         return {**like, "qweight": packed, "qzeros": points, "scales": scales}
 
-    def _codes(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Codes [inputs, outputs] and zero points [groups, outputs], float32."""
+    def _codes(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 
-        scales, half = parts["scales"], 2 ** (self._bits - 1)
-        shape = torch.Size((len(parts["g_idx"]), scales.shape[1]))
+        scales, group_of, half = parts["scales"], parts["g_idx"].long(), 2 ** (self._bits - 1)
+        shape = torch.Size((len(group_of), scales.shape[1]))
         codes = unpack_from_int32(parts["qweight"], self._bits, shape, packed_dim=0).float() + half
         zeros = unpack_from_int32(parts["qzeros"], self._bits, scales.shape, packed_dim=1).float() + half
-        return codes, zeros + self._less
-
-    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        return multiplied(parts, "scales", factor)
+        return codes, zeros + self._less, group_of
 
 
 def _rounded(
@@ -112,17 +96,8 @@ def _rounded(
     """Round a matrix to the nearest numbers of the format.
 
     A group keeps its former scale and zero point if its largest error is no larger with them. Otherwise its codes range
-    from its smallest number, or 0, to its largest one.
-
-    Args:
-        values: Matrix, [outputs, inputs].
-        group_of: Group of every input.
-        zeros, scales: Former zero points, float32 [groups, outputs], and scales, whose dtype the new ones get.
-        allowed: Zero points that there are; codes go from 0 to the last one.
-        symmetric: Whether zero points stay as they are, since kernels expect them in the middle.
-
-    Returns:
-        Codes [inputs, outputs], zero points [groups, outputs] and scales.
+    from its smallest number, or 0, to its largest one. Codes go from 0 to the last `allowed` zero point. Returns codes
+    [inputs, outputs], zero points [groups, outputs] and scales, for a matrix [outputs, inputs].
     """
     exact, last = values.float().T.contiguous(), allowed[-1]
     index = group_of[:, None].expand_as(exact)
@@ -134,7 +109,7 @@ def _rounded(
     else:
         steps = (highest - lowest) / last
     steps = torch.where(steps > 0, steps, scales.float()).to(scales.dtype)
-    points = zeros
+    points = zeros  # of symmetric formats kernels expect them in the middle
     if not symmetric:
         nearest = (-lowest / steps.float()).nan_to_num(0.0, 0.0, 0.0).round()
         points = nearest.clamp(allowed[0], last)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from moevolve.workers.contract.capacity import experts_room
-
-if TYPE_CHECKING:
-    from moevolve.workers.methods.eep.experts import LayerExperts
 
 Fill = Callable[[Mapping[str, Tensor]], None]
 """Writes experts into tensors, given by name."""
@@ -47,6 +44,15 @@ class ExpertSpec:
         return {name: torch.empty(shape, dtype=self.dtype, device=device) for name, shape in self.shapes.items()}
 
 
+class MemoryUser(Protocol):
+    """A layer whose experts are in the memory. `ordinal` is its index among the MoE layers."""
+
+    ordinal: int
+
+    def evict(self) -> None:
+        """Drop the tensors, whose memory is about to be reused."""
+
+
 @dataclass(slots=True, eq=False)
 class _Allocation:
     """Device tensors of one layer's experts.
@@ -55,7 +61,7 @@ class _Allocation:
         modified: True if the tensors may have changed after `spec` filled them, so that they can't be rebuilt.
     """
 
-    user: LayerExperts
+    user: MemoryUser
     spec: ExpertSpec
     tensors: dict[str, Tensor]
     modified: bool = False
@@ -90,16 +96,16 @@ class ExpertMemory:
         """Bytes allocated now."""
         return sum(allocation.spec.nbytes for allocation in self._allocations.values())
 
-    def keeps(self, user: LayerExperts, spec: ExpertSpec) -> bool:
+    def keeps(self, user: MemoryUser, spec: ExpertSpec) -> bool:
         """Whether a layer gets memory of its own, assuming that every layer's experts are as large as `spec`."""
         return user.ordinal < kept_layers(self._layers, spec.nbytes, self._allowed)
 
-    def holds(self, user: LayerExperts, spec: ExpertSpec) -> bool:
+    def holds(self, user: MemoryUser, spec: ExpertSpec) -> bool:
         """Whether a layer's experts are on the device."""
         found = (self._allocations.get(place) for place in (user.ordinal, self._shared))
         return any(allocation is not None and allocation.spec is spec for allocation in found)
 
-    def load(self, user: LayerExperts, spec: ExpertSpec) -> dict[str, Tensor]:
+    def load(self, user: MemoryUser, spec: ExpertSpec) -> dict[str, Tensor]:
         """Copy a layer's experts to memory of its own or to the shared allocation."""
         if self.keeps(user, spec):
             try:
@@ -110,7 +116,7 @@ class ExpertMemory:
         self._evict(user.ordinal)
         return self.load_shared(user, spec)
 
-    def load_writable(self, user: LayerExperts, spec: ExpertSpec) -> dict[str, Tensor]:
+    def load_writable(self, user: MemoryUser, spec: ExpertSpec) -> dict[str, Tensor]:
         """Copy a layer's experts to memory of its own and keep them there, because the caller will change them."""
         allocation = self._allocations.get(user.ordinal)
         if allocation is None or allocation.spec is not spec:
@@ -118,16 +124,16 @@ class ExpertMemory:
         allocation.modified = True
         return allocation.tensors
 
-    def load_shared(self, user: LayerExperts, spec: ExpertSpec) -> dict[str, Tensor]:
+    def load_shared(self, user: MemoryUser, spec: ExpertSpec) -> dict[str, Tensor]:
         """Copy a layer's experts to the shared allocation, which the next such layer overwrites."""
         return self._load(self._shared, user, spec).tensors
 
-    def release_shared(self, user: LayerExperts) -> None:
+    def release_shared(self, user: MemoryUser) -> None:
         """Release the shared allocation if this layer's experts are in it."""
         if self._shares(user):
             del self._allocations[self._shared]
 
-    def discard_changes(self, user: LayerExperts) -> None:
+    def discard_changes(self, user: MemoryUser) -> None:
         """Allow a layer's changed experts to be overwritten."""
         if user.ordinal in self._allocations:
             self._allocations[user.ordinal].modified = False
@@ -138,15 +144,15 @@ class ExpertMemory:
             self._limit = experts_room(self._device, self._auxiliary_bytes)
         return self._limit
 
-    def _shares(self, user: LayerExperts) -> bool:
+    def _shares(self, user: MemoryUser) -> bool:
         return self._shared in self._allocations and self._allocations[self._shared].user is user
 
-    def _load_own(self, user: LayerExperts, spec: ExpertSpec) -> _Allocation:
+    def _load_own(self, user: MemoryUser, spec: ExpertSpec) -> _Allocation:
         if self._shares(user):
             self._evict(self._shared)
         return self._load(user.ordinal, user, spec)
 
-    def _load(self, place: int, user: LayerExperts, spec: ExpertSpec) -> _Allocation:
+    def _load(self, place: int, user: MemoryUser, spec: ExpertSpec) -> _Allocation:
         """Fill the allocation at a place, or a new one if the experts have other shapes."""
         before = self._allocations.pop(place, None)
         fits = before is not None and (before.spec.shapes, before.spec.dtype) == (spec.shapes, spec.dtype)

@@ -22,7 +22,7 @@ from moevolve.workers.checkpoints.native import native_config
 from moevolve.workers.checkpoints.state import empty_model, layer_state, layers_prefix
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit
-from moevolve.workers.contract.methods import Blueprint, Method, ModuleUse, Resident, UsageReaders, host_tensor
+from moevolve.workers.contract.methods import Blueprint, Method, ModuleUse, Resident, host_tensor
 from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.families.base import EXPERT_ALIGNMENT
 from moevolve.workers.families.layers import DenseLayer
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 
 def _read_routing(network: MaskedNetwork, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:
-    """See `RoutingReader`."""
     logits, chosen = choose_expert(args[0].reshape(-1, args[0].shape[-1]), network.router)
     return nn.functional.one_hot(chosen, logits.shape[-1]), torch.softmax(logits, dim=-1)
 
@@ -53,9 +52,9 @@ def _with_neurons(layer: RoutedLayer, position: int, edit: ToMoeEdit) -> RoutedL
 
 
 class ToMoeExporter:
-    """See `Exporter`."""
+    """Exports models with masked networks and heads."""
 
-    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
         assert isinstance(edit, ToMoeEdit)
         heads = edit.heads
         if heads is not None and not (heads.pairs.all() and (heads.active == heads.head_dim).all()):
@@ -241,21 +240,21 @@ def _narrow(attention: Any, name: str, head_dim: int, dimensions: Tensor) -> dic
     return state
 
 
-def masked_network_use(module: Any, config: Any) -> ModuleUse:
-    """Use of `MaskedNetwork` in `native.py.jinja`: one expert's neurons out of all that any expert keeps."""
-    return network_use(module, config, module.neurons.shape[1], getattr(module, native_family(config).up).out_features)
-
-
-def masked_values_use(module: Any, config: Any) -> ModuleUse:
-    """Use of `MaskedValues` in `native.py.jinja`: the scores of dimensions in addition to the whole projection."""
-    return ModuleUse(0, module.value_router.numel() + module.value_directions.numel(), (module.whole,))
-
-
 TOMOE = Method(
     edit=ToMoeEdit,
     applicator=ToMoeApplicator,
     exporter=ToMoeExporter(),
     calibrators={ToMoeRecipe: calibrate_tomoe},
-    usage=UsageReaders({MaskedNetwork: _read_routing}, _with_neurons),
-    module_uses={"MaskedNetwork": masked_network_use, "MaskedValues": masked_values_use},
+    routing={MaskedNetwork: _read_routing},
+    described=_with_neurons,
+    module_uses={
+        # The native network holds the neurons that any expert keeps, of which a token uses one expert's.
+        "MaskedNetwork": lambda module, config: network_use(
+            module, config, active=module.neurons.shape[1], of=getattr(module, native_family(config).up).out_features
+        ),
+        # Scores of dimensions come in addition to the whole projection.
+        "MaskedValues": lambda module, config: ModuleUse(
+            0, module.value_router.numel() + module.value_directions.numel(), (module.whole,)
+        ),
+    },
 )

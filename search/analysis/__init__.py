@@ -1,1 +1,0 @@
-"""Use cases that tell what stored searches found."""

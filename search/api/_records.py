@@ -1,0 +1,83 @@
+"""Reading configurations and tasks, writing analyses, and records as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from moevolve.search.config.files import load_run_config, override_lines
+from moevolve.search.config.run import RunConfig
+from moevolve.search.interface.compare import CompareRequest
+from moevolve.search.interface.parameters import Overrides
+
+if TYPE_CHECKING:
+    from moevolve.evaluators.tasks.config import TaskConfig
+    from moevolve.search.config.study import Study
+    from moevolve.search.results.expert_usage import Analysis
+    from moevolve.store.repository import Store
+
+
+def load_config(path: str | Path, overrides: Overrides = ()) -> RunConfig:
+    """Read a run configuration, to look at or to `launch`.
+
+    Raises:
+        UserError: the file is missing, isn't YAML, or has an unknown key or a bad value; the message names the field.
+    """
+    return load_run_config(Path(path), override_lines(overrides))
+
+
+def load_comparison(
+    path: str | Path, *, overrides: Overrides = (), store: str | Store | None = None, address: str | None = None
+) -> Study:
+    """Read a comparison, to look at it or to `compare`, which has the same parameters.
+
+    Raises:
+        UserError: the file is missing, isn't YAML, or has an unknown key or a bad value; the message names the field.
+    """
+    return CompareRequest(path, overrides=overrides, store=store, address=address).comparison()
+
+
+def tasks() -> list[TaskConfig]:
+    """List the tasks that can be named in a configuration, by name.
+
+    Raises:
+        UserError: a folder in `MOEVOLVE_TASKS` doesn't exist, or a task's file is wrong.
+    """
+    from moevolve.evaluators.preparation.registry import list_tasks, load_task
+
+    return [load_task(name) for name in list_tasks()]
+
+
+def write_analysis(analysis: Analysis, folder: str | Path) -> list[Path]:
+    """Write an analysis and its figures into a folder, made if need be, and return the files, `analysis.json` first.
+
+    Raises:
+        UserError: the folder can't be written.
+    """
+    from moevolve.search.report import usage
+
+    return usage.write_analysis(analysis, Path(folder))
+
+
+def as_data(record: Any) -> Any:
+    """Turn records into plain JSON data, the same as the HTTP API sends and as commands print with `--json`.
+
+    Takes a record, or a list or mapping of records. Paths and times become text; numbers that aren't finite become
+    None.
+    """
+    if isinstance(record, Mapping):
+        return {str(key): as_data(item) for key, item in record.items()}
+    if isinstance(record, list | tuple):
+        return [as_data(item) for item in record]
+    kind: Any = type(record) if is_dataclass(record) or isinstance(record, BaseModel) else Any
+    return _adapter(kind).dump_python(record, mode="json")
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

@@ -1,0 +1,207 @@
+"""How figures are drawn: their style, heat maps in panels, and saving them as files or as SVG for a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from html import escape
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.evaluators.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Figure  # noqa: PLC0414 - other packages import the type from here
+
+WIDTH = 4.1
+"""Width of a figure in inches: at a phone's width, its letters are as large as the text around it."""
+DPI = 200
+"""Dots per inch of pictures, and of raster images within an SVG."""
+INK = "#0b0c0d"
+"""Colour of text and axes. On a page they take the page's text colour instead, for light and dark themes."""
+
+# Okabe-Ito: distinguishable with any colour vision.
+BLUE, ORANGE, GREEN, PURPLE, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00"
+PHASE_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
+MANY_MARKS = 3000
+"""Most dots or lines that an SVG holds one by one; more of them become a raster image within it."""
+GREY = "#8a8a8a"
+DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
+MAX_ROWS = 6
+"""Most rows of panels in a figure for a narrow page."""
+WIDE = 6
+"""Panels in a row on a wide page."""
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "axes.labelsize": 9.0,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.fontsize": 8.0,
+    "legend.frameon": False,
+    "text.parse_math": False,  # names and words may have dollar signs
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.constrained_layout.h_pad": 0.05,
+}
+
+
+@contextmanager
+def drawing(height: float, width: float = WIDTH, *, squares: bool = False) -> Iterator[Figure]:
+    """Make a figure of `width` x `height` inches in our style; `squares` lays out panels of a fixed aspect ratio."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        yield Figure(figsize=(width, height), layout="compressed" if squares else "constrained")
+
+
+def scale_below(figure: Figure, image: Any, panels: Any, label: str) -> None:
+    """Put a colour scale under all panels of a figure, equally high in figures of any height."""
+    height = figure.get_size_inches()[1]
+    figure.colorbar(
+        image,
+        ax=panels.ravel().tolist(),
+        location="bottom",
+        shrink=0.8,
+        fraction=0.15 / height,
+        pad=0.08 / height,
+        aspect=30,
+        label=label,
+    )
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the file's suffix.
+
+    Raises:
+        UserError: the file can't be written.
+    """
+    try:
+        figure.savefig(path, dpi=DPI)
+    except OSError as error:
+        raise UserError(f"{path}: can't be written: {error.strerror or error}") from error
+
+
+def check_format(path: Path) -> None:
+    """Raise UserError if figures can't be written in the format of a file's suffix."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in formats:
+        known = ", ".join(sorted(formats))
+        raise UserError(f"{path}: unknown picture format; use one of {known}")
+
+
+def to_svg(figure: Figure, name: str, description: str) -> str:
+    """Make an `<svg>` element for a page: it refers to nothing outside and takes the text's colour.
+
+    Args:
+        figure: Figure to convert.
+        name: Prefix that distinguishes its ids from other figures' on the page; letters and digits.
+        description: Description of the figure for screen readers.
+    """
+    from matplotlib import rc_context
+
+    buffer = StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", dpi=DPI, facecolor="none", metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    # Equal images get equal ids, which nothing refers to.
+    text = re.sub(r'(<image [^>]*?) id="[^"]*"', r"\1", text)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r"url\(#", f"url(#{name}-", text)
+    text = re.sub(r'(xlink:href|href)="#', rf'\1="#{name}-', text)
+    text = text.replace(INK, "currentColor").replace(BLUE.lower(), f"var(--figure-blue, {BLUE})")
+    opening, rest = text.split(">", 1)
+    # The page chooses the size; the view box keeps the shape.
+    opening = re.sub(r'\s(width|height|version)="[^"]*"', "", opening)
+    return f'{opening} role="img" aria-label="{escape(description, quote=True)}">{rest.strip()}'
+
+
+def spread(count: int, limit: int) -> NDArray[np.int64]:
+    """Choose at most `limit` of `count` positions evenly, the first and the last among them."""
+    positions: NDArray[np.int64] = np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64))
+    return positions
+
+
+def left_out(count: int, shown: int, what: str) -> str:
+    """Make a caption's sentence on how many of `count` are shown, or an empty string if all are."""
+    return "" if count <= shown else f" {shown} of {count} {what} are shown."
+
+
+def ticks(axes: Axes, columns: int, rows: int) -> None:
+    """Put at most eight labels on either axis of a heat map."""
+    axes.set_xticks(range(0, columns, -(-columns // 8)))
+    axes.set_yticks(range(0, rows, -(-rows // 8)))
+
+
+def panels(figure: Any, rows: int, columns: int, used: int) -> Any:
+    """Make a grid of panels, of which those beyond `used` stay blank."""
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axes in grid.ravel()[used:]:
+        axes.set_axis_off()
+    return grid
+
+
+def label_edges(grid: Any, x: str, y: str) -> None:
+    """Label the axes at the left and at the lower edge of a grid of panels."""
+    for axes in grid[:, 0]:
+        axes.set_ylabel(y)
+    for axes in grid[-1]:
+        axes.set_xlabel(x)
+
+
+def short_name(name: str) -> str:
+    """Shorten a layer's name, `layers.0.mlp.up_proj`, to `0 up_proj`."""
+    parts = name.split(".")
+    return f"{parts[1]} {parts[-1]}" if len(parts) > 2 else name
+
+
+def blocks_figure(names: Sequence[str], blocks: NDArray[np.float64], neutral: float | None, what: str) -> Figure:
+    """Draw one number per block of linear layers' mixing matrices.
+
+    Args:
+        names: Names of the layers.
+        blocks: Numbers to draw, shape (layers, K, K).
+        neutral: Value in the middle of a two-sided colour scale; None for numbers from 0 on.
+        what: Label of the colour scale.
+    """
+    rows = -(-min(len(blocks), 3 * MAX_ROWS) // 3)
+    with drawing(0.85 + 1.42 * rows, squares=True) as figure:
+        image, grid = draw_blocks(figure, names, blocks, neutral, 3, rows)
+        scale_below(figure, image, grid, what)
+        return figure
+
+
+def draw_blocks(
+    figure: Any, names: Sequence[str], blocks: NDArray[np.float64], neutral: float | None, columns: int, rows: int
+) -> tuple[Any, Any]:
+    """Draw the panels of `blocks_figure`; return an image for the colour scale, and the panels."""
+    picked = spread(len(blocks), columns * rows)
+    reach = float(np.abs(blocks - (neutral or 0.0)).max()) or 1.0
+    bounds: dict[str, Any] = {"vmin": 0.0, "vmax": reach, "cmap": SEQUENTIAL}
+    if neutral is not None:
+        bounds = {"vmin": neutral - reach, "vmax": neutral + reach, "cmap": DIVERGING}
+    grid = panels(figure, rows, columns, len(picked))
+    for axes, layer in zip(grid.ravel(), picked, strict=False):
+        image = axes.imshow(blocks[layer], interpolation="none", **bounds)
+        axes.set_title(short_name(names[layer]), fontsize=8)
+        ticks(axes, blocks.shape[2], blocks.shape[1])
+    label_edges(grid, "input block", "output block")
+    return image, grid

@@ -1,0 +1,100 @@
+"""A kind of genomes as the registry knows it: settings, spaces, costs, drawings, and one-shot methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.search.genomes.contract.base import G, GenomeSection, GenomeSpace, Offspring
+from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.genomes.contract.outline import GenomeOutline
+from moevolve.search.genomes.contract.phases import PhaseConfig
+from moevolve.workers.contract.facts import ModelFacts
+
+if TYPE_CHECKING:
+    from moevolve.search.drawing import Figure
+    from moevolve.workers.profiling.outline import ModelOutline
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A one-shot method: an individual that a phase can begin with, and that searches are compared with.
+
+    Attributes:
+        make: Function from a calibrated space to the individual.
+        phases: Kinds of phases that it can begin.
+    """
+
+    make: Callable[[Any], Offspring[Any]]
+    phases: tuple[str, ...]
+
+    def problem(self, space: Any) -> str | None:
+        """Say why a space can't have this baseline, as the predicate of a sentence; None if it can."""
+        return None
+
+
+class GenomeFigures(Generic[G]):
+    """Drawings of a kind's genomes; by default there are none. Implementations import matplotlib only inside functions.
+
+    `start` is always the genome that the search started from, or None if its kind has no start.
+
+    Attributes:
+        subject: Plural noun for what is drawn, such as `matrices`.
+        weights: Name of the experts' routing weights in the heading of an analysis; None if they have none.
+    """
+
+    subject: ClassVar[str] = ""
+    weights: ClassVar[str | None] = None
+
+    def has_figure(self, genome: G, start: G | None) -> bool:
+        """Say whether there is something to draw; the other methods require it."""
+        return False
+
+    def page(self, genome: G, start: G | None) -> tuple[Figure, str]:
+        """Return a figure for a narrow page, and its caption in whole sentences."""
+        raise NotImplementedError
+
+    def draw(self, figure: Any, genome: G, start: G | None, label: str) -> None:
+        """Draw on `figure`, a wide matplotlib figure or subfigure; `label` names the individual in the title."""
+        raise NotImplementedError
+
+    def width(self, genome: G) -> float:
+        """Return the width in inches that `draw` needs; 0 accepts any."""
+        return 0.0
+
+    def matrices(self, genome: G) -> dict[str, NDArray[np.float32]]:
+        """Return the searched matrices [rows, columns] by title, for tables beside a drawing; may be empty."""
+        return {}
+
+    def outline(self, genome: G) -> GenomeOutline:
+        """Return what the candidate keeps, layer by layer, and what holds for all of it."""
+        return GenomeOutline(())
+
+
+@dataclass(frozen=True, slots=True)
+class GenomeKind:
+    """One kind of genomes; `search.genomes.registry` has one line for each.
+
+    Attributes:
+        make_space: Function from settings, a model's facts and the search's phases to the space, which is not yet
+            calibrated if it has a recipe. The phases may begin with baselines that need measurements. It raises
+            `UserError` for settings that the model doesn't support.
+        baselines: One-shot methods by name, without `random` and `start`, which are every space's `sample` and `start`.
+        repairable: True if its edits can be repaired (`moevolve.workers.methods.shared.outputs.Repairable`).
+        recombinable: True if a repair can fill the kept experts with neurons of other experts.
+        baseline_settings: Settings by dotted path for a baseline that is compared as a method of its own, so that it
+            runs as in its paper whatever form the search's genomes have.
+    """
+
+    section: type[GenomeSection]
+    make_space: Callable[[Any, ModelFacts, Sequence[PhaseConfig]], GenomeSpace[Any]]
+    costs: Callable[[Any, ModelOutline], GenomeCosts[Any]] = GenomeCosts
+    figures: GenomeFigures[Any] = field(default_factory=GenomeFigures)
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    repairable: bool = False
+    recombinable: bool = False
+    baseline_settings: Mapping[str, Any] = field(default_factory=dict)

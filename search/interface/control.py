@@ -1,0 +1,101 @@
+"""Control of a running search: who runs it, and asking for it to be paused, stopped, cancelled or scaled."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY
+from typing import Annotated, ClassVar
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.interface.parameters import SearchRef
+from moevolve.search.interface.request import Request, about, record
+from moevolve.search.running.steer import steer
+from moevolve.store.reader import StoreReader
+from moevolve.store.records import Control, DesiredState
+from moevolve.store.repository import Store
+
+
+@record
+class ControlRequest(Request):
+    """Look up which process runs a search, how far it is, and which state users ask for."""
+
+    route = "/searches/{search}/control"
+    search: SearchRef
+
+    def answer(self, store: StoreReader) -> Control:
+        return store.control(store.search(self.search).id)
+
+
+@record
+class SteerRequest(Request):
+    """Change the desired state of a search."""
+
+    writes = True
+    desired_state: ClassVar[DesiredState]
+    search: SearchRef
+
+    def answer(self, store: Store) -> Control:
+        return steer(store, self.search, self.desired_state)
+
+
+@record
+class PauseRequest(SteerRequest):
+    """Ask a running search to release its workers and wait; `resume` lets it go on where it runs.
+
+    Evaluations in progress are made again later. No individual changes by that.
+
+    Raises:
+        StoreError: there is no such store or search, or no process runs it.
+    """
+
+    route = "/searches/{search}/pause"
+    desired_state = "paused"
+
+
+@record
+class StopRequest(SteerRequest):
+    """Ask a running search to end, as Ctrl-C does at its terminal; `resume` continues it.
+
+    Raises:
+        StoreError: there is no such store or search, or no process runs it.
+    """
+
+    route = "/searches/{search}/stop"
+    desired_state = "stopped"
+
+
+@record
+class CancelRequest(SteerRequest):
+    """End a search for good, whether it is running or not; what it evaluated stays in the store.
+
+    Raises:
+        StoreError: there is no such store or search.
+        UserError: the search is finished or cancelled already.
+    """
+
+    route = "/searches/{search}/cancel"
+    desired_state = "cancelled"
+
+
+@record
+class ScaleRequest(Request):
+    """Change the number of workers or the priority of a running search; no individual changes by that.
+
+    Raises:
+        StoreError: there is no such store or search, or no process runs it.
+        UserError: neither is given.
+    """
+
+    route = "/searches/{search}/scale"
+    writes = True
+    needs_one = ("workers", "priority")
+    search: SearchRef
+    workers: Annotated[int | None, about("Number of workers from now on.", ge=1, le=100_000)] = None
+    _: KW_ONLY
+    priority: Annotated[
+        int | None, about("Searches that share a cluster get workers in the order of priority.", ge=-1000, le=1000)
+    ] = None
+
+    def answer(self, store: Store) -> Control:
+        if self.workers is None and self.priority is None:
+            raise UserError("say how many workers the search is to have, or which --priority")
+        return store.ask(store.search(self.search).id, workers=self.workers, priority=self.priority)

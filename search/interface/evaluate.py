@@ -1,0 +1,82 @@
+"""The score of a stored individual, or of a full model, on any task."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+
+from pydantic import computed_field
+
+from moevolve.search.config.files import override_lines
+from moevolve.search.interface.parameters import IndividualOrFull, ModelPath, ModelSettings, SearchOfFull, Split, Task
+from moevolve.search.interface.request import Request, record
+from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.scores import interval, with_outcomes
+from moevolve.search.running.candidates import bound_candidate, prepared_split
+from moevolve.store.records import EvaluationRecord
+from moevolve.store.repository import Store
+from moevolve.workers.contract.messages import EvaluationRequest
+from moevolve.workers.contract.settings import engine_fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The score of an individual or of the full model on one split of a task.
+
+    Attributes:
+        ref: `SEARCH:INDEX`, or `full`.
+        record: What is stored, with per-example outcomes.
+    """
+
+    ref: str
+    record: EvaluationRecord = field(repr=False)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def score(self) -> float | None:
+        """Score in [0, 1]; None for a candidate that failed."""
+        return self.record.score
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % confidence interval of the score; None for a candidate that failed."""
+        return None if self.record.score is None else interval(self.record)
+
+
+@record
+class EvaluateRequest(Request):
+    """Score an individual, or the full model, on one split of a task, in this process. The result is stored.
+
+    Under other settings it is another evaluation, stored beside the first.
+
+    Raises:
+        UserError: there is no such task or split, a setting can't be changed like that, or the model can't be loaded.
+        StoreError: there is no such store, search or individual.
+    """
+
+    writes = True
+    individual: IndividualOrFull
+    _: KW_ONLY
+    task: Task
+    split: Split = "test"
+    search: SearchOfFull = None
+    model: ModelPath = None
+    overrides: ModelSettings = ()
+
+    def answer(self, store: Store) -> Evaluation:
+        from moevolve.search.pools.local import LocalPool
+        from moevolve.workers.worker import EvaluationWorker
+
+        changes = override_lines(self.overrides)
+        candidate = bound_candidate(store, self.individual, self.search, self.model, changes)
+        prepared = prepared_split(candidate, self.task, self.split)
+        model, engine = candidate.config.model, candidate.config.engine
+        sizes = {}
+        if candidate.detail is not None:
+            names = ("experts", "active", "parameters", "active_parameters")
+            sizes = {name: getattr(candidate.detail.individual, name) for name in names}
+        pool = LocalPool(lambda: EvaluationWorker(model, engine), {prepared.fingerprint: prepared})
+        fingerprints = candidate.facts.fingerprint, engine_fingerprint(model, engine)
+        cache = EvaluationCache(store, pool, None, *fingerprints)
+        (settled,) = cache.settle([EvaluationRequest(candidate.edit, (prepared.ref,), **sizes)])
+        return Evaluation(self.individual, with_outcomes(store, settled.evaluations[0]))

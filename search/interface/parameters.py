@@ -1,0 +1,112 @@
+"""Parameters that several use cases share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import InstanceOf
+
+from moevolve.search.config.files import override_lines
+from moevolve.search.config.run import LONGEST_NAME, RunConfig
+from moevolve.search.interface.request import Flag, about
+from moevolve.search.running.observer import Observer
+from moevolve.store.repository import Store
+from moevolve.workers.contract.card import CheckpointForm, MtpLayers
+from moevolve.workers.contract.settings import Device, Dtype
+
+ScoredSplit = Literal["search", "dev", "test"]
+SizeUnit = Literal["parameters", "bytes", "flops"]
+Overrides = Mapping[str, Any] | Sequence[str]
+"""Settings by dotted path, or `KEY=VALUE` lines as on the command line."""
+
+SETTINGS = Flag("--set", "KEY=VALUE", list[str])
+STORE_VARIABLE = "MOEVOLVE_STORE"
+SERVER_VARIABLE = "MOEVOLVE_SERVER"
+
+SearchRef = Annotated[str, about("Name or id of the search.", max_length=LONGEST_NAME)]
+IndividualRef = Annotated[
+    str,
+    about("The individual as SEARCH:INDEX, for example demo:137.", max_length=LONGEST_NAME + 20),
+    Flag(metavar="INDIVIDUAL"),
+]
+IndividualOrFull = Annotated[
+    str, about("The individual as SEARCH:INDEX, or `full` for the unedited model."), Flag(metavar="INDIVIDUAL|full")
+]
+SearchOfFull = Annotated[str | None, about("With `full`, the search whose model is meant.")]
+Task = Annotated[str, about("Any task, or NAME@FITNESS; also one that the search did not use.")]
+Split = Annotated[ScoredSplit, about("Split of the task.")]
+ModelPath = Annotated[
+    str | None,
+    about("The search's checkpoint (folder or hub id), if it isn't where the store says."),
+    Flag(metavar="PATH"),
+]
+ModelDevice = Annotated[
+    Device | None,
+    about(
+        "Where to hold the model. The search's device is taken if left out, or the CPU if that was "
+        "a GPU and there is none."
+    ),
+]
+ModelDtype = Annotated[Dtype | None, about("Dtype of the parameters, the search's if left out.")]
+ExportForm = Annotated[
+    CheckpointForm | None,
+    about(
+        "`source` copies the kept experts' bytes, in the checkpoint's own format; `stock` is a plain "
+        "`transformers` checkpoint; `native` has its own modelling code. If this is left out, an individual that only "
+        "leaves experts of a quantised checkpoint out is `source`, others are `stock` where that is exact. `mask` "
+        "writes only router biases, with which the checkpoint never chooses a pruned expert."
+    ),
+]
+Mtp = Annotated[
+    MtpLayers | None,
+    about(
+        "What the `source` form does with layers for multi-token prediction: `drop` (if left out) leaves "
+        "them out, `prune` keeps the same experts of them as of the last MoE layer, `keep` copies them whole."
+    ),
+]
+Requantise = Annotated[
+    bool,
+    about(
+        "Write quantised tensors that the individual changes (by repair or merging) anew in the "
+        "checkpoint's format; all others are copied byte for byte."
+    ),
+]
+PadExperts = Annotated[
+    int | None,
+    about(
+        "Pad the number of experts of the `source` form to a multiple of this with experts that the "
+        "router's bias keeps from being chosen; only for families with such a bias.",
+        ge=1,
+    ),
+]
+ModelSettings = Annotated[
+    Overrides, about("Change settings of the search's `model.*` or `engine.*` for this once."), SETTINGS
+]
+RunSettings = Annotated[Overrides, about("Override settings, for example genome.experts=4."), SETTINGS]
+RunFile = Annotated[
+    str | Path | InstanceOf[RunConfig], about("Run configuration (YAML)."), Flag(metavar="CONFIG", kind=Path)
+]
+"""What to search. Python also takes a configuration that was read before."""
+NewSearchName = Annotated[str | None, about("Name of the search; the configuration's if left out.")]
+RayAddress = Annotated[
+    str | None, about("Ray cluster to join (`auto` or host:port). Ray is started on this machine if it is left out.")
+]
+Insecure = Annotated[bool, about("Go on although everyone who reaches the cluster can run programs on it.")]
+NewStore = Annotated[
+    str | InstanceOf[Store] | None,
+    about("SQLAlchemy URL of the store, made if need be; the configuration's if left out."),
+    Flag(kind=str, variables=(STORE_VARIABLE,)),
+]
+"""Where a search goes. Python also takes an open store."""
+
+SILENT = Observer()
+Watcher = Annotated[Observer, about("Its callbacks are called with what happens meanwhile.")]
+OnStage = Annotated[Callable[[str], None], about("Called with a line about each stage.")]
+
+
+def given_lines(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The settings that aren't None as `KEY=VALUE` lines, an open store by its URL."""
+    given = {key: value.url if isinstance(value, Store) else value for key, value in settings.items()}
+    return override_lines({key: value for key, value in given.items() if value is not None})

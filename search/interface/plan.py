@@ -1,0 +1,97 @@
+"""What a search takes, before it is launched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import KW_ONLY, replace
+from typing import TYPE_CHECKING, Annotated
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import Split
+from moevolve.search.config.files import as_override, as_run_config, find_model, override_lines
+from moevolve.search.config.run import RunConfig
+from moevolve.search.interface.parameters import OnStage, RunFile, RunSettings
+from moevolve.search.interface.request import Flag, Request, about, record
+from moevolve.search.running.weights import resolved_model_path
+
+if TYPE_CHECKING:  # they load torch and Ray
+    from moevolve.search.running.execute import PoolFactory
+    from moevolve.search.running.plan.records import Estimate, Pilot
+    from moevolve.search.running.plan.workload import Prompts
+
+
+@record
+class EstimateRequest(Request):
+    """Estimate what a search takes before it is launched: memory, evaluations, and with a pilot about how many hours.
+
+    Nothing but the model's config.json is loaded, unless a pilot is asked for.
+
+    Raises:
+        UserError: the configuration or the request asks for something that can't be had.
+        PoolError: no worker can be started for the pilot.
+    """
+
+    config: RunFile
+    _: KW_ONLY
+    overrides: RunSettings = ()
+    model: Annotated[
+        str | None,
+        about("Folder of a config, or name of one that comes with moevolve, to replace the run's model."),
+        Flag(metavar="DIR|NAME"),
+    ] = None
+    prompt_tokens: Annotated[int | None, about("Length of every prompt, instead of the tasks' data.", ge=1)] = None
+    new_tokens: Annotated[
+        int | None, about("With prompt_tokens, length of every answer; the task's limit if left out.", ge=1)
+    ] = None
+    examples: Annotated[
+        int | None, about("With prompt_tokens, rows of every split; those of the task's file if left out.", ge=1)
+    ] = None
+    pilot: Annotated[
+        int | None,
+        about("Evaluate this many individuals on this machine, to measure how long the search takes.", ge=1),
+        Flag(metavar="N"),
+    ] = None
+
+    def answer(self, *, on_stage: OnStage = lambda _: None) -> Estimate:
+        changes = list(override_lines(self.overrides))
+        if self.model is not None:
+            changes.append(as_override("model.path", resolved_model_path(find_model(self.model))))
+        config = as_run_config(self.config, changes)
+
+        from moevolve.search.running.plan.estimate import estimate
+
+        found = estimate(config, self._prompts())
+        if self.pilot is None:
+            return found
+        return replace(found, pilot=run_pilot(config, found, self.pilot, on_stage=on_stage))
+
+    def _prompts(self) -> Prompts | None:
+        from moevolve.search.running.plan.workload import Prompts
+
+        if self.prompt_tokens is not None:
+            return Prompts(self.prompt_tokens, self.new_tokens, self.examples)
+        for name, value in (("--new-tokens", self.new_tokens), ("--examples", self.examples)):
+            if value is not None:
+                raise UserError(f"{name} goes with --prompt-tokens: without it lengths are those of the tasks' data")
+        return None
+
+
+def run_pilot(
+    config: RunConfig,
+    planned: Estimate,
+    individuals: int,
+    make_pool: PoolFactory | None = None,
+    on_stage: Callable[[str], None] = lambda _: None,
+) -> Pilot:
+    """Measure a few individuals, and scale to the whole search; see `set_up` and `measure` for the errors."""
+    from moevolve.search.running.launch import set_up_new
+    from moevolve.search.running.plan.pilot import measure
+
+    found = measure(set_up_new(config), individuals, make_pool, on_stage=on_stage)
+    total = sum(count.different * found.of(count.kind) for count in planned.phases) / found.workers
+    tokens = Counter[Split]()
+    for split in planned.splits:
+        tokens[split.split] += split.tokens
+    total += found.final(planned.phases[-1].kind, planned.ranked, planned.tested, tokens)
+    return replace(found, hours=total / 3600)

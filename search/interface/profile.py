@@ -1,0 +1,284 @@
+"""Size, memory and speed of stored individuals, their full model, and checkpoint folders."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import KW_ONLY, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import TaskSection
+from moevolve.search.drawing import check_format, save
+from moevolve.search.genomes.repaired import RepairedGenome
+from moevolve.search.interface.opening import opened_reader
+from moevolve.search.interface.parameters import ModelDtype, ModelPath, OnStage, SearchOfFull, Split
+from moevolve.search.interface.request import Flag, Request, about, record
+from moevolve.search.loop.scores import FULL
+from moevolve.search.report.fitness import speed_figure
+from moevolve.search.running.candidates import Candidate, find_candidate, prepared_split
+from moevolve.store.reader import StoreReader
+from moevolve.store.records import FULL_MODEL
+from moevolve.workers.checkpoints.files import gguf_file
+from moevolve.workers.contract.card import ExportError
+from moevolve.workers.contract.settings import Device, EngineConfig, ModelConfig
+from moevolve.workers.profiling.report import (
+    NEW_TOKENS,
+    ProfiledModel,
+    ProfileReport,
+    ProfileSettings,
+    TaskPrompts,
+    usual_prompt_tokens,
+)
+
+_INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
+_ALONE = "models were loaded one after the other: there is no room for all of them at once, so drift isn't shared"
+
+
+def _parsed_sizes(given: Any) -> Any:
+    """Parse batch sizes that the command line gives as `1,8,32`."""
+    if not isinstance(given, str):
+        return given
+    parts = [part.strip() for part in given.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UserError(f"--batch-sizes: {given!r} are not whole numbers from 1 on, such as 1,8,32")
+    return sorted({int(part) for part in parts})
+
+
+@record
+class ProfileRequest(Request):
+    """Measure size, memory and speed of models as plain `transformers` runs them, and compare with the full model.
+
+    Individuals are exported to a temporary folder (TMPDIR) first. Nothing is stored.
+
+    Raises:
+        UserError: a folder has no checkpoint, individuals are of different models, or a model can't be profiled so.
+        StoreError: there is no such store, search or individual.
+        ProfileError: a model's process died, or an export failed its verification.
+    """
+
+    opens = True
+    models: Annotated[
+        Sequence[str],
+        about("Individuals (SEARCH:INDEX), `full`, and folders of checkpoints.", min_length=1),
+        Flag(metavar="INDIVIDUAL|full|DIR..."),
+    ]
+    _: KW_ONLY
+    batch_sizes: Annotated[
+        Sequence[Annotated[int, Field(ge=1)]],
+        BeforeValidator(_parsed_sizes),
+        about("Numbers of sequences per batch; 1,8,32 if left out.", min_length=1),
+        Flag(metavar="N,N...", kind=str),
+    ] = (1, 8, 32)
+    prompt_tokens: Annotated[
+        int | None, about("Length of arbitrary prompts; half of the model's positions, at most 512, if left out.", ge=1)
+    ] = None
+    new_tokens: Annotated[
+        int | None, about("Decoding steps after the prompt; the task's limit, or 32 without a task, if left out.", ge=1)
+    ] = None
+    task: Annotated[str | None, about("Run this task's prompts instead of arbitrary tokens.")] = None
+    split: Split = "test"
+    timed_runs: Annotated[int, about("Timed runs per batch size, of which the median is reported.", ge=1)] = 5
+    device: Annotated[Device, about("Where to run the models.")] = "auto"
+    threads: Annotated[int | None, about("CPU threads of torch; torch's default if left out.", ge=1)] = None
+    search: SearchOfFull = None
+    model: ModelPath = None
+    trust_remote_code: Annotated[bool, about("Let modelling code in a checkpoint's folder run.")] = False
+    dtype: ModelDtype = None
+    one_at_a_time: Annotated[
+        bool | None,
+        about(
+            "Hold one model in memory at a time (drift isn't shared), or all of them. If this is left out, "
+            "all are held where there is ample memory."
+        ),
+        Flag("--one-at-a-time/--all-loaded"),
+    ] = None
+    plot: Annotated[
+        Path | None,
+        about("Picture to write (.png, .svg, .pdf): scores on the task against answers per second."),
+        Flag(metavar="FILE"),
+    ] = None
+
+    def answer(self, store: str | StoreReader | None, *, on_stage: OnStage = lambda _: None) -> ProfileReport:
+        # Folders alone need no store, and are compared with the first of them.
+        stored = [name for name in self.models if _is_stored(name)]
+        if stored and store is None:
+            raise UserError(f"{stored[0]}: say in which store it is")
+        with nullcontext() if store is None or not stored else opened_reader(store) as opened:
+            return _profile(opened, self, on_stage)
+
+
+def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Callable[[str], None]) -> ProfileReport:
+    from moevolve.workers.profiling.checkpoints import check_folder, export_models, position_limit
+    from moevolve.workers.profiling.run import ProfileError, profile_models
+
+    names = tuple(dict.fromkeys(request.models))
+    trusted = request.trust_remote_code
+    models = {
+        name: ProfiledModel(name, str(check_folder(name, trusted)), trust_remote_code=trusted)
+        for name in names
+        if not _is_stored(name)
+    }
+    configs = [ModelConfig(model.path, trust_remote_code=trusted) for model in models.values()]
+    candidates: dict[str, Candidate] = {}
+    if store is not None:
+        individuals = [name for name in names if _is_stored(name) and name != FULL]
+        candidates = {name: find_candidate(store, name, model=request.model) for name in individuals}
+        candidates = candidates or {FULL: find_candidate(store, FULL, request.search, request.model)}
+    full = _full_model(candidates, request) if candidates else None
+    if full is not None:
+        configs.append(full)
+    prompts, new_tokens = _prompts(request, candidates, configs)
+    scores = {} if store is None or prompts is None else _scores(store, candidates, prompts)
+    if request.plot is not None:
+        _check_plot(request.plot, prompts, scores)
+    settings = _settings(request, full, min(position_limit(config) for config in configs), prompts, new_tokens)
+    with tempfile.TemporaryDirectory(prefix="moevolve-profile-") as scratch:
+        if full is not None:
+            on_stage("exporting")
+            models[FULL] = ProfiledModel.full(FULL, full)
+            edits = [(name, each.edit) for name, each in candidates.items() if name != FULL]
+            try:
+                models |= {model.label: model for model in export_models(full, edits, Path(scratch))} if edits else {}
+            except ExportError as error:
+                raise ProfileError(f"{error.reason}; nothing is kept of it, which `moevolve export` does") from error
+        order = [*([FULL] if full is not None else []), *(name for name in names if name != FULL)]
+        processes = Path(scratch, "processes")
+        processes.mkdir()
+        report = profile_models([models[name] for name in order], settings, processes, on_stage)
+    notes = _notes(report, candidates)
+    if request.one_at_a_time is None and report.settings.one_at_a_time:
+        notes = (_ALONE, *notes)
+    scored = tuple(replace(model, score=scores.get(model.label)) for model in report.models)
+    report = replace(report, models=scored, notes=notes)
+    if request.plot is not None:
+        drawn = [model for model in report.models if model.score is not None]
+        sizes = report.settings.batch_sizes
+        rates = {size: [model.batches[place].answer_rate for model in drawn] for place, size in enumerate(sizes)}
+        save(speed_figure({model.label: model.score or 0.0 for model in drawn}, rates), request.plot)
+    return report
+
+
+def _scores(store: StoreReader, candidates: dict[str, Candidate], prompts: TaskPrompts) -> dict[str, float]:
+    """Stored scores of individuals and of their full model on the prompts' task and split, by name."""
+    found = {}
+    where = prompts.task, prompts.split
+    for name, candidate in candidates.items():
+        search = candidate.search
+        tasks = [one.task_fingerprint for one in store.search_tasks(search.id) if (one.task, one.split) == where]
+        phenotypes = {FULL: FULL_MODEL}
+        if candidate.detail is not None:
+            phenotypes[name] = candidate.detail.individual.phenotype_hash
+        for label, phenotype in phenotypes.items():
+            for each in store.evaluations(phenotype, search.model_fingerprint, search.engine_fingerprint, tasks):
+                if each.score is not None:
+                    found[label] = each.score
+    return found
+
+
+def _check_plot(path: Path, prompts: TaskPrompts | None, scores: dict[str, float]) -> None:
+    """Raise UserError, before anything is measured, if there will be nothing to draw or the file can't be a picture."""
+    if prompts is None:
+        raise UserError("--plot draws scores on a task: name it with --task")
+    if not scores:
+        raise UserError(f"--plot: the store has no score of these models on {prompts.task} ({prompts.split})")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}")
+    check_format(path)
+
+
+def _notes(report: ProfileReport, candidates: dict[str, Candidate]) -> tuple[str, ...]:
+    """Note how long repairs took, and individuals whose checkpoint isn't as large as the store says."""
+    notes = []
+    for name, candidate in candidates.items():
+        evaluations = () if candidate.detail is None else candidate.detail.evaluations
+        # Making an edit counts with the first split that it is evaluated on.
+        seconds = sum(each.seconds for each in evaluations if each.split == "search")
+        if isinstance(candidate.genome, RepairedGenome) and seconds:
+            notes.append(f"{name} is repaired: to fit it, and to score it on search, took a worker {seconds:.1f} s")
+    for model in report.models:
+        detail = candidates[model.label].detail if model.label in candidates else None
+        # Stock checkpoints may repeat what experts share.
+        if detail is not None and detail.individual.parameters != model.load.parameters:
+            notes.append(
+                f"{model.label} describes {detail.individual.parameters:,} parameters; its {model.load.model_type} "
+                f"checkpoint has {model.load.parameters:,}"
+            )
+    return tuple(notes)
+
+
+def _is_stored(name: str) -> bool:
+    return name == FULL or (_INDIVIDUAL.fullmatch(name) is not None and not Path(name).is_dir())
+
+
+def _full_model(candidates: dict[str, Candidate], request: ProfileRequest) -> ModelConfig:
+    """The one model that all candidates edit, on the device to profile it on."""
+    models = {(each.facts.fingerprint, each.config.model.dtype): name for name, each in candidates.items()}
+    if len(models) > 1:
+        one, other, *_ = models.values()
+        raise UserError(f"{one} and {other} are of different models or dtypes; profile one model's at a time")
+
+    from moevolve.workers.checkpoints.loading import placed
+
+    model = next(iter(candidates.values())).config.model
+    if gguf_file(model) is not None:
+        raise UserError(
+            f"{model.path} is a GGUF file, and profiles are of what transformers runs; export individuals with "
+            "--form stock, and profile their folders"
+        )
+    return placed(model, request.device, request.dtype)
+
+
+def _prompts(
+    request: ProfileRequest, candidates: dict[str, Candidate], models: Sequence[ModelConfig]
+) -> tuple[TaskPrompts | None, int]:
+    """Prompts of the task as the first model reads them, and the number of new tokens."""
+    if request.task is None:
+        return None, NEW_TOKENS if request.new_tokens is None else request.new_tokens
+    if request.prompt_tokens is not None:
+        raise UserError("--prompt-tokens: prompts of a task are as long as they are; give it or --task, not both")
+    candidate = next(iter(candidates.values()), None)
+    if candidate is None:
+        model, engine = models[0], EngineConfig()
+        split = TaskSection(name=request.task).prepared(request.split)
+    else:
+        model, engine = candidate.config.model, candidate.config.engine
+        split = prepared_split(candidate, request.task, request.split)
+
+    from moevolve.workers.profiling.passes import PromptMeter
+
+    found = PromptMeter(model, engine).tokens(split).prompts
+    prompts = TaskPrompts(split.task, split.split, tuple(sorted(found, key=len)))
+    return prompts, split.max_new_tokens if request.new_tokens is None else request.new_tokens
+
+
+def _settings(
+    request: ProfileRequest, full: ModelConfig | None, positions: int, prompts: TaskPrompts | None, new_tokens: int
+) -> ProfileSettings:
+    if prompts is None:
+        tokens = longest = request.prompt_tokens or usual_prompt_tokens(positions)
+        fewer = "--prompt-tokens or --new-tokens"
+    else:
+        tokens, longest = prompts.mean, prompts.longest
+        fewer = "--new-tokens, or truncate prompts with engine.max_prompt_tokens"
+    if longest + new_tokens > positions:
+        raise UserError(
+            f"{longest} prompt tokens and {new_tokens} new ones are more than the model's {positions} positions; "
+            f"give smaller {fewer}"
+        )
+    return ProfileSettings(
+        tuple(request.batch_sizes),
+        tokens,
+        new_tokens,
+        request.timed_runs,
+        request.device,
+        (request.dtype or "auto") if full is None else full.dtype,
+        request.threads,
+        request.one_at_a_time,
+        prompts,
+    )

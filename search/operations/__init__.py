@@ -1,1 +1,0 @@
-"""Use cases: functions that take a store and a request and return records."""

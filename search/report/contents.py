@@ -1,0 +1,270 @@
+"""The contents of a report, read from the store."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+import yaml
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import parse_stored_config
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.contract.base import Genome
+from moevolve.search.genomes.contract.phases import StrategySection
+from moevolve.search.genomes.repaired import base_genome
+from moevolve.search.loop.final_table import Entry, FinalTable, Scorer, build_final_table
+from moevolve.search.loop.scores import full_fitness
+from moevolve.search.loop.setup import calibration_rows_note
+from moevolve.search.report.lineage import main_line
+from moevolve.search.results.effects import Effects, effects
+from moevolve.search.results.expert_usage import Analysis
+from moevolve.search.running.calibration import calibration_notes, stored_calibration
+from moevolve.search.running.candidates import find_candidate, start_of
+from moevolve.store.costs import SearchCosts
+from moevolve.store.reader import StoreReader
+from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
+
+_MAX_REASON, _OPTIONS = 160, 10
+"""Longest reason of a failure in characters, and number of options among the effects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """One of the best individuals; `operator` names its phase, too."""
+
+    entry: Entry
+    fitness: float
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """Individuals that failed for the same reason: the first one's message, shortened, and the first one's name."""
+
+    reason: str
+    count: int
+    example: str
+
+
+@dataclass(frozen=True)
+class ReportContents:
+    """Everything in a report except its figures.
+
+    Attributes:
+        settings: The configuration as YAML, without secrets.
+        facts: Name and value of what was searched: model, tasks, genome, phases ...
+        counts: Number of individuals by status, made, and planned (None for an imported search).
+        full: Fitness of the full model.
+        leaders: The best few individuals by fitness.
+        graph: Ancestors of the best individual; None if there is no best.
+        line: Main line of these ancestors, oldest first.
+        failures: The most frequent first.
+        effects, genome: None if there is no best individual, or genomes can't be read.
+        start: Genome that the method starts from, if any.
+        notes: Remarks on what is missing or special.
+        commands: Purpose and text of commands that continue from here.
+        provenance: Name and value of ids, dates and fingerprints.
+    """
+
+    search: SearchRecord
+    settings: str = field(repr=False)
+    facts: tuple[tuple[str, str], ...] = field(repr=False)
+    counts: dict[str, int | None]
+    history: Sequence[IndividualRecord] = field(repr=False)
+    full: float | None
+    standings: FinalTable = field(repr=False)
+    leaders: tuple[Leader, ...] = field(repr=False)
+    graph: LineageGraph | None = field(repr=False)
+    line: tuple[LineageNode, ...] = field(repr=False)
+    failures: tuple[FailureGroup, ...]
+    effects: Effects | None = field(repr=False)
+    costs: SearchCosts
+    genome: Genome | None = field(repr=False)
+    start: Genome | None = field(repr=False)
+    notes: tuple[str, ...]
+    commands: tuple[tuple[str, str], ...] = field(repr=False)
+    provenance: tuple[tuple[str, str], ...] = field(repr=False)
+    analysis: Analysis | None = field(repr=False)
+
+
+def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | None = None) -> ReportContents:
+    """Collect the contents of a search's report, with `limit` of the best individuals. Nothing is evaluated or written.
+
+    Raises:
+        StoreError: there is no such search.
+        UserError: the analysis belongs to another search.
+    """
+    search = store.search(name)
+    config = parse_stored_config(search.config)
+    if analysis is not None and analysis.search_id != search.id:
+        raise UserError(f"the analysis is of {analysis.ref}, which is no individual of search {search.name}")
+    history = store.history(search.id)
+    table = build_final_table(store, search, config, history)
+    candidate, start, notes = None, None, []
+    if table.winner is not None:
+        try:
+            candidate = find_candidate(store, table.winner, weights=False)
+            start = start_of(candidate, history)
+        except UserError as error:
+            notes.append(f"The searched matrices aren't shown: {' '.join(str(error).split())}")
+    measured: list[str] = []
+    recipe = None if candidate is None else candidate.space.recipe
+    if recipe is not None:
+        found = stored_calibration(recipe, config, store, search.id, search.model_fingerprint)
+        measured = [] if found is None else calibration_notes(recipe, found)
+    graph = None if table.winner is None else store.ancestors(table.winner)
+    nodes = {} if graph is None else {node.index: node for node in graph.nodes}
+    statuses = [row.status for row in history]
+    return ReportContents(
+        search=search,
+        settings=settings_text(search.config),
+        facts=tuple(_facts(store, search, config)),
+        counts={
+            "planned": None if config.is_imported else sum(phase.evaluations for phase in config.phases),
+            "made": len(history),
+            **{status: statuses.count(status) for status in ("ok", "failed", "pending")},
+        },
+        history=history,
+        full=full_fitness(store, search),
+        standings=table,
+        leaders=tuple(_leaders(store, search, config, limit)),
+        graph=graph,
+        line=() if graph is None else tuple(nodes[index] for index in main_line(graph)),
+        failures=group_failures(search, history),
+        effects=None if candidate is None else effects(store, search.id, _OPTIONS),
+        costs=store.costs(search),
+        genome=None if candidate is None or candidate.genome is None else base_genome(candidate.genome),
+        start=start,
+        notes=(*notes, *_calibration_notes(store, search, config), *measured),
+        commands=tuple(_commands(search, table, config)),
+        provenance=tuple(_provenance(store, search)),
+        analysis=analysis,
+    )
+
+
+def settings_text(stored: str) -> str:
+    """A stored configuration as YAML."""
+    return yaml.safe_dump(json.loads(stored), sort_keys=False, allow_unicode=True, width=100)
+
+
+def _calibration_notes(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[str]:
+    """A note for each task whose `search` split gave rows for calibration, unless its data have changed since."""
+    records = store.search_tasks(search.id, auxiliary=True)
+    measured = {task.task_fingerprint for task in records if task.split == "calibration"}
+    notes = []
+    for section in config.tasks if measured else ():
+        try:
+            split = section.prepared("calibration", calibrating=True) if section.holds_out_calibration else None
+        except (UserError, OSError):
+            continue
+        if split is not None and split.fingerprint in measured:
+            notes.append(calibration_rows_note(split.task, len(split.examples)))
+    return notes
+
+
+def _facts(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[tuple[str, str]]:
+    model, engine = config.model, config.engine
+    facts = [("model", f"{model.path} ({model.parameter_dtype})")]
+    tasks = [task for task in store.search_tasks(search.id) if task.split == "search"]
+    weighted = len({task.weight for task in tasks}) > 1
+    names = [f"{task.task} (weight {task.weight:g})" if weighted else task.task for task in tasks]
+    facts.append(("tasks" if len(names) > 1 else "task", ", ".join(names) or "none"))
+    words = {True: "yes", False: "no"}
+    genome = {
+        key: words[value] if isinstance(value, bool) else value
+        for key, value in config.genome.model_dump().items()
+        if key != "kind" and value is not None
+    }
+    facts.append(("genome", f"{config.genome.kind}: " + ", ".join(f"{key} {value}" for key, value in genome.items())))
+    if not config.is_imported:
+        phases = []
+        for phase in config.phases:
+            initial = f", {phase.initial} of them initial" if phase.initial else ""
+            own = f", by {_strategy(phase.strategy)}" if phase.strategy else ""
+            phases.append(f"{phase.kind}: {phase.evaluations} individuals{initial}{own}")
+        facts.append(("phases", "; ".join(phases)))
+        strategy = config.strategy
+        facts += [("strategy", f"{_strategy(strategy)}, window {config.window}"), ("seed", str(config.seed))]
+    batch = f"{engine.batch_tokens:,} tokens per batch, {engine.threads} thread" + "s" * (engine.threads > 1)
+    cut = "" if engine.max_prompt_tokens is None else f", prompts cut to {engine.max_prompt_tokens} tokens"
+    return [*facts, ("engine", batch + cut), ("software", f"moevolve {search.software_version}")]
+
+
+def _strategy(section: StrategySection) -> str:
+    detail = getattr(section, "mode", None) or getattr(section, "optimizer", None)
+    return f"{section.kind} ({detail})" if detail else section.kind
+
+
+def _leaders(store: StoreReader, search: SearchRecord, config: RunConfig, limit: int) -> list[Leader]:
+    scorer = Scorer(store, search, config)
+    leaders = []
+    for row in store.best_of_search(search.id, limit):
+        detail = store.individual(f"{search.name}:{row.index}")
+        one = detail.individual
+        scorer.learn(detail.evaluations)
+        scores, sizes = scorer.scores(one.phenotype_hash), (one.parameters, one.active_parameters)
+        entry = Entry("", detail.ref, scores, *sizes, one.summary)
+        leaders.append(Leader(entry, float(row.fitness or 0.0), f"{one.phase}: {one.operator}"))
+    return leaders
+
+
+def group_failures(search: SearchRecord, history: Sequence[IndividualRecord]) -> tuple[FailureGroup, ...]:
+    """Failed individuals by reason, the most frequent first. Reasons that differ only in numbers count as one."""
+    groups: dict[str, list[IndividualRecord]] = {}
+    for row in history:
+        if row.status == "failed":
+            groups.setdefault(re.sub(r"\d+(\.\d+)?", "#", _reason(row)), []).append(row)
+    found = sorted(groups.values(), key=lambda rows: (-len(rows), rows[0].index))
+    return tuple(
+        FailureGroup(_reason(rows[0])[:_MAX_REASON], len(rows), f"{search.name}:{rows[0].index}") for rows in found
+    )
+
+
+def _reason(row: IndividualRecord) -> str:
+    return " ".join((row.failure or "no reason was recorded").split())
+
+
+def _commands(search: SearchRecord, table: FinalTable, config: RunConfig) -> list[tuple[str, str]]:
+    name = shlex.quote(search.name)
+    commands = []
+    if not config.is_imported:
+        commands.append(("search again: save the settings below as run.yaml", "moevolve launch run.yaml --name again"))
+        if search.status != "finished":
+            commands.append(("go on with this search", f"moevolve resume {name}"))
+    if table.winner is not None:
+        ref = shlex.quote(table.winner)
+        commands += [
+            ("write the best as a checkpoint", f"moevolve export {ref} ./{name}-model"),
+            ("all that is known of it", f"moevolve show {ref}"),
+            ("where it comes from", f"moevolve lineage {ref}"),
+        ]
+        if table.tasks:
+            names = [section.name for section in config.tasks] or list(table.tasks)
+            task = shlex.quote(names[0])
+            commands += [
+                ("its experts at work, for this page too", f"moevolve analyse {ref} --task {task} -o ./analysis"),
+                ("this page again", f"moevolve report {name} -o report.html --analysis ./analysis"),
+            ]
+    return commands
+
+
+def _provenance(store: StoreReader, search: SearchRecord) -> list[tuple[str, str]]:
+    rows = [
+        ("search", f"{search.name} (id {search.id})"),
+        ("status", search.status + (f": {search.status_reason}" if search.status_reason else "")),
+        ("created", f"{search.created_at:%Y-%m-%d %H:%M:%S} UTC"),
+        ("last change", f"{search.updated_at:%Y-%m-%d %H:%M:%S} UTC"),
+        ("configuration (hash of what makes the population)", search.config_hash),
+        ("model (fingerprint)", search.model_fingerprint),
+        ("engine (fingerprint)", search.engine_fingerprint),
+    ]
+    rows += [
+        (f"task {task.task}, {task.split} (fingerprint)", task.task_fingerprint)
+        for task in store.search_tasks(search.id, auxiliary=True)
+    ]
+    return [*rows, ("this page", f"moevolve {version('moevolve')}")]

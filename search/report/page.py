@@ -1,0 +1,115 @@
+"""A report as one HTML file that needs no other file: text, tables and figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from moevolve.evaluators.types import SCORED
+from moevolve.search.drawing import to_svg
+from moevolve.search.genomes.registry import figures_for
+from moevolve.search.report.contents import ReportContents
+from moevolve.search.report.fitness import fitness_figure, size_figure
+from moevolve.search.report.lineage import lineage_figure
+from moevolve.search.report.rendering import FOLDER, environment
+from moevolve.search.report.usage import figures_of
+from moevolve.search.text import percent
+
+if TYPE_CHECKING:
+    from moevolve.search.drawing import Figure
+
+_LINE = 12
+"""Number of ancestors listed from the main line: the oldest one and the latest ones."""
+_EXPERT_TITLES = {
+    "usage": "Experts at work, all layers",
+    "activations": "Activations per expert",
+    "together": "Experts that are active together",
+    "words": "Experts by word",
+    "mixing": "Mixing matrices at work",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFigure:
+    """A figure with its heading, its caption, and the `<svg>` element itself."""
+
+    title: str
+    caption: str
+    svg: str = field(repr=False)
+
+
+def render_page(contents: ReportContents) -> str:
+    """The page as HTML; the same contents give the same text."""
+    line = contents.line
+    skipped = max(0, len(line) - _LINE)
+    return (
+        environment()
+        .get_template("report.jinja")
+        .render(
+            contents=contents,
+            search=contents.search,
+            figures=_figures(contents),
+            splits=SCORED,
+            line=line if not skipped else (line[0], *line[skipped + 1 :]),
+            skipped=skipped,
+            verdict=_verdict(contents),
+            style=(FOLDER / "static" / "style.css").read_text(encoding="utf-8"),
+        )
+    )
+
+
+def _verdict(contents: ReportContents) -> str:
+    """The result in one sentence, with scores on the least optimistic split measured."""
+    table = contents.standings
+    if table.best is None:
+        failed = contents.counts["failed"]
+        return f"Nothing found: {'no individual is evaluated yet' if not failed else f'{failed} individuals failed'}."
+    kept, used = (
+        100 * (number or 0) / (table.parameters_full or 1)
+        for number in (table.best.parameters, table.best.active_parameters)
+    )
+    has = f"{table.winner} has {kept:.0f} % of the full model's parameters, and uses {used:.0f} % per token"
+    parts = []
+    for task in table.tasks:
+        measured = [found for split in SCORED if (found := table.best.score(task, split)) is not None]
+        if not measured or measured[-1].score is None:
+            continue
+        found = measured[-1]
+        whole = table.full.score(task, found.split)
+        against = "" if whole is None or whole.score is None else f", the full model {percent(whole.score)} %"
+        parts.append(f"{percent(measured[-1].score)} % on {task} ({found.split}{against})")
+    return f"{has}. It scores {'; '.join(parts)}." if parts else f"{has}."
+
+
+def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
+    """Figures by section: `course`, `searched`, `lineage`, `experts`; a section without figures has no entry."""
+    found: dict[str, list[ReportFigure]] = {}
+    winner, genome, full = contents.standings.winner, contents.genome, contents.full
+    scored = {row.index: row.fitness for row in contents.history if row.fitness is not None}
+    if scored:
+        top = percent(max(scored.values()))
+        caption = f"Every individual's score on the search split, in order of creation; the highest is {top} %"
+        caption += "." if full is None else f", the full model has {percent(full)} %."
+        course = _figure("course", "Fitness over the search", caption, fitness_figure(contents.history, full))
+        best = None if winner is None else int(winner.rpartition(":")[2])
+        figure = size_figure(contents.history, full, best if best in scored else None)
+        caption = "Score against parameters, of the whole model and of what one token uses, for every individual."
+        found["course"] = [course, _figure("sizes", "Score against size", caption, figure)]
+    if genome is not None and figures_for(genome).has_figure(genome, contents.start):
+        figure, caption = figures_for(genome).page(genome, contents.start)
+        title = f"{figures_for(genome).subject.capitalize()} of {winner}"
+        found["searched"] = [_figure("matrices", title, caption, figure)]
+    if contents.graph is not None and contents.graph.edges:
+        ancestors = len(contents.graph.nodes) - 1
+        caption = f"{winner} and the {ancestors} individuals it descends from, joined to their children."
+        found["lineage"] = [_figure("lineage", "Ancestors", caption, lineage_figure(contents.graph, "best found"))]
+    if contents.analysis is not None:
+        found["experts"] = [
+            _figure(f"experts-{name}", _EXPERT_TITLES[name], caption, figure)
+            for name, (figure, caption) in figures_of(contents.analysis).items()
+        ]
+    return found
+
+
+def _figure(name: str, title: str, caption: str, figure: Figure) -> ReportFigure:
+    return ReportFigure(title, caption, to_svg(figure, name, f"{title}. {caption}"))

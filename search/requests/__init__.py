@@ -1,1 +1,0 @@
-"""Requests: what users can ask of a store, a server or this machine, as one frozen record per verb."""

@@ -1,0 +1,335 @@
+"""Compares stored searches: best fitness over evaluations or hours, settings that differ, winners' scores with tests.
+
+Searches whose settings differ only in the seed are a group. Means, ranges, intervals and tests are over the searches
+of a group.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.evaluators.types import SCORED, Split
+from moevolve.search.loop.final_table import FULL_LABEL, Score
+from moevolve.search.results.outcomes import ModelScores, mean_scores, model_scores, task_outcomes
+from moevolve.search.results.significance import Significance, holm, paired_test
+from moevolve.store.reader import StoreReader
+from moevolve.store.records import FULL_MODEL, Course, CourseAxis, SearchRecord, SearchStatus
+
+_NEVER = ("name", "store")
+"""Settings that say where a search is, not what it does."""
+_OF_A_RUN = ("seed", "workers")
+"""Settings in which the searches of a group may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """A setting that differs, by dotted path, with its value in each search as JSON; `-` where it doesn't exist.
+
+    A whole section that some searches don't have is `set` in the others.
+    """
+
+    name: str
+    values: tuple[str, ...]
+
+    @property
+    def is_partial(self) -> bool:
+        return "-" in self.values
+
+
+@dataclass(frozen=True, slots=True)
+class ContrastedSearch:
+    """One of several searches.
+
+    Attributes:
+        group: Place of its group.
+        individuals: Number of individuals that were made.
+        best: Highest fitness so far.
+    """
+
+    name: str
+    seed: int
+    group: int
+    status: SearchStatus
+    individuals: int
+    hours: float
+    best: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContrastedGroup:
+    """The course of the searches that differ only in the seed: the best fitness so far.
+
+    Attributes:
+        searches: Names of its searches, by seed.
+        mean, low, high: Mean, lowest and highest over the searches, at the places `Contrast.x`; None where one of the
+            searches has no fitness yet, or has ended.
+    """
+
+    place: int
+    searches: tuple[str, ...]
+    mean: tuple[float | None, ...] = field(repr=False)
+    low: tuple[float | None, ...] = field(repr=False)
+    high: tuple[float | None, ...] = field(repr=False)
+
+    def at(self, place: int) -> tuple[float, float, float] | None:
+        """Mean, lowest and highest fitness at a place of `Contrast.x`; None where they aren't known."""
+        mean, low, high = self.mean[place], self.low[place], self.high[place]
+        return None if mean is None or low is None or high is None else (mean, low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class ContrastedModel:
+    """The full model, or the winners of a group's searches.
+
+    Attributes:
+        label: Names of the searches, or `full model`, with the name of a search if the searches have several models.
+        group: Place of the group; None for the full model.
+        refs: The winners as SEARCH:INDEX.
+        scores: Means over tasks and searches, one per split; intervals are over examples and, with several searches,
+            over seeds.
+        parameters: Number of parameters, mean over the winners.
+        test: Paired test on `test` against the first group's winners; None for those, and where there are no outcomes
+            on the same examples.
+        corrected: The test's p-value, corrected for the number of tests (Holm).
+    """
+
+    label: str
+    group: int | None
+    refs: tuple[str, ...]
+    scores: tuple[Score, ...]
+    parameters: int | None
+    test: Significance | None = None
+    corrected: float | None = None
+
+    def score(self, split: Split) -> Score | None:
+        """The score on a split; None where not all winners were scored."""
+        return next((each for each in self.scores if each.split == split), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """Searches beside each other.
+
+    Attributes:
+        by: What `x` counts: evaluated individuals, or hours in which the searches ran.
+        searches: The searches, group by group, then by seed.
+        settings: Settings in which they differ; values are in the order of `searches`.
+        x: Places of the courses' points.
+        models: The full model, and the winners of every group.
+        comparable: Whether all have the same tasks with the same examples, without which scores can't be compared.
+    """
+
+    by: CourseAxis
+    searches: tuple[ContrastedSearch, ...]
+    settings: tuple[SettingRow, ...]
+    groups: tuple[ContrastedGroup, ...]
+    x: tuple[float, ...] = field(repr=False)
+    models: tuple[ContrastedModel, ...] = field(repr=False)
+    comparable: bool = True
+
+    def points(self, count: int = 10) -> list[tuple[float, list[tuple[float, float, float] | None]]]:
+        """At most `count` evenly spread places of the axis, with `ContrastedGroup.at` of every group, for tables."""
+        if not self.x:
+            return []
+        places = sorted({bisect_right(self.x, self.x[-1] * part / count) - 1 for part in range(1, count + 1)} - {-1})
+        return [(self.x[place], [group.at(place) for group in self.groups]) for place in places]
+
+    @property
+    def note(self) -> str:
+        """How to read the scores and the tests."""
+        note = "p: paired tests on test against the first group's winners, two-sided, corrected for their number."
+        if any(model.test is not None and model.test.seeds == 1 for model in self.models):
+            note += " With one seed they say nothing of what another seed would find."
+        if not self.comparable:
+            note += " The searches were scored on different tasks or examples: their scores can't be compared."
+        return note
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One search: its record, course, flat settings, and scores of its winner, if any, and of its full model."""
+
+    search: SearchRecord
+    course: Course
+    settings: Mapping[str, str]
+    fingerprints: frozenset[tuple[str, str, str]]
+    winner: ModelScores | None
+    full: ModelScores
+    parameters: int | None
+    parameters_full: int | None
+
+
+def contrast(store: StoreReader, names: Sequence[str], by: CourseAxis = "evaluations") -> Contrast:
+    """Compare stored searches, by name or id, with tests against the first one's group. Nothing is evaluated.
+
+    Raises:
+        StoreError: there is no such search.
+    """
+    records = {record.id: record for record in map(store.search, names)}
+    members = [_member(store, record) for record in records.values()]
+    groups = _grouped(members)
+    # All points at which the best fitness of a search rises, or the search ends.
+    points = [place for one in members for place in (*_steps(one.course, by)[0], _end(one.course, by))]
+    axis = np.unique(np.array(points, dtype=np.float64))
+    tests = [None, *(_test(group, groups[0]) for group in groups[1:])]
+    corrected = holm([None if test is None else test.p for test in tests])
+    winners = [
+        replace(_winners(place, group), test=test, corrected=p)
+        for place, (group, test, p) in enumerate(zip(groups, tests, corrected, strict=True))
+    ]
+    return Contrast(
+        by=by,
+        searches=tuple(
+            ContrastedSearch(
+                one.search.name,
+                one.search.seed,
+                place,
+                one.search.status,
+                one.course.individuals,
+                one.course.hours,
+                max((step.fitness for step in one.course.steps), default=None),
+            )
+            for place, group in enumerate(groups)
+            for one in group
+        ),
+        settings=tuple(_differing([one for group in groups for one in group])),
+        groups=tuple(_group(place, group, axis, by) for place, group in enumerate(groups)),
+        x=tuple(axis.tolist()),
+        models=tuple(model for model in (*_full_models(members), *winners) if model.scores),
+        comparable=len({one.fingerprints for one in members}) == 1,
+    )
+
+
+def _member(store: StoreReader, record: SearchRecord) -> _Member:
+    winner = None if record.winner is None else store.individual(f"{record.id}:{record.winner}").individual
+    tasks = [task for task in store.search_tasks(record.id) if task.split in SCORED]
+    scores = None if winner is None else model_scores(store, record, winner.phenotype_hash)
+    return _Member(
+        search=record,
+        course=store.course(record.id),
+        settings=dict(_flat(json.loads(record.config))),
+        fingerprints=frozenset((task.task, task.split, task.task_fingerprint) for task in tasks),
+        winner=scores if scores is not None and scores.evaluations else None,
+        full=model_scores(store, record, FULL_MODEL),
+        parameters=None if winner is None else winner.parameters,
+        parameters_full=None if winner is None else winner.parameters_full,
+    )
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """The leaves of nested settings by dotted path, as JSON, and `set` for every section."""
+    sections = isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value)
+    if sections or (isinstance(value, dict) and value):
+        if isinstance(value, dict) and path:
+            yield path, "set"
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _flat(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and value:
+        yield path, ", ".join(map(str, value))
+    else:
+        yield path, value if isinstance(value, str) else json.dumps(value)
+
+
+def _grouped(members: Sequence[_Member]) -> list[list[_Member]]:
+    """The searches that differ only in the seed and in their workers, by seed."""
+    groups: dict[tuple[object, ...], list[_Member]] = {}
+    for one in members:
+        own = {key: value for key, value in one.settings.items() if key.split(".")[0] not in (*_NEVER, *_OF_A_RUN)}
+        # An imported search has no settings of its own.
+        key = (frozenset(own.items()), one.search.model_fingerprint, "" if own else one.search.id)
+        groups.setdefault(key, []).append(one)
+    return [sorted(group, key=lambda one: one.search.seed) for group in groups.values()]
+
+
+def _differing(members: Sequence[_Member]) -> Iterator[SettingRow]:
+    names = dict.fromkeys(name for one in members for name in one.settings)
+    for name in names:
+        values = tuple(one.settings.get(name, "-") for one in members)
+        if name.split(".")[0] not in _NEVER and len(set(values)) > 1:
+            yield SettingRow(name, values)
+
+
+def _end(course: Course, by: CourseAxis) -> float:
+    return float(course.individuals) if by == "evaluations" else course.hours
+
+
+def _steps(course: Course, by: CourseAxis) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The points at which the best fitness rises, and its values there: float64 [steps] each."""
+    if by == "hours":
+        pairs = [(step.hours, step.fitness) for step in course.steps]
+    else:
+        pairs = sorted((step.index + 1.0, step.fitness) for step in course.steps)
+    risen: list[tuple[float, float]] = []
+    for place, fitness in pairs:
+        if not risen or fitness > risen[-1][1]:
+            risen.append((place, fitness))
+    both = np.array(risen, dtype=np.float64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
+def _group(place: int, group: Sequence[_Member], axis: NDArray[np.float64], by: CourseAxis) -> ContrastedGroup:
+    """Mean and range of the best fitness over a group's searches; None where not all of them have one."""
+    curves = np.full((len(group), len(axis)), np.nan)
+    for curve, one in zip(curves, group, strict=True):
+        places, fitness = _steps(one.course, by)
+        at = np.searchsorted(places, axis, side="right") - 1
+        known = (at >= 0) & (axis <= _end(one.course, by))
+        curve[known] = fitness[at[known]]
+    whole = ~np.isnan(curves).any(axis=0)
+    mean, low, high = (
+        tuple(float(value) if there else None for value, there in zip(values, whole, strict=True))
+        for values in (curves.mean(axis=0), curves.min(axis=0), curves.max(axis=0))
+    )
+    return ContrastedGroup(place, tuple(one.search.name for one in group), mean, low, high)
+
+
+def _full_models(members: Sequence[_Member]) -> list[ContrastedModel]:
+    """The unedited model of the searches, or each one if they have several."""
+    firsts = {one.search.model_fingerprint: one for one in reversed(members)}
+    several = len(firsts) > 1
+    return [
+        ContrastedModel(
+            f"{FULL_LABEL} of {one.search.name}" if several else FULL_LABEL,
+            None,
+            (),
+            _scores([one.full]),
+            one.parameters_full,
+        )
+        for one in reversed(firsts.values())
+    ]
+
+
+def _winners(place: int, group: Sequence[_Member]) -> ContrastedModel:
+    won = [one for one in group if one.winner is not None]
+    sizes = [one.parameters for one in won if one.parameters is not None]
+    return ContrastedModel(
+        ", ".join(one.search.name for one in group),
+        place,
+        tuple(f"{one.search.name}:{one.search.winner}" for one in won),
+        _scores([one.winner for one in won if one.winner is not None]),
+        round(sum(sizes) / len(sizes)) if sizes else None,
+    )
+
+
+def _scores(models: Sequence[ModelScores]) -> tuple[Score, ...]:
+    """The mean over tasks and seeds of every split on which all models were scored."""
+    return tuple(score for split in SCORED for score in mean_scores(models, split)[:1])
+
+
+def _test(group: Sequence[_Member], first: Sequence[_Member]) -> Significance | None:
+    """The paired test on `test` against the first group: searches of the same seed, or in the order of seeds."""
+    mine, theirs = ([one.winner for one in side if one.winner is not None] for side in (group, first))
+    common = {one.seed for one in mine} & {one.seed for one in theirs}
+    if common:
+        mine, theirs = ([one for one in side if one.seed in common] for side in (mine, theirs))
+    else:
+        pairs = list(zip(mine, theirs, strict=False))
+        mine, theirs = ([replace(pair[side], seed=place) for place, pair in enumerate(pairs)] for side in (0, 1))
+    return paired_test(task_outcomes(mine, "test"), task_outcomes(theirs, "test"))

@@ -1,0 +1,125 @@
+"""Stored candidates: an individual restored with its genome and its model's facts, or a search's full model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.preparation.registry import load_task
+from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.search.config.files import changed_loading, parse_stored_config
+from moevolve.search.config.run import RunConfig, TaskSection
+from moevolve.search.genomes.contract.base import Genome, GenomeSpace
+from moevolve.search.genomes.contract.phases import START
+from moevolve.search.genomes.repaired import base_genome
+from moevolve.search.loop.scores import FULL
+from moevolve.search.loop.setup import needs_calibration
+from moevolve.search.running.calibration import calibrated_space
+from moevolve.search.running.weights import facts_for, resolved_model_path, stored_facts
+from moevolve.store.reader import StoreReader
+from moevolve.store.records import IndividualDetail, IndividualRecord, SearchRecord
+from moevolve.store.repository import Store
+from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.facts import ModelFacts
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An individual to evaluate or export, or the full model of a search, which has no detail and no genome."""
+
+    search: SearchRecord
+    config: RunConfig = field(repr=False)
+    facts: ModelFacts = field(repr=False)
+    space: GenomeSpace[Any] = field(repr=False)
+    detail: IndividualDetail | None
+    genome: Genome | None = field(repr=False)
+
+    @property
+    def edit(self) -> Edit:
+        return IdentityEdit() if self.genome is None else self.genome.express()
+
+
+def find_candidate(
+    store: StoreReader,
+    reference: str,
+    search: str | None = None,
+    model: str | None = None,
+    weights: bool = True,
+    overrides: Sequence[str] = (),
+) -> Candidate:
+    """Look up `SEARCH:INDEX`, or `full` (of `search`, or of the store's only search).
+
+    Args:
+        model: Folder or hub id of the checkpoint; None takes the stored path.
+        weights: True requires the search's weights. If the search was imported without weights, its record
+            (not the stored one) is bound to the ones found. False reads only the store.
+        overrides: Changes of the search's `model.*` and `engine.*` settings, as `KEY=VALUE`.
+
+    Raises:
+        StoreError: there is no such individual or search.
+        UserError: `full` is ambiguous, the model is missing or isn't the same any more, or an override is wrong.
+    """
+    detail = None if reference == FULL else store.individual(reference)
+    record = _search_of_full(store, search) if detail is None else detail.search
+    config = parse_stored_config(record.config)
+    path = record.model_path if model is None else resolved_model_path(model)
+    if path != config.model.path:
+        moved = replace(config.model, path=path, revision=None, own_dtype=None)
+        config = config.model_copy(update={"model": moved})
+    if overrides:
+        changed = changed_loading(config.model, config.engine, overrides)
+        config = config.model_copy(update={"model": changed.model, "engine": changed.engine})
+    if weights:
+        facts = facts_for(record, config.model)
+        if not record.is_bound:
+            record = replace(record, model_fingerprint=facts.fingerprint, model_path=config.model.path)
+            detail = None if detail is None else replace(detail, search=record)
+    else:
+        facts = stored_facts(store, record)
+    space = calibrated_space(config.space(facts), config, store, record.id, facts.fingerprint)
+    genome = None if detail is None else space.from_bytes(detail.individual.genome)
+    return Candidate(record, config, facts, space, detail, genome)
+
+
+def bound_candidate(
+    store: Store,
+    reference: str,
+    search: str | None = None,
+    model: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Candidate:
+    """Do as `find_candidate`, and bind a search that was imported without weights to the ones found, in the store.
+
+    Raises:
+        StoreError, UserError: as `find_candidate`; or the search was bound to other weights meanwhile.
+    """
+    candidate = find_candidate(store, reference, search, model, overrides=overrides)
+    found = candidate.search
+    if not store.search(found.id).is_bound:
+        store.bind_model(found.id, found.model_fingerprint, found.model_path)
+    return candidate
+
+
+def start_of(candidate: Candidate, history: Sequence[IndividualRecord]) -> Genome | None:
+    """Restore the genome that a candidate's search started from, unrepaired; None if its method has no start."""
+    start = next((row for row in history if row.operator == START), None)
+    return None if start is None else base_genome(candidate.space.from_bytes(start.genome))
+
+
+def prepared_split(candidate: Candidate, name: str, split: Split) -> PreparedSplit:
+    """Prepare a split as the candidate's search does, or by the task file for a task that the search doesn't have."""
+    section = next((item for item in candidate.config.tasks if name in (item.name, load_task(item.name).name)), None)
+    if section is None:
+        return TaskSection(name=name).prepared(split)
+    return section.prepared(split, calibrating=needs_calibration(candidate.space))
+
+
+def _search_of_full(store: StoreReader, search: str | None) -> SearchRecord:
+    if search is not None:
+        return store.search(search)
+    found = store.searches()
+    if len(found) != 1:
+        raise UserError(f"full: the store has {len(found)} searches; say whose full model with --search NAME")
+    return found[0].search

@@ -1,0 +1,78 @@
+"""Sizes of models and numbers of evaluations, known before a run's tasks are read. Nothing here loads torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.genomes.contract.phases import PhaseConfig
+from moevolve.workers.contract.facts import active_parameters
+
+if TYPE_CHECKING:
+    from moevolve.workers.profiling.outline import ModelOutline
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The full model, or the model that a phase's candidates describe.
+
+    Attributes:
+        title: `full model`, or the phase's kind.
+        experts, active: Number of experts per MoE layer, and of active ones per token; 0 for dense models.
+        parameters: Number of all parameters; None where candidates differ in it.
+        active_parameters: Number of parameters per token; that of the phase's start where candidates differ in it.
+    """
+
+    title: str
+    experts: int
+    active: int
+    parameters: int | None
+    active_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCount:
+    """Number of a phase's individuals, and of different ones at most; repeated ones are looked up, not evaluated."""
+
+    kind: str
+    individuals: int
+    different: int
+
+
+def phase_counts(config: RunConfig, costs: GenomeCosts[Any]) -> tuple[PhaseCount, ...]:
+    """Count the individuals of every phase, and how many of them can differ."""
+    counts = []
+    for phase in config.phases:
+        different = costs.distinct_candidates(phase)
+        most = phase.evaluations if different is None else min(phase.evaluations, different)
+        counts.append(PhaseCount(phase.kind, phase.evaluations, most))
+    return tuple(counts)
+
+
+def model_sizes(
+    outline: ModelOutline, costs: GenomeCosts[Any], like: Mapping[str, PhaseConfig]
+) -> tuple[ModelSize, ...]:
+    """Size the full model and a candidate of every kind of phase; see `described_as` for `like`."""
+    facts = outline.facts
+    active = active_parameters(facts, facts.experts, facts.active)
+    full = ModelSize("full model", facts.experts, facts.active, facts.parameters, active)
+    return full, *(ModelSize(kind, *costs.counts(each)) for kind, each in like.items())
+
+
+def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, PhaseConfig]:
+    """Map each kind of phase to the one that its candidates' sizes are those of: for `repair`, the phase before it."""
+    pairs = zip(phases, (phases[0], *phases), strict=False)
+    return {phase.kind: before if phase.kind == "repair" else phase for phase, before in pairs}
+
+
+def final_evaluations(config: RunConfig) -> tuple[int, int]:
+    """Count the final evaluations: candidates on `dev`, and models on `test`, the full model included."""
+    section = config.final
+    # Of `test`: the full model, the best, the other rows of `search.loop.final_table`, and random draws.
+    repairs = any(phase.kind == "repair" for phase in config.phases)
+    unrepaired = repairs and any(phase.repair is None for phase in config.phases)
+    beside = unrepaired + sum(len(phase.named) for phase in config.phases)
+    return section.rerank, (2 + beside + section.random_baselines if section.test else 0)

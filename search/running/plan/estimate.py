@@ -1,0 +1,88 @@
+"""Estimates a search from its configuration, without loading weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.genomes.registry import costs_of
+from moevolve.search.loop.setup import needs_calibration
+from moevolve.search.running.plan.counts import described_as, final_evaluations, model_sizes, phase_counts
+from moevolve.search.running.plan.memory import worker_memory
+from moevolve.search.running.plan.records import Estimate
+from moevolve.search.running.plan.repairs import RepairWork, repair_works
+from moevolve.search.running.plan.workload import Prompts, SplitWork, WorkloadReader
+from moevolve.search.strategies.schedule import make_schedule, rounds_notes
+from moevolve.workers.contract.capacity import WorkerMemory
+from moevolve.workers.contract.settings import ExpertOffload
+from moevolve.workers.profiling.outline import ModelOutline, outline_model
+
+
+def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOutline | None = None) -> Estimate:
+    """Estimate a run, for which its model's weights needn't exist.
+
+    Args:
+        config: The run.
+        prompts: Lengths to assume instead of reading the tasks' data.
+        outline: Outline of the run's model, if it is there already.
+
+    Raises:
+        UserError: The configuration asks for something that can't be had, or there are neither data nor given lengths
+            of prompts; the message names the field.
+    """
+    outline = outline or outline_model(config.model)
+    space = config.space(outline.facts)
+    costs = costs_of(space, outline)
+    reader = WorkloadReader(config, outline, prompts, needs_calibration(space))
+    searched, set_aside = reader.splits("search"), reader.set_aside()
+    ranked = reader.splits("dev") if config.final.rerank else ()
+    tested = (*reader.splits("test"), *reader.held_out()) if config.final.test else ()
+    splits = (*searched, *ranked, *tested)
+    for split in splits:
+        longest = max((one.longest for one in (*split.passes.required, *split.passes.decoding)), default=0)
+        if longest > outline.positions:
+            raise UserError(
+                f"task {split.task}, split {split.split}: prompts and answers reach {longest} tokens, the model "
+                f"has {outline.positions} positions; set engine.max_prompt_tokens, or give fewer"
+            )
+    busy, least = make_schedule(config).in_flight, config.workers.least
+    idle = [f"the run's window keeps {busy} of {least} workers busy"] if busy < least else []
+    repairs = repair_works(config, costs, outline)
+    on_cpu = config.model.device == "cpu" or (config.model.device == "auto" and not config.workers.num_gpus)
+    ranked_count, tested_count = final_evaluations(config)
+    return Estimate(
+        name=config.name,
+        model=config.model.path,
+        family=outline.facts.family,
+        dtype=outline.facts.dtype,
+        expert_offload=config.model.expert_offload,
+        workers=config.workers.count,
+        on_gpu=not on_cpu,
+        sizes=model_sizes(outline, costs, described_as(config.phases)),
+        memory=_memory(config, outline, costs, splits, repairs, not on_cpu),
+        splits=splits,
+        phases=phase_counts(config, costs),
+        ranked=ranked_count,
+        tested=tested_count,
+        repairs=repairs,
+        remarks=(*set_aside, *rounds_notes(config), *idle),
+    )
+
+
+def _memory(
+    config: RunConfig,
+    outline: ModelOutline,
+    costs: GenomeCosts[Any],
+    splits: Iterable[SplitWork],
+    repairs: Sequence[RepairWork],
+    on_gpu: bool,
+) -> dict[str, WorkerMemory]:
+    """Memory of a worker by place of the original experts: the device, and the run's other place or the host."""
+    passes = [one for split in splits for one in (*split.passes.required, *split.passes.decoding)]
+    places: list[ExpertOffload] = ["device"]
+    if outline.experts_bytes:
+        places.append("host" if config.model.expert_offload == "device" else config.model.expert_offload)
+    return {place: worker_memory(config, outline, costs, passes, on_gpu, place, repairs) for place in places}

@@ -1,0 +1,220 @@
+"""Memory of one worker, on its device and on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from moevolve.kernels.expert_merge import staged_bytes
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.running.plan.counts import described_as
+from moevolve.search.running.plan.repairs import RepairWork, repair_works
+from moevolve.workers.contract.capacity import MemoryItem, NeededMemory, SmallerSettings, WorkerMemory
+from moevolve.workers.contract.settings import ExpertOffload
+from moevolve.workers.profiling.activations import STREAMS
+from moevolve.workers.profiling.outline import ModelOutline
+from moevolve.workers.profiling.passes import Pass
+
+_LOGITS_AT_ONCE = 1 << 24
+"""Number of logits that are computed at once when running text is scored (`workers/engine/texts.py`), with their
+exponentials in float32; if two models are compared for both, with two float32 copies of each and their difference."""
+_FLOAT_LOGITS = 1 << 22
+"""Number of logits that are converted to float32 at once when single tokens are read (`workers/engine/forward.py`)."""
+
+_TOKENS_PER_LOGITS = 32
+"""Assumed number of tokens in a pass for each position whose logits are computed, as long as no prompt is known."""
+_LEAST_BATCH = 1024
+"""Fewest `engine.batch_tokens` that a refusal suggests."""
+
+
+def worker_memory(
+    config: RunConfig,
+    outline: ModelOutline,
+    costs: GenomeCosts[Any],
+    passes: Iterable[Pass],
+    on_gpu: bool,
+    place: ExpertOffload,
+    repairs: Sequence[RepairWork] = (),
+) -> WorkerMemory:
+    """Count the memory of a search's worker.
+
+    Weights and buffers are exact. Activations are counted along the code that runs
+    (`moevolve.workers.profiling.activations`). The CUDA context, the allocator's reserve and the process itself are
+    not counted.
+
+    Args:
+        config, outline, costs: The run, its model, and the costs of its candidates.
+        passes: All forward passes of the run.
+        on_gpu: True if the device has memory of its own.
+        place: Place of the original experts, whatever the run says.
+        repairs: Memory of its phases' repairs.
+    """
+    experts, passes, host = outline.experts_bytes, tuple(passes), place != "device"
+    items = [MemoryItem("weights outside of experts", outline.weight_bytes - experts, 0)]
+    at_once = 0
+    buffers = costs.buffer_bytes([phase.kind for phase in config.phases], host, bool(repairs))
+    if not experts:
+        items.append(MemoryItem("candidates' own weights", buffers, 0))
+    else:
+        layers = len(outline.facts.moe_layers)
+        in_host = outline.pinned_bytes if on_gpu else experts
+        items.append(
+            MemoryItem("original experts", experts if place == "device" else 0, in_host if place == "host" else 0)
+        )
+        at_once = max(experts, buffers) if host else 0
+        # With originals on the host, layers take turns in one buffer, but repaired layers stay in buffers of their own.
+        items.append(MemoryItem("buffers for candidates' experts", 0 if host and not repairs else buffers, 0))
+        layer = experts // layers
+        items.append(MemoryItem("one layer's original experts", layer if host else 0, layer if place == "disk" else 0))
+    activations = _activations(outline, passes)
+    longest = max((one.longest for one in passes), default=0)
+    between = max(_merging(config, outline), costs.calibration_bytes(longest))
+    cached = max((_cached(outline, one) for one in passes), default=0)
+    beyond = max(0, between - activations)
+    needed = [
+        MemoryItem("keys and values of a batch", cached, 0),
+        MemoryItem("activations and logits of a batch (estimate)", activations, 0),
+        # Merging happens between passes or between layers, calibration between batches, and fits before a candidate is
+        # scored, so that none adds to another or to a batch's activations.
+        MemoryItem("what merging or calibrating takes beyond these", beyond, costs.calibration_host_bytes()),
+    ]
+    if repairs:
+        # A fit may use what scoring takes.
+        fit = max(0, max(each.taken for each in repairs) - cached - activations - beyond)
+        needed += [
+            MemoryItem("what a layer's fit, with states of its tokens, takes beyond these", fit, 0),
+            MemoryItem("fitted layers kept for other candidates", max(each.kept for each in repairs), 0),
+            MemoryItem("states of all layers to fit to", 0, max(each.streams for each in repairs)),
+        ]
+    beside = sum(item.device for item in needed)
+    exporting = 0
+    if experts:
+        kept, *_ = costs.counts(described_as(config.phases)[config.phases[-1].kind])
+        exporting = sum(item.device for item in items) + _exported(outline, kept)
+    return WorkerMemory((*items, *needed), _loading(config, outline, on_gpu, place), beside, at_once, exporting)
+
+
+def launch_memory(
+    config: RunConfig, outline: ModelOutline, costs: GenomeCosts[Any], on_gpu: bool = True
+) -> NeededMemory:
+    """Count the memory that a worker must find when it starts, with passes of the largest size instead of real prompts.
+
+    Args:
+        config, outline, costs: The run, its model, and the costs of its candidates.
+        on_gpu: True if the device has memory of its own or that isn't known, which takes more host memory.
+    """
+
+    def taken(place: ExpertOffload, batch_tokens: int) -> WorkerMemory:
+        return worker_memory(config, outline, costs, _largest(batch_tokens, outline), on_gpu, place, repairs)
+
+    def rank(way: SmallerSettings) -> int:
+        # More GPUs and reading from disk count most, then the number of changed settings.
+        slow = way.settings.count("num_gpus") + 2 * way.settings.count("expert_offload=disk")
+        return way.settings.count("--set") + 10 * slow
+
+    repairs = repair_works(config, costs, outline)
+    own, tokens = config.model.expert_offload, config.engine.batch_tokens
+    ways: list[SmallerSettings] = []
+    halves = [tokens, *(tokens >> power for power in range(1, 32) if tokens >> power >= _LEAST_BATCH)]
+    places: list[ExpertOffload] = [own]
+    if outline.experts_bytes and own == "device" and (config.workers.num_gpus or 0) > 0:
+        places.append("host")
+    if outline.experts_bytes and own != "disk":
+        places.append("disk")
+    for place in places:
+        named = (f"model.expert_offload={place}",) if place != own else ()
+        for size in halves:
+            settings = (*named, *(() if size == tokens else (f"engine.batch_tokens={size}",)))
+            ways += _ways(settings, taken(place, size), config)
+    return NeededMemory(taken(own, tokens), config.workers.num_gpus or 0.0, tuple(sorted(ways, key=rank)))
+
+
+def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) -> Iterator[SmallerSettings]:
+    """Alternatives with this memory: in the run's dtype or a 16-bit one, on one GPU or several."""
+    dtypes = [(settings, 1)]
+    if config.model.dtype == "float32":
+        dtypes.append(((*settings, "model.dtype=bfloat16"), 2))
+    for names, divided in dtypes:
+        device, host = memory.device // divided, memory.host_peak // divided
+        if names:
+            yield SmallerSettings(" ".join(f"--set {name}" for name in names), device, host)
+        elsewhere = any(name.startswith("model.expert_offload=") for name in names)
+        if config.workers.num_gpus and not elsewhere and config.model.expert_offload == "device":
+            now = max(1, int(config.workers.num_gpus))
+            for count in (each for each in (2, 4, 8) if each > now):
+                spread = (*names, f"workers.num_gpus={count}", "model.device_map=balanced")
+                yield SmallerSettings(
+                    " ".join(f"--set {name}" for name in spread), device * now // count, memory.host // divided
+                )
+
+
+def _largest(batch_tokens: int, outline: ModelOutline) -> tuple[Pass, ...]:
+    """The largest passes that a batch of this size can need: over the prompts, and of a decoding step."""
+    read = max(1, batch_tokens // _TOKENS_PER_LOGITS)
+    first = Pass(batch_tokens, read, 0, outline.caches, 1, batch_tokens)
+    step = Pass(read, read, batch_tokens, outline.caches, 1, batch_tokens, batch_tokens)
+    return first, step
+
+
+def _loading(config: RunConfig, outline: ModelOutline, on_gpu: bool, place: ExpertOffload) -> int:
+    """Peak of host memory: all weights pass through it; originals that stay are copied to be pinned, layer by layer."""
+    if not on_gpu or config.model.device_map is not None:
+        return 0
+    if place == "device" or not outline.expert_bytes:
+        return outline.weight_bytes
+    if place == "disk":
+        return outline.weight_bytes - outline.experts_bytes
+    return outline.weight_bytes - outline.experts_bytes + outline.pinned_bytes + max(map(sum, outline.expert_bytes))
+
+
+_COMPARED = 128
+"""Number of positions whose logits are compared at once, roughly (`workers/export/verify.py`)."""
+
+
+def _exported(outline: ModelOutline, kept: int) -> int:
+    """Bytes of the largest part of a checkpoint that is compared with the resident model: a layer, or the embeddings.
+
+    The checkpoint has `kept` experts per layer.
+    """
+    embeddings = outline.vocabulary * outline.hidden * outline.facts.dtype_bytes
+    others = max(0, outline.weight_bytes - outline.experts_bytes - 2 * embeddings) // outline.layers
+    experts = max(map(sum, outline.expert_bytes)) * kept // outline.facts.experts
+    # Gate and up projections, two thirds of an expert, are fused first, while the single ones are still there.
+    logits = _COMPARED * outline.vocabulary * outline.facts.dtype_bytes
+    return max(embeddings + logits, experts * 4 // 3, experts + others)
+
+
+def _merging(config: RunConfig, outline: ModelOutline) -> int:
+    """Bytes of expert weights that are staged for merging, copied to the device or converted to float32, at most."""
+    if not outline.expert_bytes or all(phase.kind != "merge" for phase in config.phases):
+        return 0
+    count, itemsize = outline.facts.experts, outline.facts.dtype_bytes
+    return staged_bytes(count, count, max(outline.expert_bytes[0]) // (count * itemsize), itemsize)
+
+
+def _cached(outline: ModelOutline, one: Pass) -> int:
+    return (one.retained + one.cached + one.steps * one.tokens) * outline.cache_bytes if one.kept else 0
+
+
+def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:
+    """Bytes of one layer's states, or of logits and the last layer's states, whichever is larger."""
+    size, streams = outline.facts.dtype_bytes, STREAMS * outline.hidden * outline.facts.dtype_bytes
+    most = 0
+    for one in passes:
+        # A cache grows by copying one layer's keys, then its values.
+        grown = outline.cache_bytes // (2 * outline.layers)
+        attending = one.tokens * (outline.attention_bytes + one.longest * outline.scores_bytes)
+        attending += one.cached * (outline.repeated_bytes + grown)
+        network = one.tokens * outline.network_bytes
+        if one.at_once is None:
+            widened = 4 if size < 4 else 0
+            made = min(_LOGITS_AT_ONCE, one.tokens * outline.vocabulary)
+            logits = made * (2 * size + 20 if one.compares else size + 4 + widened)
+        else:
+            made = one.at_once * outline.vocabulary
+            # Decoding needs only the largest logit, not normalised ones.
+            normalised = 0 if one.cached else 2 * 4 * min(made, max(_FLOAT_LOGITS, outline.vocabulary))
+            logits = made * size + normalised
+        most = max(most, attending, network, one.tokens * streams // 2 + logits)
+    return most

@@ -1,0 +1,85 @@
+"""Measuring a search: a few of its individuals are evaluated, in a store that is removed afterwards."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import FinalSection
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.ray_actor import ModelProbe
+from moevolve.search.running.execute import PoolFactory, execute, ray_pool
+from moevolve.search.running.launch import register
+from moevolve.search.running.observer import Observer
+from moevolve.search.running.plan.records import Pilot
+from moevolve.search.running.set_up import with_changes
+from moevolve.store.records import EvaluationRecord
+from moevolve.store.repository import Store
+
+_LEAST = 2
+"""Fewest individuals of a phase, since a worker's first one is slower than the others."""
+
+
+def measure(
+    setup: SearchSetup,
+    individuals: int,
+    make_pool: PoolFactory | None = None,
+    probe: ModelProbe | None = None,
+    on_stage: Callable[[str], None] = lambda _: None,
+) -> Pilot:
+    """Run a search with fewer individuals; see `execute`. Nothing is scored on `dev` or `test`.
+
+    Args:
+        setup: The search, which isn't recorded.
+        individuals: Number of individuals. Every phase gets its share, at least two.
+        make_pool: Makes the pool of workers; None makes it as the run configures it.
+        probe: Source of that pool's first worker.
+        on_stage: Called with a line about each stage.
+    """
+    with tempfile.TemporaryDirectory(prefix="moevolve-pilot-") as folder:
+        short = _shortened(setup, individuals, Path(folder))
+        begun = time.monotonic()
+        with Store.open(short.config.store) as store:
+            register(short, store)
+            observer = Observer(on_stage=lambda stage: on_stage(f"pilot: {stage}"))
+            execute(short, store, observer, make_pool or partial(ray_pool, probe=probe))
+            kept = [
+                (row.phase, store.individual(f"{short.config.name}:{row.index}").evaluations)
+                for row in store.history(short.search_id)
+            ]
+        return _measured(kept, time.monotonic() - begun)
+
+
+def _shortened(setup: SearchSetup, individuals: int, folder: Path) -> SearchSetup:
+    config = setup.config
+    total = sum(phase.evaluations for phase in config.phases)
+    phases = []
+    for phase in config.phases:
+        share = max(_LEAST, len(phase.named), round(individuals * phase.evaluations / total))
+        count = min(share, phase.evaluations)
+        phases.append(phase.model_copy(update={"evaluations": count, "initial": min(count, phase.initial)}))
+    final = FinalSection(rerank=0, test=False)
+    short = with_changes(setup, phases=tuple(phases), final=final, store=f"sqlite:///{folder / 'pilot.db'}")
+    searched = {name: short.prepared[name] for name in short.prepared if name not in ("dev", "test")}
+    return replace(short, prepared=searched, held_out=())
+
+
+def _measured(found: list[tuple[str, tuple[EvaluationRecord, ...]]], wall: float) -> Pilot:
+    """Summarise (phase, evaluations) of the individuals, which took `wall` seconds in all."""
+    taken: dict[str, list[float]] = {}
+    workers = set()
+    for phase, evaluations in found:
+        searched = [one for one in evaluations if one.split == "search" and one.failure is None]
+        if searched:
+            taken.setdefault(phase, []).append(sum(one.seconds for one in searched))
+            workers |= {one.worker for one in searched}
+    if not taken:
+        raise UserError("pilot: no individual could be evaluated; `moevolve launch` says why")
+    busy = sum(map(sum, taken.values())) / len(workers)
+    return Pilot(len(found), len(workers), {kind: mean(each) for kind, each in taken.items()}, max(0, wall - busy))

@@ -1,0 +1,138 @@
+"""The estimate of a search: everything `plan` prints, as one record that is its own JSON, and notes on its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from pydantic import computed_field
+
+from moevolve.evaluators.types import Split
+from moevolve.search.running.plan.counts import ModelSize, PhaseCount
+from moevolve.search.running.plan.repairs import RepairWork
+from moevolve.search.running.plan.workload import SplitWork
+from moevolve.search.text import memory_size
+from moevolve.workers.contract.capacity import WorkerMemory
+from moevolve.workers.contract.settings import ExpertOffload
+
+
+@dataclass(frozen=True, slots=True)
+class Pilot:
+    """What a few individuals of a search took on this machine.
+
+    Attributes:
+        individuals, workers: Number of evaluated individuals, and of workers that evaluated them.
+        seconds: Mean duration of one evaluation on `search` by kind of phase, making and repairing its candidate
+            included.
+        other_seconds: Duration of everything else: starting workers, loading the model, calibrating.
+        hours: Duration of the whole search if all evaluations are like these, with as many workers, its final
+            evaluations included; 0 as long as nothing was scaled to the whole search.
+    """
+
+    individuals: int
+    workers: int
+    seconds: Mapping[str, float]
+    other_seconds: float
+    hours: float = 0.0
+
+    def of(self, kind: str) -> float:
+        """Seconds of one evaluation in a phase; of a phase that wasn't measured, those of the slowest one."""
+        return self.seconds.get(kind, max(self.seconds.values()))
+
+    def final(self, kind: str, ranked: int, tested: int, tokens: Mapping[Split, int]) -> float:
+        """Seconds until the final scores are there, on all workers.
+
+        Args:
+            kind: Kind of the last phase.
+            ranked, tested: Numbers of evaluations on `dev` and `test`.
+            tokens: Tokens of all tasks' prompts and answers by split.
+        """
+
+        def rounds(evaluations: int, split: Split) -> float:
+            # A split of fewer tokens than `search` takes as long to make and repair the candidate for.
+            share = max(1.0, tokens.get(split, 0) / max(1, tokens["search"]))
+            return ceil(evaluations / self.workers) * share
+
+        return (rounds(ranked, "dev") + rounds(tested, "test")) * self.of(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a search takes, as far as that is known before it runs.
+
+    Attributes:
+        name: Name of the search.
+        family: `transformers` model type.
+        expert_offload: Place where the run keeps original experts.
+        workers: Number of workers that the run asks for.
+        on_gpu: False for a run on the CPU, where device and host are the same memory.
+        sizes: The full model, then a candidate of each kind of phase.
+        memory: Memory of one worker by place of the original experts: `device`, and for MoE models also the run's other
+            place, or `host`.
+        splits: Everything that is evaluated, `search` first.
+        ranked: Number of candidates that are evaluated on `dev` at the end.
+        tested: Number of models that are evaluated on `test` at the end, the full model included.
+        repairs: Memory of each phase's repairs, where it has some.
+        remarks: Lines on rows set aside for calibration, phases of few rounds and workers without work.
+        pilot: Measurements on this machine; None without a pilot.
+    """
+
+    name: str
+    model: str
+    family: str
+    dtype: str
+    expert_offload: ExpertOffload
+    workers: int | Literal["auto"]
+    on_gpu: bool
+    sizes: tuple[ModelSize, ...]
+    memory: Mapping[str, WorkerMemory]
+    splits: tuple[SplitWork, ...]
+    phases: tuple[PhaseCount, ...]
+    ranked: int
+    tested: int
+    repairs: tuple[RepairWork, ...] = ()
+    remarks: tuple[str, ...] = ()
+    pilot: Pilot | None = None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the numbers rest on, and what they don't count."""
+        return tuple(_notes(self))
+
+
+def evaluations_note(found: Estimate) -> str:
+    """The most evaluations that a search makes."""
+    counts = ", ".join(
+        f"{one.individuals} {one.kind}"
+        + (f" (at most {one.different} different)" if one.different < one.individuals else "")
+        for one in found.phases
+    )
+    return (
+        f"evaluations: {counts}, then {found.ranked} on dev and {found.tested} on test; a candidate that repeats an "
+        "earlier one is looked up instead of evaluated"
+    )
+
+
+def _notes(found: Estimate) -> Iterator[str]:
+    yield evaluations_note(found)
+    if found.pilot is not None:
+        seconds = ", ".join(f"{each:.2f} s {kind}" for kind, each in found.pilot.seconds.items())
+        yield (
+            f"pilot: {found.pilot.individuals} individuals were evaluated on this machine (workers: "
+            f"{found.pilot.workers}); an evaluation, with making and repairing its candidate, took {seconds}"
+        )
+    else:
+        yield "`--pilot 20` evaluates 20 individuals on this machine, and says how long the search takes on it"
+    yield from found.remarks
+    yield from (f"{repair.fault}; `launch` refuses it" for repair in found.repairs if repair.fault is not None)
+    if not found.on_gpu:
+        yield "on a CPU, device and host are the same memory"
+    memory = found.memory.get(found.expert_offload)
+    if memory is not None and memory.loading:
+        yield f"loading takes {memory_size(memory.loading)} of host memory at its peak, in every worker"
+    if memory is not None and memory.exporting:
+        yield f"exporting a candidate takes {memory_size(memory.exporting)} of the device at its peak"
+    yield "memory doesn't count the CUDA context and what the allocator keeps in reserve"

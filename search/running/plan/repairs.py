@@ -1,0 +1,194 @@
+"""Memory for repairing candidates, and which repairs are refused for lack of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import computed_field
+
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
+from moevolve.search.genomes.contract.phases import divides_neurons
+from moevolve.workers.methods.eep.neuron_pruning import candidate_count, pruning_bytes
+from moevolve.workers.methods.repair.edit import RepairRecipe
+from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
+from moevolve.workers.methods.repair.ridge import fit_bytes, has_room
+from moevolve.workers.methods.shared.passes import BATCH_COLUMNS
+from moevolve.workers.profiling.activations import STREAMS
+from moevolve.workers.profiling.outline import ModelOutline
+
+
+@dataclass(frozen=True, slots=True)
+class RepairWork:
+    """Memory for repairing a candidate of one phase by the phase's settings, which candidates of a repair phase vary.
+
+    Attributes:
+        phase: Position of the phase in the run.
+        kind: Kind of the phase.
+        tokens: Number of calibration tokens that are run and fitted on.
+        width: Number of features of the largest fit.
+        needed: Bytes of the largest fit, without blocks of its features.
+        taken: Bytes of the largest fit with blocks of its features, or of running a layer; with hidden states of the
+            tokens.
+        allowed: Bytes that a fit may take.
+        streams: Host bytes of the unedited model's hidden states behind every layer.
+        kept: Bytes of fitted layers that are kept for later candidates.
+    """
+
+    phase: int
+    kind: str
+    tokens: int
+    width: int
+    needed: int
+    taken: int
+    allowed: int
+    streams: int
+    kept: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def fault(self) -> str | None:
+        """Reason for which the largest fit would be refused, naming the setting; None if it has enough memory."""
+        if has_room(self.needed, self.allowed):
+            return None
+        least = self.allowed >> 20
+        while not has_room(self.needed, least << 20):
+            least += max(1, least // 64)
+        return (
+            f"phases.{self.phase}.repair.memory_mb: fitting {self.width:,} features on {self.tokens:,} tokens takes "
+            f"{self.needed / 2**20:,.0f} MiB and more, and {self.allowed >> 20:,} are allowed; allow {least:,}, or fit "
+            "fewer tokens"
+        )
+
+
+def repair_works(
+    config: RunConfig, costs: GenomeCosts[Any], outline: ModelOutline, most: int | None = None
+) -> tuple[RepairWork, ...]:
+    """Count the memory of a search's repairs, phase by phase.
+
+    Args:
+        config, costs, outline: The search, the costs of its candidates, and its model.
+        most: Number of tokens in all calibration rows; None takes as many as the repairs ask for.
+    """
+    found = []
+    for position, phase in enumerate(config.phases):
+        if phase.repair is not None:
+            tokens = phase.repair.tokens if most is None else min(phase.repair.tokens, most)
+            fits = costs.fitted_maps(any(divides_neurons(each) for each in config.phases[: position + 1]))
+            found.append(_RepairCounter(phase.repair, fits, outline, tokens).work(position, phase.kind))
+    return tuple(found)
+
+
+def _most_kept(layers: Sequence[int]) -> int:
+    """Bytes of fitted layers that are held at once, oldest dropped first, while candidate after candidate is fitted."""
+    held: list[int] = []
+    most = 0
+    for size in (each for each in (*layers, *layers) if each <= FIT_CACHE_BYTES):
+        held.append(size)
+        while sum(held) > FIT_CACHE_BYTES:
+            held.pop(0)
+        most = max(most, sum(held))
+    return most
+
+
+def _block_width(fit: FitOutline) -> int:
+    return (fit.width - fit.dense) // fit.blocks
+
+
+class _RepairCounter:
+    """Counts the memory of repairs with the same settings."""
+
+    def __init__(
+        self, recipe: RepairRecipe, fits: Sequence[tuple[FitOutline, ...]], outline: ModelOutline, tokens: int
+    ) -> None:
+        self._recipe, self._fits, self._outline, self._tokens = recipe, fits, outline, tokens
+
+    def work(self, position: int, kind: str) -> RepairWork:
+        hidden, tokens = self._outline.hidden, self._tokens
+        fits = [fit for layer in self._fits for fit in layer]
+        largest = max(fits, key=self._needed)
+        states = tokens * hidden * self._outline.facts.dtype_bytes
+        # Of a layer's fits only the last one keeps the state after it.
+        kept = [4 * fit.width * hidden + (fit is layer[-1]) * states for layer in self._fits for fit in layer]
+        dense = not any(fit.pool for fit in fits)
+        taken = max(map(self._dense_taken if dense else self._taken, fits))
+        return RepairWork(
+            phase=position,
+            kind=kind,
+            tokens=tokens,
+            width=largest.width,
+            needed=self._needed(largest),
+            taken=max(taken, self._running(max(map(_block_width, fits)))),
+            allowed=self._recipe.memory_mb << 20,
+            streams=(len(self._fits) + 1) * states,
+            kept=_most_kept(kept),
+        )
+
+    def _candidates(self, fit: FitOutline) -> int:
+        """Count the candidate neurons of a kept expert; 0 if they are no more than its own, so that none is pruned."""
+        neurons = self._recipe.neurons
+        if neurons is None or not fit.pool:
+            return 0
+        width, tokens = _block_width(fit), int(fit.density * self._tokens)
+        count = candidate_count(width, neurons, tokens, self._outline.hidden, self._recipe.memory_mb << 20)
+        return count if count > width else 0
+
+    def _needed(self, fit: FitOutline) -> int:
+        return fit_bytes(fit.width, self._tokens, self._outline.hidden)
+
+    def _running(self, width: int) -> int:
+        """Bytes of running a layer on batches of the tokens: its output, what is recorded, and a batch's activations.
+
+        At most `width` neurons run at once, apart from an attention.
+        """
+        outline, size = self._outline, self._outline.facts.dtype_bytes
+        network = (STREAMS * outline.hidden + 3 * width) * size
+        batch = min(self._tokens, BATCH_COLUMNS) * max(network, outline.attention_bytes)
+        return 2 * self._tokens * outline.hidden * size + batch
+
+    def _dense_taken(self, fit: FitOutline) -> int:
+        """Bytes of fitting a network or an attention of a dense model; see `_taken`.
+
+        With the features there are the state after the layer, its input, and in float32 the residual; in the fit the
+        residual times the tokens' weights, and later the state with the fit. The state before the layer is a kept one.
+        """
+        hidden, size, width = self._outline.hidden, self._outline.facts.dtype_bytes, _block_width(fit)
+        tokens = int(fit.density * self._tokens)
+        block = 4 * tokens * width
+        # Inputs, then gate, up and an activation, or the product before and after it is widened, and a mask.
+        making = size * tokens * hidden + tokens * width * (max(3 * size, size + 4) + 1)
+        features, system = fit.blocks * block, self._needed(fit)
+        if fit.width <= self._tokens:
+            fitting = max(features - block + making, features + system - 4 * self._tokens * fit.width)
+        else:
+            fitting = making + system
+        fitting += (self._recipe.answer_weight != 1) * 4 * self._tokens * hidden
+        applying = 4 * hidden * fit.width + max(making, block + 8 * tokens * hidden, 16 * hidden * width)
+        applying += 4 * self._tokens * hidden
+        states = self._tokens * hidden * (2 * size + 4)
+        return min(self._recipe.memory_mb << 20, max(fitting, applying)) + states
+
+    def _taken(self, fit: FitOutline) -> int:
+        """Bytes of a fit with its features, of making the largest block of them, or of applying the fitted change.
+
+        With it there are states before and behind the layer and its input, and in float32 the residual to fit, three
+        times, and times the tokens' weights.
+        """
+        tokens, hidden = int(fit.density * self._tokens), self._outline.hidden
+        size, width = self._outline.facts.dtype_bytes, _block_width(fit)
+        features = int(4 * self._tokens * (fit.density * fit.blocks * width + fit.dense))
+        # Rows of gate and up; gate, up and their product, which is widened to float32, weighted and sorted by token.
+        making = 2 * size * hidden * width + (3 * size + 12) * tokens * width
+        # The block's change, its weights before and after in float32, and what the change came to in their dtype.
+        adding = 16 * hidden * width
+        change = 4 * fit.width * hidden
+        kept = change if change <= FIT_CACHE_BYTES else 0
+        applying = 4 * hidden * min(fit.width, self._tokens) + kept + adding
+        taken = max(
+            features + max(self._needed(fit) + making, applying),
+            pruning_bytes(self._candidates(fit), tokens, hidden),
+        )
+        states = self._tokens * hidden * (4 * size + 4 * (3 + (self._recipe.answer_weight != 1)))
+        return min(self._recipe.memory_mb << 20, taken) + states

@@ -1,0 +1,125 @@
+"""The prompts of a run's splits as numbers of tokens, and the forward passes that evaluate them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated
+
+from pydantic import Field
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.tasks.config import TaskConfig
+from moevolve.evaluators.types import Split
+from moevolve.search.config.run import RunConfig, TaskSection
+from moevolve.search.loop.setup import calibration_rows_note
+from moevolve.workers.profiling.outline import ModelOutline
+from moevolve.workers.profiling.passes import Passes, PromptMeter, SplitTokens, passes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Lengths that a user gives instead of data. Choices that are ranked count as one token each.
+
+    Attributes:
+        prompt_tokens: Length of every prompt.
+        new_tokens: Length of every answer; None takes the task's `max_new_tokens`.
+        examples: Number of rows of every split; None takes the task file's.
+    """
+
+    prompt_tokens: int
+    new_tokens: int | None = None
+    examples: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitWork:
+    """The work of evaluating a candidate on one split of a task.
+
+    Attributes:
+        examples: Number of prompts.
+        tokens: Number of tokens of prompts and answers that the model reads, without padding.
+        source: Description of where the lengths come from.
+        passes: Forward passes of one evaluation; not in JSON.
+    """
+
+    task: str
+    split: Split
+    examples: int
+    tokens: int
+    source: str
+    passes: Annotated[Passes, Field(exclude=True)] = field(repr=False)
+
+
+class WorkloadReader:
+    """Finds the lengths of a run's prompts, and plans the forward passes over them.
+
+    Args:
+        config: The run.
+        outline: Outline of its model.
+        given: Lengths to use instead of the tasks' data.
+        calibrating: True if the run needs calibration rows.
+    """
+
+    def __init__(self, config: RunConfig, outline: ModelOutline, given: Prompts | None, calibrating: bool) -> None:
+        self._config, self._outline, self._given, self._calibrating = config, outline, given, calibrating
+
+    def splits(self, name: Split) -> tuple[SplitWork, ...]:
+        """Plan one split of every task.
+
+        Raises:
+            UserError: A task's data can't be read or planned, or there is no tokenizer, and no lengths were given.
+        """
+        return tuple(self._work(task, name) for task in self._config.tasks)
+
+    def held_out(self) -> tuple[SplitWork, ...]:
+        """Plan the `test` splits of the held-out tasks."""
+        return tuple(self._work(TaskSection(name=name), "test") for name in self._config.final.held_out)
+
+    def set_aside(self) -> tuple[str, ...]:
+        """Describe, if the run calibrates, where the rows come from for tasks without a `calibration` split."""
+        found = []
+        for section in self._config.tasks if self._calibrating else ():
+            if section.holds_out_calibration:
+                task = section.task(self._calibrating)
+                stated, given = task.splits["calibration"].row_count, self._given is not None
+                rows = stated if given else len(prepare_split(task, "calibration").examples)
+                found.append(calibration_rows_note(task.name, rows))
+        return tuple(found)
+
+    def _work(self, section: TaskSection, split: Split) -> SplitWork:
+        task = section.task(self._calibrating)
+        if task.fitness_kind.reads == "harness":
+            raise UserError(f"task {section.name}: tasks of lm-evaluation-harness can't be planned; use another task")
+        if self._given is not None:
+            tokens, source = _given(task, split, self._given), "given"
+        else:
+            prepared = prepare_split(task, split)
+            tokens = self._meter.tokens(prepared)
+            source = "data, tokenised" + (", in the chat template" if self._meter.wraps(prepared) else "")
+        outline = self._outline
+        passes = passes_of(tokens, self._config.engine.batch_tokens, outline.layout, outline.caches)
+        return SplitWork(task.name, split, len(tokens.prompts), tokens.read, source, passes)
+
+    @cached_property
+    def _meter(self) -> PromptMeter:
+        try:
+            return PromptMeter(self._config.model, self._config.engine)
+        except UserError as error:
+            raise UserError(f"{error}; say how long prompts are with --prompt-tokens") from None
+
+
+def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
+    if split not in task.splits:
+        raise UserError(f"{task.origin}: there is no `{split}` split; it has: {', '.join(task.splits)}")
+    rows = task.splits[split]
+    count = given.examples or (rows.row_count if task.window is None else None)
+    if count is None:
+        raise UserError(f"task {task.name}: its file doesn't say how many examples `{split}` has; give --examples")
+    new = given.new_tokens or task.max_new_tokens
+    if task.window is not None:
+        return SplitTokens.of_lengths(task.fitness, (task.window,) * count, (0,) * count, ((),) * count, new)
+    answer = 0 if task.fitness_kind.reads == "generation" else new
+    prompts, answers = (given.prompt_tokens,) * count, (answer,) * count
+    return SplitTokens.of_lengths(task.fitness, prompts, answers, ((1, 1),) * count, new)

@@ -1,1 +1,0 @@
-"""The service that answers requests, from a store or from a server."""

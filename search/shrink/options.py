@@ -1,0 +1,162 @@
+"""What a shrink is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY
+from pathlib import Path
+from typing import Annotated, Literal
+
+from moevolve.search.interface.parameters import NewStore, RunSettings
+from moevolve.search.interface.request import Flag, Request, about, record
+
+GUARD_PROMPTS = 560
+"""With so many prompts a doubling of the full model's loops is found with a probability of 0.8; see `power` in
+`moevolve.search.shrink.loops`."""
+
+
+@record
+class ShrinkOptions(Request):
+    """The parameters of a `ShrinkRequest`, for what answers it."""
+
+    needs_one = ("data", "tasks")
+    model: Annotated[str, about("The checkpoint: a folder, a GGUF file or a hub id."), Flag(metavar="MODEL")]
+    _: KW_ONLY
+    experts: Annotated[str | None, about("Experts to keep per MoE layer: a number, or a share such as 50%.")] = None
+    neurons: Annotated[
+        str | None,
+        about(
+            "Instead of --experts, the share of all experts' neurons to keep, such as 12.5%: how many "
+            "experts have them, and how many neurons each layer gets, is searched."
+        ),
+    ] = None
+    size: Annotated[
+        str | None,
+        about(
+            "Instead of --experts, what the new checkpoint's weight files may take, for example 16GiB: the largest "
+            "share of neurons that fits is kept, or of experts where they can't be narrower."
+        ),
+    ] = None
+    speed: Annotated[
+        str | None,
+        about(
+            "Instead of --experts, how many times as many tokens per second it should generate, for "
+            "example 1.5x: experts keep as many of their neurons as that allows on this machine."
+        ),
+    ] = None
+    context: Annotated[
+        str | None,
+        about(
+            "Count the KV cache of this many tokens, for example 32k, towards --size as well; with "
+            "--speed, generate after prompts of this length."
+        ),
+    ] = None
+    batch: Annotated[int | None, about("Sequences in that cache, or generated at once; 1 if left out.", ge=1)] = None
+    data: Annotated[
+        Sequence[str | Path],
+        about(
+            "File of requests, which becomes a task; repeatable. JSONL or parquet of chats, of prompts, or "
+            "of prompts with answers, a .txt or .md file of running text, a folder of such texts, or the id of a data "
+            "set of the hub with such rows."
+        ),
+        Flag("--data", "PATH", list[Path]),
+    ] = ()
+    tasks: Annotated[Sequence[str], about("An existing task, by name or path; repeatable."), Flag("--task")] = ()
+    weights: Annotated[
+        Sequence[str],
+        about("Weight of a task in the mean, 1 if left out, by the name of its file; repeatable."),
+        Flag("--weight", "NAME=NUMBER"),
+    ] = ()
+    output: Annotated[
+        str | Path | None,
+        about("New folder of the checkpoint; MODEL and what is to be kept if left out."),
+        Flag("--output -o", "DIR", Path),
+    ] = None
+    evaluations: Annotated[int | None, about("Candidates to try; the preset's number if left out.", ge=4)] = None
+    time: Annotated[
+        str | None,
+        about(
+            "Instead of --evaluations, the time that everything may take, for example 2h: a few candidates "
+            "are measured first, and as many tried as there is time for."
+        ),
+    ] = None
+    repair: Annotated[
+        Literal["none", "auto"] | None,
+        about(
+            "`auto` repairs what is kept; `none` only leaves experts out, so that a quantised checkpoint "
+            "is copied byte for byte. If this is left out, quantised checkpoints aren't repaired, and others are."
+        ),
+    ] = None
+    stock: Annotated[
+        bool,
+        about(
+            "Make a checkpoint that servers load, without code beside it: experts are equally wide in all layers, "
+            "and as wide as before where a shared expert's width follows from theirs."
+        ),
+    ] = False
+    seed: Annotated[int, about("Seed of the search.", ge=0)] = 0
+    overrides: RunSettings = ()
+    store: NewStore = None
+    guard_prompts: Annotated[
+        int,
+        about(
+            "Most held-out prompts, of all tasks and a small general set, that the full model and the winner answer "
+            "before it is exported; fewer if less make it clear that it loops no more than the full model.",
+            ge=1,
+        ),
+    ] = GUARD_PROMPTS
+    guard_tokens: Annotated[
+        int | None,
+        about(
+            "Longest of these answers, in tokens; as long as the data's longest if this is left out, and at least "
+            "512, if there is time.",
+            ge=16,
+        ),
+    ] = None
+    guard_time: Annotated[
+        str | None, about("Longest time for these answers; a tenth of --time if this is left out, or else 30min.")
+    ] = None
+    max_looping: Annotated[
+        float,
+        about(
+            "Largest share of these answers that may repeat themselves beyond the full model's share, if a paired "
+            "test finds more of them at all.",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.0
+    max_broken: Annotated[
+        float,
+        about(
+            "Largest share that may be lost of the answers in which the full model writes JSON or calls a tool.",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.1
+    max_perplexity_ratio: Annotated[
+        float,
+        about(
+            "Largest perplexity on held-out prompts and their answers, as a multiple of the full model's; not "
+            "of tasks whose answers are right or wrong.",
+            ge=1,
+        ),
+    ] = 3.0
+    min_recovery: Annotated[float, about("Smallest share of the full model's `test` score per task.", ge=0)] = 0.5
+    force: Annotated[
+        bool,
+        about("Search even if the full model's answers are mostly wrong, and export a winner beyond these limits."),
+    ] = False
+    sampling: Annotated[
+        bool,
+        about(
+            "Write sampling that keeps a model from repeating itself (min_p 0.05, repetition_penalty 1.1) into the "
+            "checkpoint's generation_config.json."
+        ),
+    ] = False
+    dry_run: Annotated[
+        bool,
+        about(
+            "Write the run and task files, and launch nothing. With --time a few candidates are measured "
+            "all the same, and with --speed the model."
+        ),
+    ] = False

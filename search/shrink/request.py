@@ -1,0 +1,34 @@
+"""Making a smaller checkpoint of a checkpoint and files of requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moevolve.search.interface.parameters import SILENT, Watcher
+from moevolve.search.interface.request import record
+from moevolve.search.shrink.options import ShrinkOptions
+
+if TYPE_CHECKING:
+    from moevolve.search.shrink.page import ShrinkPlan, ShrinkResult
+
+
+@record
+class ShrinkRequest(ShrinkOptions):
+    """Make a smaller checkpoint of a mixture of experts, for what your files of requests ask for.
+
+    Choose settings for this machine, search, and export the winner with a page of what it costs. It is an ordinary
+    search in the store. Giving the same request again continues it.
+
+    Raises:
+        UserError: a file of requests is malformed, the model can't be had, fits in no way, can't be made so small or
+            is that small already, its answers are mostly wrong, or the folder is taken.
+        StoreError: the store can't be opened, or the search was cancelled.
+        PoolError: no worker can be started; giving the same request again continues the search.
+        ExportError: the checkpoint failed its verification, or is larger or slower than asked.
+        ProfileError: the process that times the new checkpoint has ended; it is written all the same.
+    """
+
+    def answer(self, *, observer: Watcher = SILENT) -> ShrinkResult | ShrinkPlan:
+        from moevolve.search.shrink.shrink import shrink
+
+        return shrink(self, observer)

@@ -1,0 +1,165 @@
+"""Answers of individuals beside their full model's: whole texts, what they are worth, and which rows are shown."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+import moevolve
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.preparation.registry import load_task
+from moevolve.evaluators.types import HarnessTask
+from moevolve.search.cli.app import app
+from moevolve.search.cli.models import _abridged
+from moevolve.search.interface.answers import Answers
+from moevolve.search.running.candidates import find_candidate
+from moevolve.store.repository import Store
+
+
+@pytest.fixture(scope="module")
+def found(all_kinds: str, tiny: Any) -> Answers:
+    """All that three models write on the tiny search's `test` split."""
+    return moevolve.answers(all_kinds, ["eep:0", "full", "eep:20"], task=f"{tiny.task}@generate", limit=None)
+
+
+def test_outcomes_are_those_that_scoring_stores(found: Answers, all_kinds: str, tiny: Any) -> None:
+    assert found.models == ("full", "eep:0", "eep:20")
+    for place, name in enumerate(found.models):
+        scored = moevolve.evaluate(all_kinds, name, task=f"{tiny.task}@generate", search="eep")
+        outcomes = np.frombuffer(scored.record.outcomes or b"", dtype="<f4")
+        assert [row.answers[place].outcome for row in found.rows] == outcomes.tolist()
+        assert found.scores[place] == scored.score
+    assert found.examined == len(found.rows) and [row.row for row in found.rows] == list(range(found.examined))
+
+
+def test_texts_are_what_transformers_generates_to_the_end(found: Answers, tiny: Any) -> None:
+    """Exact matching is settled at the first wrong word; the answers go on to their last token all the same."""
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny.model)
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny.model)
+    for row in found.rows[:4]:
+        ids = torch.tensor([[1, *tokenizer(row.prompt, add_special_tokens=False).input_ids]])
+        whole = model.generate(
+            ids, do_sample=False, max_new_tokens=load_task(str(tiny.task)).max_new_tokens, pad_token_id=0
+        )
+        text = tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert row.answers[0].text == text.strip()
+
+
+def test_only_the_rows_that_are_asked_for(found: Answers, all_kinds: str, tiny: Any) -> None:
+    def kept(only: Any, limit: int | None = None) -> list[int]:
+        some = moevolve.answers(all_kinds, ["eep:0", "eep:20"], task=f"{tiny.task}@generate", only=only, limit=limit)
+        assert some.examined == found.examined and some.scores == found.scores
+        return [row.row for row in some.rows]
+
+    answers = [row.answers for row in found.rows]
+    outcomes = np.array([[answer.outcome for answer in each] for each in answers])
+    texts = [{answer.text for answer in each} for each in answers]
+    wrong = np.flatnonzero((outcomes[:, 1:] < 1).any(axis=1)).tolist()
+    assert kept("wrong", limit=2) == wrong[:2]
+    assert kept("differing") == [row for row, said in enumerate(texts) if len(said) > 1]
+
+
+def test_rows_by_number(found: Answers, all_kinds: str, tiny: Any) -> None:
+    task = f"{tiny.task}@generate"
+    some = moevolve.answers(all_kinds, ["eep:0", "eep:20"], task=task, rows=[5, 2, 5], limit=1)
+    assert some.examined == 2 and some.rows == (found.rows[2], found.rows[5])
+    few = moevolve.answers(all_kinds, ["eep:0"], task=task, limit=3)
+    assert few.examined == 3, "without a condition no more rows are run than shown"
+    assert [row.prompt for row in few.rows] == [row.prompt for row in found.rows[:3]]
+    assert [row.answers for row in few.rows] == [row.answers[:2] for row in found.rows[:3]]
+    beyond = found.examined
+    with pytest.raises(UserError, match=f"has {beyond} rows, counted from 0; {beyond} isn't one"):
+        moevolve.answers(all_kinds, ["eep:0"], task=task, rows=[0, beyond])
+
+
+def test_stored_outcomes_are_told_apart(all_kinds: str) -> None:
+    """By loops over the outcomes that the search stored; prompts are those of the answers."""
+    task = "pick"
+    with moevolve.open_reader(all_kinds) as store:
+        detail = store.individual("eep:20")
+        (mine,) = [one for one in detail.evaluations if one.split == "search"]
+        of = (detail.search.model_fingerprint, detail.search.engine_fingerprint, [mine.task_fingerprint])
+        (full,) = store.evaluations("full", *of)
+        (other,) = store.evaluations(store.individual("eep:0").individual.phenotype_hash, *of)
+    values = {"full": full, "eep:0": other, "eep:20": mine}
+    numbers = {name: list(struct.unpack(f"<{one.examples_seen}f", one.outcomes or b"")) for name, one in values.items()}
+    for against in ("full", "eep:0"):
+        pairs = list(zip(numbers[against], numbers["eep:20"], strict=True))
+        rows: dict[Any, list[int]] = {
+            "differing": [row for row, (theirs, ours) in enumerate(pairs) if theirs != ours],
+            "lost": [row for row, (theirs, ours) in enumerate(pairs) if ours < theirs],
+            "gained": [row for row, (theirs, ours) in enumerate(pairs) if ours > theirs],
+            "wrong": [row for row, (_, ours) in enumerate(pairs) if ours < 1],
+            "both_wrong": [row for row, (theirs, ours) in enumerate(pairs) if theirs < 1 and ours < 1],
+        }
+        for only in (None, *rows):
+            found = moevolve.outcomes(all_kinds, "eep:20", task=task, split="search", against=against, only=only)
+            expected = rows[only] if only else list(range(len(pairs)))
+            assert found.counts == {name: len(each) for name, each in rows.items()}
+            assert (found.models, found.examples, found.found) == ((against, "eep:20"), len(pairs), len(expected))
+            assert [row.row for row in found.rows] == expected[:25]
+            assert [tuple(each.outcome for each in row.answers) for row in found.rows] == [
+                pairs[i] for i in expected[:25]
+            ]
+    assert rows["wrong"], "or else nothing is shown"
+    page = moevolve.outcomes(all_kinds, "eep:20", task=task, split="search", limit=2, offset=3)
+    asked = moevolve.prompts(all_kinds, "eep:20", task=task, split="search", limit=5)
+    assert [row.row for row in page.rows] == [3, 4] and page.note == ""
+    assert all(row.prompt in each.prompt for row, each in zip(page.rows, asked[3:], strict=True))
+    with pytest.raises(UserError, match=r"eep:20 has no stored outcomes on nothing \(search\): `moevolve evaluate"):
+        moevolve.outcomes(all_kinds, "eep:20", task="nothing", split="search")
+
+
+def test_the_command_prints_stored_outcomes(all_kinds: str) -> None:
+    command = ["outcomes", "eep:20", "--task", "pick", "--split", "search", "--store", all_kinds, "--limit", "2"]
+    done = CliRunner().invoke(app, command)
+    found = moevolve.outcomes(all_kinds, "eep:20", task="pick", split="search", limit=2)
+    assert done.exit_code == 0, done.output
+    assert f"{found.examples} rows: {found.counts['differing']} differing, " in " ".join(done.output.split())
+    beyond = CliRunner().invoke(app, [*command, "--offset", "1000"])
+    assert beyond.exit_code == 0 and "there are no more rows" in " ".join(beyond.output.split())
+
+
+@pytest.mark.parametrize(("fitness", "logprobs"), [("rank", 4), ("agreement", 0)])
+def test_other_fitnesses(all_kinds: str, tiny: Any, fitness: str, logprobs: int) -> None:
+    """Ranked choices have their likelihoods; what only compares predictions has no text."""
+    task = str(tiny.task) + ("@agreement" if fitness == "agreement" else "")
+    one = moevolve.answers(all_kinds, ["eep:3"], task=task, limit=4)
+    assert one.fitness == fitness
+    for row in one.rows:
+        for answer in row.answers:
+            assert len(answer.logprobs) == logprobs
+            assert answer.text == (row.choices[int(np.argmax(answer.logprobs))] if logprobs else None)
+        assert fitness != "agreement" or row.answers[0].outcome == pytest.approx(1, abs=1e-6)
+
+
+def test_the_command_prints_answers_and_ranked_choices(all_kinds: str, tiny: Any) -> None:
+    command = ["answers", "eep:0", "--task", f"{tiny.task}@generate", "--store", all_kinds, "--limit", "2"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "pick@generate (test), generate, first 2 rows: full " in done.output and "eep:0" in done.output
+    ranked = CliRunner().invoke(app, ["answers", "full", "--search", "eep", *command[2:], "--task", str(tiny.task)])
+    assert ranked.exit_code == 0 and "> " in ranked.output
+    shown = _abridged("a" * 400 + "b" * 1000 + "c" * 400)
+    assert shown.startswith("a" * 240 + " [... 1,320 characters ...] ") and shown.endswith("c" * 240)
+    with pytest.raises(UserError, match="eep:0 and nanomoe:0 are of different models"):
+        moevolve.answers(all_kinds, ["eep:0", "nanomoe:0"], task=str(tiny.task))
+
+
+def test_the_first_rows_of_a_split_that_a_harness_judges(all_kinds: str) -> None:
+    with Store.open(all_kinds) as store:
+        section = cast("Any", find_candidate(store, "eep:0").config).tasks[0]
+    split = section.prepared("test")
+    count = len(split.examples)
+    numbered = tuple(str(row) for row in range(count))
+    judged = HarnessTask("", "", "", "", "", numbered, tuple((number,) for number in numbered))
+    head = type(split)(**{**vars(split), "harness": judged}).head(2)
+    assert head.harness is not None and head.harness.documents == ("0", "1")
+    assert head.harness.contexts == (("0",), ("1",)) and head.examples == split.examples[:2]
+    assert head.fingerprint != split.fingerprint

@@ -1,0 +1,233 @@
+"""Coefficient files imported with a model's config alone, and the weights that they are then used with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import MIXTRAL, WORDS, save_tiny_model
+
+from moevolve.search.running.candidates import find_candidate
+from moevolve.store.records import UNBOUND
+from moevolve.store.repository import Store
+
+RELEASE = Path(__file__).parents[2] / "labs" / "eep_release" / "budget_4.pth"
+
+
+def write_released(path: Path, experts: int) -> None:
+    """A file in the form of the EEP authors' release, of two retained experts.
+
+    Of four layers: what two layers share, one layer's own, and what is left over.
+    """
+    numbers = torch.Generator().manual_seed(5)
+    keys = [f"{kind}.{owner}" for kind in ("layers", "transfer") for owner in ("[0-1]", "2")]
+    tensors = {key: torch.rand(2, experts, generator=numbers) for key in (*keys, "others", "others_transfer")}
+    torch.save(tensors, path)
+
+
+@pytest.fixture
+def released(tmp_path: Path) -> Path:
+    path = tmp_path / "made_budget_2.pth"
+    write_released(path, experts=4)
+    return path
+
+
+@pytest.fixture
+def config_only(tiny: Any, tmp_path: Path) -> Path:
+    """A folder with a config.json as those in configs/models/."""
+    folder = tmp_path / "config"
+    folder.mkdir()
+    shutil.copy(tiny.model / "config.json", folder)
+    return folder
+
+
+@pytest.fixture
+def others(tiny: Any, tmp_path: Path) -> Path:
+    """A checkpoint of the same shapes with other weights."""
+    folder = tmp_path / "others"
+    shutil.copytree(tiny.model, folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: 2 * tensor for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def imported(released: Path, config_only: Path, in_process: Any) -> str:
+    done = in_process("import-eep", released, "--experts-of", config_only, "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert (row["experts"], row["groups"]) == (2, 3)
+    return str(row["ref"])
+
+
+def refusal(done: Any) -> str:
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    return str(done.stderr)
+
+
+def the_search(folder: Path) -> Any:
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        return store.searches()[0].search
+
+
+def test_a_file_that_torch_alone_wrote_is_imported_with_a_config_alone(
+    in_process: Any, config_only: Path, tmp_path: Path
+) -> None:
+    settings = json.loads((config_only / "config.json").read_text())
+    (config_only / "config.json").write_text(json.dumps(settings | {"num_local_experts": 8}))
+    done = in_process("import-eep", RELEASE, "--experts-of", config_only, "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert (row["ref"], row["experts"], row["groups"]) == ("budget_4:0", 4, 2)
+    # Four of eight experts less, three matrices of 16 x 16 each, in four layers; a continuous mapping (4 x 8) more.
+    detail = json.loads(in_process("show", "budget_4:0", "--json").stdout)
+    shown = detail["individual"]
+    assert shown["parameters"] == shown["parameters_full"] - 4 * (4 * 3 * 16 * 16 - 4 * 8)
+    assert (shown["experts"], shown["parents"], detail["evaluations"]) == (4, [], [])
+    with Store.open(f"sqlite:///{tmp_path / 'moevolve.db'}") as store:
+        genome: Any = find_candidate(store, "budget_4:0", weights=False).genome
+    given = torch.load(RELEASE, weights_only=True)
+    for group, names in enumerate((("layers.[0-1]", "transfer.[0-1]"), ("others", "others_transfer"))):
+        # New experts are interchangeable: those of a group have no order.
+        kept = np.concatenate([genome.expert_merging[group], genome.router_mapping[group]], axis=1)
+        assert sorted(kept.tolist()) == sorted(torch.cat([given[name] for name in names], dim=1).tolist())
+
+
+def test_a_config_that_comes_with_the_package_is_enough(in_process: Any, tmp_path: Path) -> None:
+    """46.7 G parameters, of which nothing but the shapes is there; a long file name is cut to one of a search."""
+    file, name = tmp_path / f"{'a' * 201}.pth", "a" * 200
+    write_released(file, experts=8)
+    done = in_process("import-eep", file, "--experts-of", "mixtral-8x7b", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["ref"] == f"{name}:0"
+    shown = json.loads(in_process("show", f"{name}:0", "--json").stdout)["individual"]
+    # Each expert left out takes its three matrices along; the continuous mapping adds 2 x 8 and keeps the gate.
+    expert = 3 * 4096 * 14336
+    assert shown["parameters"] == shown["parameters_full"] - 32 * (6 * expert - 2 * 8)
+    # At 4 of 8 experts it fits a card of 80 GB in bfloat16 with its originals on the host only.
+    stored = json.loads(the_search(tmp_path).config)
+    model = stored["model"]
+    assert (model["dtype"], model["own_dtype"], model["expert_offload"]) == ("auto", "bfloat16", "host")
+    assert stored["engine"]["chat_template"] == "mixtral"
+    assert "no such folder" in refusal(in_process("import-eep", file, "--experts-of", "mixtrall"))
+
+
+def test_what_prompts_are_wrapped_in_is_kept(
+    released: Path, config_only: Path, in_process: Any, tmp_path: Path
+) -> None:
+    command = ("import-eep", released, "--experts-of", config_only, "--set")
+    done = in_process(*command, "engine.chat_template=none", "--set", "model.dtype=float16")
+    assert done.returncode == 0, done.stderr
+    stored = json.loads(the_search(tmp_path).config)
+    assert (stored["engine"]["chat_template"], stored["model"]["dtype"]) == ("none", "float16")
+    assert "only `model.*` and `engine.*`" in refusal(in_process(*command, "genome.groups=2"))
+    assert "model.dtype" in refusal(in_process(*command, "model.dtype=int3"))
+
+
+def test_how_the_model_is_held_can_be_said_when_it_is_evaluated(
+    imported: str, tiny: Any, in_process: Any, tmp_path: Path
+) -> None:
+    narrow = tmp_path / "narrow"
+    shutil.copytree(tiny.model, narrow)
+    weights = load_file(narrow / "model.safetensors")
+    save_file({name: each.bfloat16() for name, each in weights.items()}, narrow / "model.safetensors", {"format": "pt"})
+    settings = json.loads((narrow / "config.json").read_text())
+    (narrow / "config.json").write_text(json.dumps(settings | {"dtype": "bfloat16"}))
+
+    def scored(*more: str) -> float:
+        done = in_process("evaluate", imported, "--task", tiny.task, "--model", narrow, "--json", *more)
+        assert done.returncode == 0, done.stderr
+        return float(json.loads(done.stdout)["record"]["gold_logprob"])
+
+    own = scored()
+    assert the_search(tmp_path).is_bound, "its dtype needn't be that of the config that it was imported with"
+    wide = scored("--set", "model.dtype=float32", "--set", "model.expert_offload=device")
+    assert wide != own and wide == pytest.approx(own, rel=0.05)
+    assert scored() == own
+    message = refusal(in_process("evaluate", imported, "--task", tiny.task, "--set", "seed=2"))
+    assert "only `model.*` and `engine.*`" in message
+
+
+def test_what_needs_no_weights_asks_for_none(imported: str, tiny: Any, in_process: Any, tmp_path: Path) -> None:
+    name = imported.partition(":")[0]
+    for command in (("best",), ("show", imported), ("lineage", imported), ("plot", name, "-o", tmp_path / "p.png")):
+        assert in_process(*command).returncode == 0
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    for command in (
+        ("evaluate", "full", "--task", tiny.task),
+        ("export", imported, tmp_path / "out"),
+        ("analyse", imported, "--task", tiny.task),
+        ("profile", imported),
+    ):
+        message = refusal(in_process(*command))
+        assert "needs the weights" in message and "--model PATH" in message
+    assert not (tmp_path / "out").exists()
+    assert the_search(tmp_path).model_fingerprint.startswith(UNBOUND)
+
+
+def test_the_first_weights_are_its_weights(
+    imported: str, released: Path, others: Path, tiny: Any, in_process: Any, tmp_path: Path
+) -> None:
+    # Others of other shapes aren't taken, and who only reads leaves it open.
+    evaluate = ("evaluate", imported, "--task", tiny.task, "--json")
+    wider = tmp_path / "wider"
+    save_tiny_model(wider, "mixtral", WORDS, 0, **(MIXTRAL | {"intermediate_size": 24}), num_hidden_layers=4)
+    assert "isn't of the shapes" in refusal(in_process(*evaluate, "--model", wider))
+    assert in_process("answers", imported, "--task", tiny.task, "--model", tiny.model).returncode == 0
+    assert not the_search(tmp_path).is_bound
+    first = in_process(*evaluate, "--model", tiny.model)
+    assert first.returncode == 0, first.stderr
+    bound = the_search(tmp_path)
+    assert bound.is_bound and bound.model_path == str(tiny.model)
+
+    # As if the weights had been there from the beginning.
+    (tmp_path / "known").mkdir()
+    assert in_process("import-eep", released, "--experts-of", tiny.model, cwd=tmp_path / "known").returncode == 0
+    assert the_search(tmp_path / "known").model_fingerprint == bound.model_fingerprint
+    there = json.loads(in_process(*evaluate, cwd=tmp_path / "known").stdout)["record"]
+    here = json.loads(first.stdout)["record"]
+    assert (here["score"], here["gold_logprob"]) == (there["score"], there["gold_logprob"])
+
+    # From now on they are found, and no others are taken.
+    assert in_process(*evaluate).returncode == 0
+    assert "not the checkpoint" in refusal(in_process(*evaluate, "--model", others))
+    assert replace(the_search(tmp_path), updated_at=None) == replace(bound, updated_at=None)
+    shown = json.loads(in_process("show", imported, "--json").stdout)
+    assert [item["score"] for item in shown["evaluations"]] == [here["score"]]
+
+
+def test_a_search_whose_weights_have_moved(released: Path, tiny: Any, in_process: Any, tmp_path: Path) -> None:
+    """They can be named wherever they are now, for searches of any kind; the card of an export says where."""
+    shutil.copytree(tiny.model, tmp_path / "before")
+    assert in_process("import-eep", released, "--experts-of", tmp_path / "before").returncode == 0
+    (tmp_path / "before").rename(tmp_path / "after")
+    name = released.stem
+    assert in_process("export", f"{name}:0", tmp_path / "out").returncode == 2
+    done = in_process("export", f"{name}:0", tmp_path / "out", "--model", tmp_path / "after")
+    assert done.returncode == 0, done.stderr
+    assert the_search(tmp_path).model_fingerprint in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_what_is_asked_and_what_is_scored_is_shown_without_weights(
+    released: Path, config_only: Path, tiny: Any, in_process: Any
+) -> None:
+    for file in tiny.model.glob("*token*"):
+        shutil.copy(file, config_only)
+    imported = in_process("import-eep", released, "--experts-of", config_only)
+    assert imported.returncode == 0, imported.stderr
+    command = ("answers", "full", "--task", tiny.task, "--prompts", "--limit", "1")
+    done = in_process(*command, "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert row["gold"] in ("A", "B", "C", "D") and "which Answer" in row["prompt"]
+    assert row["prompt"].startswith("<s> <unk>"), "wrapped as Mixtral's prompts are, by words that the tokenizer lacks"
+    shown = in_process(*command)
+    assert "asked" in shown.stdout and "scored" in shown.stdout and "which Answer" in shown.stdout, shown.stderr

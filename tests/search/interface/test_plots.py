@@ -1,0 +1,59 @@
+"""Pictures of searches, with everything labelled; what can't be drawn is refused."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import numpy as np
+import pytest
+from factorllm_samples import factorllm_space
+from search_samples import HISTORY, continuous, eep_space, history_row
+from tomoe_samples import tomoe_space
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.contract.phases import TunePhase
+from moevolve.search.interface.plot import draw_search
+
+
+def texts(*drawn: Any) -> set[str]:
+    """The text elements' comments of a search's picture: matplotlib notes each text of an SVG as one."""
+    parser = ET.XMLParser(target=ET.TreeBuilder(insert_comments=True))
+    root = ET.fromstring(draw_search("svg", "demo on rte", *drawn), parser)
+    return {(node.text or "").strip() for node in root.iter() if node.tag is ET.Comment}
+
+
+def test_all_of_the_search_is_labelled() -> None:
+    found = texts(HISTORY, 0.8, continuous(eep_space(4, 4)), "demo:4")
+    assert {"demo on rte", "prune", "merge", "best so far", "failed", "full model", "matrices of demo:4"} <= found
+    assert {"layers 0-7", "layers 24-31", "original expert"} <= found
+
+
+def test_what_is_not_there_is_not_in_the_legend() -> None:
+    history = [history_row(0, "prune", 0.4)]
+    assert draw_search("png", "demo", history, None, None).startswith(b"\x89PNG")
+    assert not {"failed", "full model", "merge", "original expert"} & texts(history, None, None)
+
+
+def test_many_groups_are_thinned_out_and_the_picture_says_so() -> None:
+    found = texts(HISTORY, 0.8, continuous(eep_space(4, "per_layer")), "demo:4")
+    assert "matrices of demo:4 (8 of 32 groups)" in found
+    assert {text for text in found if text.startswith("layer ")} >= {"layer 0", "layer 31"}
+
+
+def test_widths_and_divisions_of_dense_models_are_drawn() -> None:
+    phase = TunePhase(evaluations=4, initial=1)
+    tomoe = tomoe_space().sample(np.random.default_rng(0), phase).genome
+    assert {"widths of demo:4", "any expert (union)", "whole network"} <= texts(HISTORY, 0.8, tomoe, "demo:4")
+    divided = factorllm_space()
+    start, other = (divided.sample(np.random.default_rng(seed), phase).genome for seed in (0, 1))
+    found = texts(HISTORY, 0.8, other, "demo:4", start)
+    assert {"division of demo:4", "expert at the start", "neurons in common"} <= found
+    assert "division of demo:4" not in texts(HISTORY, 0.8, other, "demo:4"), "nothing to hold it against"
+
+
+def test_what_can_not_be_drawn_is_refused() -> None:
+    unfinished = [history_row(0, "prune", None, "pending"), history_row(1, "prune", None, "failed")]
+    for history in ([], unfinished):
+        with pytest.raises(UserError, match=r"^demo: no evaluated individual to plot yet$"):
+            draw_search("png", "demo", history, None, None)

@@ -1,0 +1,158 @@
+"""A server answers as its store does: every use case with an HTTP path, and its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from search_lab import UnrulyPool, drive, run_config, start
+from served_here import in_thread
+from server_tokens import WRITE
+from store_samples import judged, scored, search, split
+
+import moevolve
+from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
+from moevolve.search.interface.contrast import ContrastRequest
+from moevolve.search.interface.control import CancelRequest, ControlRequest, PauseRequest, ScaleRequest, StopRequest
+from moevolve.search.interface.effects import EffectsRequest
+from moevolve.search.interface.evaluate import EvaluateRequest
+from moevolve.search.interface.outcomes import OutcomesRequest
+from moevolve.search.interface.plot import PlotRequest
+from moevolve.search.interface.rankings import BestRequest, ParetoRequest, TradeoffsRequest
+from moevolve.search.interface.report import ReportRequest
+from moevolve.search.interface.request import one_line_errors
+from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest
+from moevolve.search.interface.show import GenomeRequest, GenomeView, LineageRequest, ShowRequest
+from moevolve.search.results.effects import ChoiceEffect, Effects, GeneRow
+from moevolve.search.server.api.requests import REQUESTS
+from moevolve.search.server.app import make_app
+from moevolve.search.server.client import RemoteService
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.errors import NotFoundError, StoreError
+from moevolve.store.reader import StoreReader
+from moevolve.store.repository import Store
+
+QUESTIONS: list[Any] = [
+    SearchesRequest(),
+    SearchesRequest(text="ALP", status="created", sort="best"),
+    SearchRequest("lab"),
+    ControlRequest("lab"),
+    FinalTableRequest("lab-1"),
+    EffectsRequest("lab", limit=3, genes=True),
+    BestRequest(task="rte", limit=2),
+    BestRequest(search="alpha", by="search"),
+    ContrastRequest(["lab", "alpha"], by="hours"),
+    ParetoRequest("rte", size="flops", candidates=True),
+    TradeoffsRequest("judged"),
+    ShowRequest("lab:7"),
+    GenomeRequest("lab:7", against="lab:8"),
+    LineageRequest("lab:50", depth=2),
+    LineageRequest("lab:1", descendants=True),
+    OutcomesRequest("judged:0", task="rte", split="search", only="lost"),
+    PlotRequest("lab", form="png"),
+    ReportRequest("lab", limit=2),
+    PauseRequest("beta"),
+    StopRequest("beta"),
+    ScaleRequest("beta", 3, priority=1),
+    CancelRequest("beta"),
+    LabelRequest("beta", tags="base  first", note="of seed 2", archived=True),
+    SearchesRequest(archived=True, tag="first", text="SEED 2"),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """With `lab`, a search of 60 individuals, `alpha`, that is ranked for the task `rte`, and `beta`, which runs."""
+    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('service') / 'lab.db'}") as opened:
+        drive(opened, start(opened, run_config()), UnrulyPool(seed=1))
+        for name in ("alpha", "beta"):
+            opened.create_search(search(name), [split()])
+        for index, score in enumerate((0.5, 0.75, 0.25)):
+            scored(opened, "id-alpha", index, score)
+        judged(opened)
+        opened.acquire("id-beta", "driver", 3600)
+        yield opened
+
+
+def picture(request: PlotRequest | ReportRequest, store: StoreReader) -> bytes:
+    """In the place of a drawing, or of a page of them, which take a second."""
+    return f"{request} of {store.search(request.search).id}".encode()
+
+
+def view(request: GenomeRequest, store: StoreReader) -> GenomeView:
+    """In the place of a genome, for which the search's model would have to be there."""
+    layers = (LayerOutline(3, (1, 2), (96,)),)
+    outline = GenomeOutline((("of", store.individual(request.individual).ref),), 8, (("neurons", 128),), layers)
+    return GenomeView(request.individual, outline, request.against, outline)
+
+
+def what_mattered(request: EffectsRequest, store: StoreReader) -> Effects:
+    """In the place of effects, for which the search's genomes would have to be read."""
+    rows = (GeneRow(1, 0.5, (1.5, "local", None)),)
+    return Effects(request.search, 3, None, (), (ChoiceEffect("lambda", 0.1, 0.0, 0.25),), (), ("a", "b", "c"), rows)
+
+
+FAKES: dict[Any, Any] = {
+    PlotRequest: picture,
+    ReportRequest: picture,
+    GenomeRequest: view,
+    EffectsRequest: what_mattered,
+}
+
+
+@pytest.fixture(scope="module")
+def served(store: Store) -> Iterator[RemoteService]:
+    """The service of a server of this store, which runs in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
+        patch.setenv("MOEVOLVE_TOKEN", WRITE)
+        for kind, fake in FAKES.items():
+            patch.setattr(kind, "answer", fake)
+        app = make_app(store, ServerSettings.model_validate({"store": store.url}))
+        with in_thread(app) as (port, _), RemoteService(f"http://127.0.0.1:{port}") as service:
+            yield service
+
+
+def test_a_server_answers_as_its_store_does(store: Store, served: RemoteService) -> None:
+    for question in QUESTIONS:
+        here, there = question.answer(store), served.ask(question)
+        if isinstance(question, PauseRequest | StopRequest | CancelRequest | ScaleRequest):
+            assert (there.owner, there.desired_state, there.workers) == (here.owner, here.desired_state, here.workers)
+        else:
+            assert there == here and here, question
+    assert {type(question) for question in QUESTIONS} == set(REQUESTS)
+
+
+WRONG: list[tuple[Any, type[Exception], str]] = [
+    (ShowRequest("lab:60"), NotFoundError, "no individual 'lab:60'; nearest: lab:59"),
+    (StopRequest("lab"), StoreError, "isn't being run"),
+    (ScaleRequest("beta"), UserError, "say how many workers"),
+    (ShowRequest("a ?c#d%:1"), NotFoundError, "a ?c#d%"),
+]
+
+
+def test_what_is_wrong_is_the_same_error(store: Store, served: RemoteService) -> None:
+    for question, error, said in WRONG:
+        for answer in (partial(moevolve.ask, store), served.ask):
+            with pytest.raises(error) as caught:
+                answer(question)
+            assert said in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="this needs the store itself, and the model"):
+        served.ask(EvaluateRequest("lab:1", task="rte"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BestRequest(limit=0),
+        lambda: BestRequest(by="training"),  # type: ignore[arg-type]
+        lambda: ScaleRequest("beta", 0),
+        lambda: ShowRequest("x" * 300),
+    ],
+)
+def test_a_record_refuses_what_is_out_of_range(make: Callable[[], object]) -> None:
+    with pytest.raises(UserError), one_line_errors():
+        make()

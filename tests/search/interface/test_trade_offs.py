@@ -1,0 +1,64 @@
+"""The individuals of a search that no other one beats on all of its tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from store_samples import decided, evaluation, individual, search, split
+
+from moevolve.search.interface.rankings import TradeoffsRequest
+from moevolve.store.pareto import unbeaten
+from moevolve.store.records import FULL_MODEL
+from moevolve.store.repository import Store
+
+SCORES = {0: (0.5, 0.5), 1: (0.75, 0.25), 2: (0.25, 0.75), 3: (0.5, 0.25), 4: (0.25, 0.5), 5: (0.75, 0.25)}
+
+
+@pytest.fixture
+def store(store: Store) -> Store:
+    """With a search on two tasks, of which individual 6 failed, and 7 isn't evaluated on the second."""
+    store.create_search(search("two"), [split(task, name) for task in ("one", "other") for name in ("search", "dev")])
+    for index, scores in SCORES.items():
+        found = [evaluation(index, score, task) for task, score in zip(("one", "other"), scores, strict=True)]
+        store.record("id-two", [decided(index, sum(scores) / 2)], found)
+    store.record("id-two", [decided(6, None)], [evaluation(6, None, "one")])
+    store.record("id-two", [individual(7)], [evaluation(7, 1.0, "one")])
+    store.create_search(search("imported"), [])
+    store.record("id-imported", [decided(0, 0.5)], [])
+    store.record("id-two", [], [evaluation(0, 0.9, "one", phenotype_hash=FULL_MODEL)])
+    return store
+
+
+def test_those_that_no_other_beats_are_listed(store: Store) -> None:
+    found = TradeoffsRequest("two").answer(store)
+    assert (found.tasks, found.full) == (("one", "other"), (0.9, None))
+    # The first of two that score the same stands for both.
+    assert [(one.ref, one.scores) for one in found.front] == [(f"two:{each}", SCORES[each]) for each in (1, 0, 2)]
+    assert TradeoffsRequest("two", split="dev").answer(store).front == ()
+    assert TradeoffsRequest("imported").answer(store).front == ()
+
+
+def test_the_command_shows_every_tasks_score(store: Store, in_process: Any) -> None:
+    done = in_process("tradeoffs", "two", "--store", store.url)
+    rows = [line.split() for line in done.stdout.splitlines() if "two:" in line]
+    assert [row[1] for row in rows] == ["two:1", "two:0", "two:2"] and done.returncode == 0
+    assert rows[0][3:6:2] == ["75.0", "25.0"] and "90.0" in done.stdout
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), max_size=20))
+def test_no_row_of_the_front_is_beaten_and_all_others_are(rows: list[tuple[int, ...]]) -> None:
+    front = unbeaten(rows)
+
+    def beaten(row: int) -> bool:
+        others = (other for other in range(len(rows)) if other != row)
+        return any(
+            all(a >= b for a, b in zip(rows[other], rows[row], strict=True))
+            and (rows[other] != rows[row] or other < row)
+            for other in others
+        )
+
+    assert set(front) == {row for row in range(len(rows)) if not beaten(row)}
+    assert [rows[row][0] for row in front] == sorted((rows[row][0] for row in front), reverse=True)

@@ -1,0 +1,123 @@
+"""Stored searches beside each other: courses, groups, settings that differ, and tests, recomputed by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+from sqlalchemy import select, update
+from store_samples import decided, evaluation, individual, search, split
+
+from moevolve.search.results.contrast import contrast
+from moevolve.store.records import FULL_MODEL
+from moevolve.store.repository import Store
+from moevolve.store.tables import events
+
+BEGUN = datetime(2026, 1, 1, tzinfo=UTC)
+RIGHT = {"one-1": 6, "one-2": 7, "two-2": 1, "two-3": 2}
+"""Of ten test examples, how many the winner of each search gets right."""
+
+
+def outcomes(right: int) -> bytes:
+    return (np.arange(10) < right).astype("<f4").tobytes()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('contrast') / 'store.db'}") as opened:
+        for name, right in RIGHT.items():
+            method, seed = name.split("-")
+            config = {"name": name, "seed": int(seed), "genome": {"experts": 4 if method == "one" else 2, "groups": 1}}
+            config["phases"] = [{"init": ["reap"], "repair": {"tokens": 8} if method == "two" else None}]
+            record = search(name, config=json.dumps(config), seed=int(seed))
+            opened.create_search(record, [split(), split(name="test")])
+            opened.set_status(record.id, "running")
+            for index, fitness in enumerate((0.25, 0.125, 0.5 + right / 100, 0.5)):
+                opened.record(record.id, [decided(index, fitness)], [])
+            winner = individual(4, phenotype=f"winner of {name}")
+            scored = evaluation(f"winner of {name}", right / 10, name="test", outcomes=outcomes(right))
+            opened.record(record.id, [decided(winner, 0.25)], [scored])
+            opened.set_status(record.id, "finished", winner=4)
+        yield opened
+
+
+def test_a_course_has_the_bests_and_the_hours_in_which_it_ran(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as opened:
+        opened.create_search(search(), [split()])
+        opened.set_status("id-alpha", "running")
+        opened.record("id-alpha", [decided(0, 0.25)])
+        opened.set_status("id-alpha", "paused")
+        opened.set_status("id-alpha", "running")
+        opened.record("id-alpha", [decided(1, 0.125), decided(2, 0.5)])
+        opened.set_status("id-alpha", "running")  # after a driver that was killed
+        opened.record("id-alpha", [decided(3, 0.75)])
+        opened.set_status("id-alpha", "finished")
+        with opened.write_transaction() as connection:
+            for seq in connection.execute(select(events.c.seq)).scalars().all():
+                connection.execute(update(events).where(events.c.seq == seq).values(at=BEGUN + timedelta(hours=seq)))
+        course = opened.course("id-alpha")
+        assert [(step.index, step.fitness, step.hours) for step in course.steps] == [
+            (0, 0.25, 1),
+            (2, 0.5, 3),
+            (3, 0.75, 4),
+        ]
+        assert (course.individuals, course.hours) == (4, 5.0)
+        opened.retry("id-alpha", 2)
+        assert [step.index for step in opened.course("id-alpha").steps] == [0]
+
+
+def test_courses_are_means_over_seeds(store: Store) -> None:
+    found = contrast(store, ["one-2", "two-3", "id-one-1", "two-2"])
+    assert [(group.place, group.searches) for group in found.groups] == [
+        (0, ("one-1", "one-2")),
+        (1, ("two-2", "two-3")),
+    ]
+    assert found.x == (1.0, 3.0, 5.0)
+    assert found.groups[0].mean == pytest.approx((0.25, 0.565, 0.565))
+    assert found.groups[1].low == (0.25, 0.51, 0.51) and found.groups[1].high == (0.25, 0.52, 0.52)
+    assert found.points(2) == [
+        (1.0, [group.at(0) for group in found.groups]),
+        (5.0, [group.at(2) for group in found.groups]),
+    ]
+    assert {row.name: row.values for row in found.settings} == {
+        "seed": ("1", "2", "2", "3"),
+        "genome.experts": ("4", "4", "2", "2"),
+        "phases.0.repair": ("null", "null", "set", "set"),
+        "phases.0.repair.tokens": ("-", "-", "8", "8"),
+    }
+    assert [(one.name, one.group, one.seed, one.individuals) for one in found.searches][2] == ("two-2", 1, 2, 5)
+    hours = contrast(store, ["one-1"], "hours")
+    assert hours.x[-1] == pytest.approx(store.course("id-one-1").hours) and hours.groups[0].mean[0] == 0.25
+
+
+def test_winners_are_tested_on_the_same_examples(store: Store) -> None:
+    found = contrast(store, ["one-1", "two-2"])
+    first, second = found.models
+    assert first.test is None and second.test is not None
+    assert second.test.p == second.corrected == pytest.approx(binomtest(0, RIGHT["one-1"] - RIGHT["two-2"]).pvalue)
+    score = second.score("test")
+    assert score is not None and score.score == pytest.approx(0.1) and found.comparable
+    assert "another seed" in found.note
+    both = contrast(store, list(RIGHT))
+    assert [model.refs for model in both.models] == [("one-1:4", "one-2:4"), ("two-2:4", "two-3:4")]
+    mean = both.models[0].score("test")
+    assert (
+        mean is not None
+        and mean.score == pytest.approx(0.65)
+        and mean.spread == pytest.approx(np.std([0.6, 0.7], ddof=1))
+    )
+    # Only seed 2 has a search in both groups.
+    assert both.models[1].test is not None and both.models[1].test.seeds == 1
+
+
+def test_the_full_model_stands_beside_the_winners(store: Store) -> None:
+    store.add_evaluations([evaluation(0, 0.9, name="test", outcomes=outcomes(9), phenotype_hash=FULL_MODEL)])
+    full = contrast(store, ["one-1"]).models[0]
+    assert full.label == "full model" and full.group is None
+    score = full.score("test")
+    assert score is not None and score.score == 0.9 and full.parameters == 2**40

@@ -1,0 +1,248 @@
+"""What a plan says of repairs: by hand for a shipped model, and against repairs of tiny models that are made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from dense_lab import dense_run
+from live_bytes import LiveBytes
+from report_lab import DENSE, finished
+from tiny_models import WORDS, save_tiny_model
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import find_model, load_run_config
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.registry import costs_of
+from moevolve.search.genomes.repaired import base_space
+from moevolve.search.running.plan.estimate import estimate
+from moevolve.search.running.plan.repairs import repair_works
+from moevolve.search.running.plan.workload import Prompts
+from moevolve.search.running.set_up import set_up
+from moevolve.store.repository import Store
+from moevolve.workers.contract.edits import recipe_parts
+from moevolve.workers.contract.fitting import FitRows
+from moevolve.workers.methods.registry import calibrator_of
+from moevolve.workers.methods.repair import fits as repair_fits
+from moevolve.workers.methods.repair.edit import RepairedEdit
+from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.profiling.outline import outline_model
+
+RUNS = Path(__file__).parents[4] / "configs" / "runs"
+
+
+def planned(repair: dict[str, Any] | None, *more: dict[str, Any], **changes: Any) -> Any:
+    """The plan of pruning Mixtral-8x7B to 4 of 8 experts, repaired."""
+    data: dict[str, Any] = {
+        "name": "lab",
+        "model": {"path": find_model("mixtral-8x7b"), "dtype": "bfloat16", "device": "cuda"},
+        "tasks": [{"name": "boolq"}],
+        "genome": {"experts": 4, "groups": "per_layer"},
+        "phases": [{"kind": "prune", "evaluations": 40, "repair": repair}, *more],
+        "workers": {"count": 4, "num_gpus": 1},
+    }
+    config = RunConfig.model_validate(data | changes)
+    return estimate(config, Prompts(160, 8, 256))
+
+
+def recipe(tokens: int, **changes: Any) -> dict[str, Any]:
+    return {"ridge_lambdas": [0.01], "tokens": tokens, "neurons": None} | changes
+
+
+HIDDEN, NEURONS, KEPT = 4096, 14336, 4
+
+
+def test_a_whole_mixtral_by_hand() -> None:
+    tokens = 4096
+    (work,) = planned(recipe(tokens)).repairs
+    assert (work.phase, work.kind, work.tokens, work.width) == (0, "prune", tokens, KEPT * NEURONS)
+    assert work.needed == 16 * tokens**2 + 32 * tokens * HIDDEN + 24 * 1024 * tokens
+    assert work.streams == 33 * tokens * HIDDEN * 2 and work.kept == 0
+    assert work.needed < work.taken < work.allowed + 32 * tokens * HIDDEN
+    assert work.fault is None
+
+
+def test_searched_widths_are_planned_for_the_widest_layer() -> None:
+    neurons = recipe(4096, neurons={"candidates": 1})
+    searched = {"kind": "capacity", "evaluations": 4, "initial": 2, "repair": neurons}
+    phases = [searched | {"widths": "equal"}, searched, {"kind": "repair", "evaluations": 4, "repair": neurons}]
+    plan = planned(None, genome={"kind": "capacity", "experts": 4}, phases=phases)
+    even, widened, after = plan.repairs
+    assert [each.kind for each in plan.repairs] == ["capacity", "capacity", "repair"]
+    assert [each.title for each in plan.sizes] == ["full model", "capacity", "repair"]
+    assert plan.sizes[1].parameters == plan.sizes[2].parameters, "a repair's candidates are like those before it"
+    # Of 8 experts 4 are kept, so that no layer can have more than twice the mean.
+    assert (even.width, widened.width, after.width) == (KEPT * NEURONS, 2 * KEPT * NEURONS, 2 * KEPT * NEURONS)
+    assert even.taken < widened.taken == after.taken
+
+
+def test_repaired_pruning_has_weights_of_its_own() -> None:
+    plain, repaired = planned(None), planned(recipe(4096))
+    experts = 32 * 8 * 3 * HIDDEN * NEURONS * 2
+    for where, before in (("device", 0), ("host", 0)):
+        bare, ours = plain.memory[where], repaired.memory[where]
+        assert (bare.items[2].device, ours.items[2].device) == (before, experts // 2)
+        assert [item.title for item in ours.items[: len(bare.items)]] == [item.title for item in bare.items]
+        fit, kept, streams = ours.items[len(bare.items) :]
+        (work,) = repaired.repairs
+        # A candidate is fitted before it is scored.
+        scoring = sum(item.device for item in bare.items if "batch" in item.title or "beyond" in item.title)
+        assert (fit.device + scoring, kept.device, streams.host) == (work.taken, 0, work.streams)
+    assert plain.repairs == ()
+
+
+def test_shared_experts_are_fitted_in_copies_of_their_output_projections() -> None:
+    model = {"path": find_model("qwen1.5-moe-a2.7b"), "dtype": "bfloat16", "device": "cuda"}
+    plan = planned(recipe(4096), model=model, genome={"experts": 15, "groups": "per_layer"})
+    hidden, neurons, shared, layers = 2048, 1408, 5632, 24
+    (work,) = plan.repairs
+    assert work.width == 15 * neurons + shared
+    features = 4 * 4096 * (4 * neurons + shared)  # of 15 experts a token uses 4
+    assert features + work.needed < work.taken
+    assert plan.memory["device"].items[2].device == layers * 2 * hidden * (15 * 3 * neurons + shared)
+
+
+def test_too_little_room_is_planned_and_said() -> None:
+    (work,) = planned(recipe(16384, memory_mb=4096)).repairs
+    assert work.fault is not None and work.fault.startswith("phases.0.repair.memory_mb: fitting 57,344 features")
+    least = int(work.fault.rpartition("allow ")[2].split(",")[0] + work.fault.rpartition("allow ")[2].split(",")[1])
+    (enough,) = planned(recipe(16384, memory_mb=least)).repairs
+    assert enough.fault is None and least < 1.03 * 8 / 7 * work.needed / 2**20
+
+
+def test_the_command_prints_and_writes_it(in_process: Any) -> None:
+    asked = ("--model", "mixtral-8x7b", "--prompt-tokens", "160", "--examples", "256")
+    mended = ("--set", "phases.0.repair={tokens: 16384, memory_mb: 4096}")
+    done = in_process("plan", RUNS / "mixtral-boolq.yaml", *asked, *mended)
+    assert done.returncode == 0, done.stderr
+    assert "repair of a candidate" in done.stdout
+    assert "phases.0.repair.memory_mb: fitting 57,344 features on 16,384 tokens takes" in done.stdout
+    found = json.loads(in_process("plan", RUNS / "mixtral-boolq.yaml", *asked, *mended, "--json").stdout)
+    assert found["repairs"][0]["fault"].startswith("phases.0.repair")
+
+
+@pytest.fixture(scope="module")
+def wordy(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny task with calibration prompts of 50 words."""
+    folder = tmp_path_factory.mktemp("wordy")
+    task = yaml.safe_load(tiny.task.read_text())
+    rows = [json.loads(line)["text"].split() for line in (tiny.task.parent / "prompts.jsonl").read_text().splitlines()]
+    texts = [" ".join((row * 50)[:50]) for row in rows]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    files = {"all": str(tiny.task.parent / "pick.jsonl"), "prompts": str(folder / "prompts.jsonl")}
+    task["source"] = {"files": files}
+    (folder / "wordy.yaml").write_text(yaml.safe_dump(task))
+    return folder / "wordy.yaml"
+
+
+def test_too_little_room_is_refused_before_anything_runs(
+    tiny: Any, wordy: Path, in_process: Any, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {
+        "genome": {"kind": "eep", "experts": 2, "groups": 2},
+        "phases": [{"kind": "prune", "evaluations": 4, "initial": 2, "repair": {"memory_mb": 1}}],
+    }
+    run = tiny.write_run(tmp_path / "run.yaml", "small", tasks=[str(wordy)], **changes)
+    done = in_process("launch", run)
+    assert done.returncode == 2 and "phases.0.repair.memory_mb: fitting 32 features on 4," in done.stderr
+    assert not (tmp_path / "moevolve.db").exists()
+    with pytest.raises(UserError, match=r"phases\.0\.repair\.memory_mb"):
+        set_up(load_run_config(run), "small-1")
+    # As many tokens wouldn't fit either, but there are few.
+    set_up(load_run_config(tiny.write_run(run, "small", **changes)), "small-1")
+
+
+@pytest.mark.parametrize(
+    ("genome", "tokens"),
+    [
+        ({"kind": "factorllm", "experts": 4, "active": 2}, 12_000),
+        ({"kind": "tomoe", "experts": 4, "budget": 0.5}, 12_000),
+        ({"kind": "tomoe", "experts": 1, "budget": 0.5, "attention": False}, 5000),
+    ],
+)
+def test_what_a_repair_of_a_dense_model_takes_is_planned(genome: dict[str, Any], tokens: int, tmp_path: Path) -> None:
+    """Beside weights: states of all layers, a layer's fit, fits that are kept, and copies of output projections."""
+    sizes = {"hidden_size": 96, "intermediate_size": 256, "num_attention_heads": 3, "max_position_embeddings": 256}
+    save_tiny_model(tmp_path, "llama", WORDS, seed=5, num_hidden_layers=4, **sizes)
+    phases = [{"kind": "tune", "evaluations": 1, "initial": 1, "repair": {"tokens": tokens, "answer_weight": 1}}]
+    data = {"name": "lab", "model": {"path": str(tmp_path), "dtype": "float32", "device": "cpu"}, "genome": genome}
+    config = RunConfig.model_validate(data | {"tasks": [{"name": "boolq"}], "phases": phases})
+    outline = outline_model(config.model)
+    space = config.space(outline.facts)
+    costs = costs_of(space, outline)
+    (work,) = repair_works(config, costs, outline)
+    model = ResidentModel.load(config.model)
+    rng, count = np.random.default_rng(0), tokens // 100
+    words = rng.integers(4, 4 + len(WORDS), 100 * count).astype(np.int32)
+    lengths = np.full(count, 100, dtype=np.int32)
+    rows = FitRows(words, lengths, lengths)
+    assert space.recipe is not None
+    calibrate = calibrator_of(recipe_parts(space.recipe)[0])
+    inner = base_space(space)
+    made = calibrate(model, rows.first(1000), inner.recipe)
+    start = inner.calibrated(made).start(config.phases[0])
+    assert start is not None and config.phases[0].repair is not None
+    with LiveBytes() as live:
+        for ridge_lambdas in ((0.1, 1.0), (0.01,)):
+            edit = RepairedEdit(
+                start.genome.express(), replace(config.phases[0].repair, ridge_lambdas=ridge_lambdas), rows
+            )
+            with model.edited(edit):
+                pass
+    planned = work.taken + work.kept + work.streams + costs.buffer_bytes(["tune"], False, True)
+    assert live.peak == pytest.approx(planned, rel=0.1)
+
+
+def eep_run(tiny: Any, folder: Path) -> RunConfig:
+    changes = {"phases": [{"kind": "prune", "evaluations": 2, "initial": 2}]}
+    return load_run_config(tiny.write_run(folder / "run.yaml", "counted", **changes))
+
+
+MAKERS: dict[str, Callable[[Any, Path], RunConfig]] = {"eep": eep_run} | {
+    kind: lambda tiny, folder, kind=kind: dense_run(tiny, folder, {"kind": kind, **DENSE[kind]}, "counted")  # type: ignore[misc]
+    for kind in ("factorllm", "tomoe")
+}
+
+
+@pytest.mark.parametrize(("kind", "target"), [("eep", "global"), ("factorllm", "local"), ("tomoe", "global")])
+def test_fits_are_those_that_are_made(
+    kind: str, target: str, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Widths, and how many columns are at work for a token, of repairs on tiny models."""
+    run = MAKERS[kind](tiny, tmp_path)
+    phase = run.phases[0].kind
+    repair = {"target": target, "neurons": {} if kind == "eep" else None}
+    phases = [{"kind": phase, "evaluations": 2, "initial": 2, "repair": {"tokens": 200} | repair}]
+    final = {"rerank": 0, "test": False}
+    config = RunConfig.model_validate(run.model_dump() | {"phases": phases, "final": final})
+    fits: list[tuple[int, int, float]] = []
+    fit_ridge = repair_fits.fit_ridge
+
+    def fitted(layer: Any, *others: Any) -> Any:
+        features, tokens = layer.features, len(layer.residual)
+        filled = sum(block.values.numel() for block in features.blocks(1 << 30))
+        fits.append((features.width, tokens, filled / (tokens * features.width)))
+        return fit_ridge(layer, *others)
+
+    monkeypatch.setattr(repair_fits, "fit_ridge", fitted)
+    monkeypatch.setattr(repair_fits, "FIT_CACHE_BYTES", 0)
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        finished(store, config)
+        candidates = len({row.phenotype_hash for row in store.history(store.search("counted").id)})
+    outline = outline_model(config.model)
+    costs = costs_of(config.space(outline.facts), outline)
+    expected = [fit for layer in costs.fitted_maps(uneven=False) for fit in layer]
+    (work,) = repair_works(config, costs, outline)
+    times = 2 if kind == "eep" else 1  # neurons by worth, and by what a fit of them leaves
+    assert [width for width, _, _ in fits] == [fit.width for fit in expected for _ in range(times)] * candidates
+    assert {tokens for _, tokens, _ in fits} <= set(range(work.tokens - 20, work.tokens + 1))
+    for fit, (_, _, density) in zip(expected, fits[::times], strict=False):
+        # Random candidates' differ from the start's, and blocks are taken as wide as one of their columns needs.
+        assert density == pytest.approx(fit.density, abs=1e-6 if kind == "eep" else 1.0)
+        assert 0 < fit.density <= 1
