@@ -123,7 +123,7 @@ def _print_profile(report: ProfileReport) -> None:
     headings += " | >peak\nmemory | >prefill\ntokens/s | >decode\ntokens/s | >answers/s"
     print_table(
         f"{machine}, {ran.dtype}, {prompts} and {settings.new_tokens} new tokens, "
-        f"medians of {settings.repeats}; ratios to {reference.label}",
+        f"medians of {settings.timed_runs}; ratios to {reference.label}",
         headings,
         [row for model in report.models for row in _profile_rows(model, reference, scored)],
     )

@@ -23,7 +23,7 @@ from moevolve.search.interface.parameters import (
 )
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL
-from moevolve.search.running.candidates import Candidate, find_candidate, prepared_split
+from moevolve.search.running.candidates import find_candidate, prepared_split
 from moevolve.store.reader import StoreReader
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import engine_fingerprint
@@ -90,8 +90,12 @@ class AnswersRequest(Request):
         names = [name for name in dict.fromkeys(self.individuals) if name != FULL] or [FULL]
         candidates = {name: find_candidate(store, name, self.search, self.model) for name in names}
         first = candidates[names[0]]
-        for name, candidate in candidates.items():
-            if _model_and_engine(candidate) != _model_and_engine(first):
+        same = {
+            name: (each.facts.fingerprint, engine_fingerprint(each.config.model, each.config.engine))
+            for name, each in candidates.items()
+        }
+        for name, model in same.items():
+            if model != same[names[0]]:
                 raise UserError(
                     f"{names[0]} and {name} are of different models, or their engines' settings differ; ask for the "
                     "answers of one model's individuals at a time"
@@ -132,10 +136,6 @@ class AnswersRequest(Request):
         if self.rows:
             return sorted(set(self.rows))
         return range(examples if self.only or self.limit is None else min(self.limit, examples))
-
-
-def _model_and_engine(candidate: Candidate) -> tuple[str, str]:
-    return candidate.facts.fingerprint, engine_fingerprint(candidate.config.model, candidate.config.engine)
 
 
 def _matches(row: AnsweredRow, only: AnswerFilter) -> bool:

@@ -6,13 +6,12 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from pydantic import computed_field
 
-from moevolve.evaluators.types import Split as AnySplit
 from moevolve.search.config.files import override_lines
 from moevolve.search.interface.parameters import IndividualOrFull, ModelPath, ModelSettings, SearchOfFull, Split, Task
 from moevolve.search.interface.request import Request, record
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.scores import interval, with_outcomes
-from moevolve.search.running.candidates import Candidate, bound_candidate, prepared_split
+from moevolve.search.running.candidates import bound_candidate, prepared_split
 from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.messages import EvaluationRequest
@@ -65,28 +64,19 @@ class EvaluateRequest(Request):
     overrides: ModelSettings = ()
 
     def answer(self, store: Store) -> Evaluation:
+        from moevolve.search.pools.local import LocalPool
+        from moevolve.workers.worker import EvaluationWorker
+
         changes = override_lines(self.overrides)
         candidate = bound_candidate(store, self.individual, self.search, self.model, changes)
-        return Evaluation(self.individual, evaluate_candidate(store, candidate, self.task, self.split))
-
-
-def evaluate_candidate(store: Store, candidate: Candidate, task: str, split: AnySplit) -> EvaluationRecord:
-    """Score a candidate on one split of a task in this process; a stored evaluation is reused.
-
-    Raises:
-        UserError: there is no such task, or it has no such split.
-    """
-    from moevolve.search.pools.local import LocalPool
-    from moevolve.workers.worker import EvaluationWorker
-
-    prepared = prepared_split(candidate, task, split)
-    model, engine = candidate.config.model, candidate.config.engine
-    sizes = {}
-    if candidate.detail is not None:
-        names = ("experts", "active", "parameters", "active_parameters")
-        sizes = {name: getattr(candidate.detail.individual, name) for name in names}
-    pool = LocalPool(lambda: EvaluationWorker(model, engine), {prepared.fingerprint: prepared})
-    fingerprints = candidate.facts.fingerprint, engine_fingerprint(model, engine)
-    cache = EvaluationCache(store, pool, None, *fingerprints)
-    (settled,) = cache.settle([EvaluationRequest(candidate.edit, (prepared.ref,), **sizes)])
-    return with_outcomes(store, settled.evaluations[0])
+        prepared = prepared_split(candidate, self.task, self.split)
+        model, engine = candidate.config.model, candidate.config.engine
+        sizes = {}
+        if candidate.detail is not None:
+            names = ("experts", "active", "parameters", "active_parameters")
+            sizes = {name: getattr(candidate.detail.individual, name) for name in names}
+        pool = LocalPool(lambda: EvaluationWorker(model, engine), {prepared.fingerprint: prepared})
+        fingerprints = candidate.facts.fingerprint, engine_fingerprint(model, engine)
+        cache = EvaluationCache(store, pool, None, *fingerprints)
+        (settled,) = cache.settle([EvaluationRequest(candidate.edit, (prepared.ref,), **sizes)])
+        return Evaluation(self.individual, with_outcomes(store, settled.evaluations[0]))

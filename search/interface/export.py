@@ -48,6 +48,57 @@ class CheckpointRequest(Request):
     device: ModelDevice = None
     dtype: ModelDtype = None
 
+    def write(self, model: ModelConfig, edit: Edit, card: ExportCard, directory: Path) -> ExportReport:
+        """Write an edited model as a checkpoint.
+
+        Raises:
+            UserError, ExportError: as `ExportRequest`.
+        """
+        from moevolve.workers.checkpoints.loading import placed
+        from moevolve.workers.export.export import export_model
+        from moevolve.workers.export.mask import export_mask
+        from moevolve.workers.export.source import changes_weights, export_source
+
+        plan = self._source_plan(model, edit)
+        if plan is not None:
+            if changes_weights(edit) is not None:
+                model = placed(model, self.device, self.dtype)
+            else:
+                self._refuse("the individual is exported by copying bytes alone", "device", "dtype", "requantise")
+            return export_source(model, edit, plan, directory, card, self.requantise)
+        if self.form == "mask":
+            self._refuse("a mask is written without running anything", "device", "dtype", *_SOURCE_ALONE)
+            return export_mask(model, edit, directory, card)
+        self._refuse("only the source form (--form source) has a use for it", *_SOURCE_ALONE)
+        return export_model(placed(model, self.device, self.dtype), edit, directory, card, self.form)
+
+    def _refuse(self, reason: str, *names: str) -> None:
+        """Raise an error that names the first of these options that is given."""
+        for name in names:
+            if getattr(self, name) not in (None, False):
+                raise UserError(f"--{name.replace('_', '-')}: {reason}; leave it out")
+
+    def _source_plan(self, model: ModelConfig, edit: Edit) -> SourceExport | None:
+        """Plan an export that copies tensors; None for another form.
+
+        Without a given form they are copied if an option says so, or of quantised checkpoints if nothing prevents it.
+        """
+        from moevolve.workers.checkpoints.loading import load_config, packing
+        from moevolve.workers.export.source import changes_weights, plan_source
+
+        settings = load_config(model)
+        asked = self.requantise or self.mtp is not None or self.pad_experts is not None
+        asked = asked or only_inside(settings.model_type)
+        if self.form == "source" or (self.form is None and asked):
+            return plan_source(model, edit, self.mtp or "drop", self.pad_experts or 1)
+        changed = self.form, self.device, self.dtype
+        if any(changed) or packing(model, settings) is None:
+            return None
+        try:
+            return None if changes_weights(edit) is not None else plan_source(model, edit)
+        except UserError:
+            return None
+
 
 @record
 class ExportRequest(CheckpointRequest):
@@ -68,63 +119,21 @@ class ExportRequest(CheckpointRequest):
     def answer(self, store: Store) -> ExportReport:
         if self.individual == FULL:
             raise UserError(f"{FULL}: the full model is a checkpoint already; name an individual as SEARCH:INDEX")
-        return export_candidate(store, bound_candidate(store, self.individual, model=self.model), self)
+        return self.export(store, bound_candidate(store, self.individual, model=self.model))
 
-
-def export_candidate(
-    store: Store, candidate: Candidate, request: ExportRequest, notes: tuple[str, ...] = ()
-) -> ExportReport:
-    """Do as `export` with an individual that is restored already; `notes` are paragraphs of the model card."""
-    detail = candidate.detail
-    assert detail is not None
-    report = written(
-        candidate.config.model,
-        candidate.edit,
-        replace(_card(store, detail), notes=notes),
-        Path(request.directory),
-        request,
-    )
-    checks: dict[str, float] = {"copied": report.copied}
-    if report.agreement is not None:
-        checks = asdict(report.agreement)
-    elif report.anew:
-        checks |= {"anew": report.anew, "difference": report.difference}
-    store.add_export(detail.ref, ExportRecord(str(report.directory), report.form, json.dumps(checks)))
-    return report
-
-
-def written(
-    model: ModelConfig, edit: Edit, card: ExportCard, directory: Path, options: CheckpointRequest
-) -> ExportReport:
-    """Write an edited model as a checkpoint.
-
-    Raises:
-        UserError, ExportError: See `ExportRequest`.
-    """
-    from moevolve.workers.checkpoints.loading import placed
-    from moevolve.workers.export.export import export_model
-    from moevolve.workers.export.mask import export_mask
-    from moevolve.workers.export.source import changes_weights, export_source
-
-    plan = _source_plan(options, model, edit)
-    if plan is not None:
-        if changes_weights(edit) is not None:
-            model = placed(model, options.device, options.dtype)
-        else:
-            _refuse(options, "the individual is exported by copying bytes alone", "device", "dtype", "requantise")
-        return export_source(model, edit, plan, directory, card, options.requantise)
-    if options.form == "mask":
-        _refuse(options, "a mask is written without running anything", "device", "dtype", *_SOURCE_ALONE)
-        return export_mask(model, edit, directory, card)
-    _refuse(options, "only the source form (--form source) has a use for it", *_SOURCE_ALONE)
-    return export_model(placed(model, options.device, options.dtype), edit, directory, card, options.form)
-
-
-def _refuse(options: CheckpointRequest, reason: str, *names: str) -> None:
-    """Raise an error that names the first of these options that is given."""
-    for name in names:
-        if getattr(options, name) not in (None, False):
-            raise UserError(f"--{name.replace('_', '-')}: {reason}; leave it out")
+    def export(self, store: Store, candidate: Candidate, notes: tuple[str, ...] = ()) -> ExportReport:
+        """Export an individual that is restored already; `notes` are paragraphs of the model card."""
+        detail = candidate.detail
+        assert detail is not None
+        card = replace(_card(store, detail), notes=notes)
+        report = self.write(candidate.config.model, candidate.edit, card, Path(self.directory))
+        checks: dict[str, float] = {"copied": report.copied}
+        if report.agreement is not None:
+            checks = asdict(report.agreement)
+        elif report.anew:
+            checks |= {"anew": report.anew, "difference": report.difference}
+        store.add_export(detail.ref, ExportRecord(str(report.directory), report.form, json.dumps(checks)))
+        return report
 
 
 def needs_requantising(candidate: Candidate) -> bool:
@@ -134,28 +143,6 @@ def needs_requantising(candidate: Candidate) -> bool:
 
     model = candidate.config.model
     return packing(model, load_config(model)) is not None and changes_weights(candidate.edit) is not None
-
-
-def _source_plan(options: CheckpointRequest, model: ModelConfig, edit: Edit) -> SourceExport | None:
-    """Plan an export that copies tensors; None for another form.
-
-    Without a given form they are copied if an option says so, and from quantised checkpoints if nothing prevents it.
-    """
-    from moevolve.workers.checkpoints.loading import load_config, packing
-    from moevolve.workers.export.source import changes_weights, plan_source
-
-    settings = load_config(model)
-    asked = options.requantise or options.mtp is not None or options.pad_experts is not None
-    asked = asked or only_inside(settings.model_type)
-    if options.form == "source" or (options.form is None and asked):
-        return plan_source(model, edit, options.mtp or "drop", options.pad_experts or 1)
-    changed = options.form, options.device, options.dtype
-    if any(changed) or packing(model, settings) is None:
-        return None
-    try:
-        return None if changes_weights(edit) is not None else plan_source(model, edit)
-    except UserError:
-        return None
 
 
 def _card(store: StoreReader, detail: IndividualDetail) -> ExportCard:

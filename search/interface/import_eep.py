@@ -30,7 +30,7 @@ _AUTHORS_TEMPLATES = {"mixtral": "mixtral"}
 
 
 @dataclass(frozen=True, slots=True)
-class ReadFile:
+class _ReadFile:
     """A coefficient file, as a search to be stored."""
 
     path: Path
@@ -85,65 +85,45 @@ class ImportEepRequest(Request):
     ] = ()
 
     def answer(self, store: str | Store) -> list[Imported]:
-        read = read_files(self)  # before the store is opened, so that a bad file leaves it untouched
+        read = self._read()  # before the store is opened, so that a bad file leaves it untouched
         with opened_store(store, create=True) as opened:
-            return store_files(opened, read)
+            taken = {summary.search.name for summary in opened.searches()}
+            for item in read:
+                if item.config.name in taken:
+                    raise UserError(f"{item.path}: search {item.config.name} exists in the store already")
+                taken.add(item.config.name)
+            return [_store(opened, item) for item in read]
+
+    def _read(self) -> list[_ReadFile]:
+        if self.experts_of.endswith((".yaml", ".yml")):
+            config = load_run_config(Path(self.experts_of))
+            model, engine = config.model, config.engine
+        else:
+            from moevolve.workers.checkpoints.loading import load_config
+
+            # A device rarely holds a large model's original experts in addition to the retained ones.
+            path = resolved_model_path(find_model(self.experts_of, "--experts-of"))
+            model = ModelConfig(path=path, expert_offload="host")
+            engine = EngineConfig(chat_template=_AUTHORS_TEMPLATES.get(load_config(model).model_type, "auto"))
+        loading = changed_loading(model, engine, override_lines(self.overrides))
+        model = pinned(loading.model)
+        facts = describe_any(model)
+        return [self._read_file(Path(file), model, loading.engine, facts) for file in self.files]
+
+    def _read_file(self, path: Path, model: ModelConfig, engine: EngineConfig, facts: ModelFacts) -> _ReadFile:
+        mapping, merging = read_coefficients(path, len(facts.moe_layers), facts.experts)
+        retained, groups = int(mapping.shape[1]), group_layers(mapping, merging)
+        if self.active is not None and self.active > retained:
+            raise UserError(f"--active {self.active} is more than the {retained} experts of {path}")
+        section = EepSection(experts=retained, active=self.active, groups=groups, router_space=self.router_space)
+        space = EepSpace.of(section, facts)
+        firsts = [space.layer_groups.index(group) for group in range(space.groups)]
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")[:LONGEST_NAME] or "import"
+        config = RunConfig.imported(name, model, section, engine)
+        return _ReadFile(path, config, EepGenome(space, mapping[firsts], merging[firsts]))
 
 
-def read_files(request: ImportEepRequest) -> list[ReadFile]:
-    """Read every coefficient file; no weights are needed.
-
-    Raises:
-        UserError: a file can't be read or doesn't fit the model.
-    """
-    loading = changed_loading(*_model_of(request.experts_of), override_lines(request.overrides))
-    model, engine = pinned(loading.model), loading.engine
-    facts = describe_any(model)
-    return [_read(Path(path), model, engine, facts, request) for path in request.files]
-
-
-def store_files(store: Store, read: Sequence[ReadFile]) -> list[Imported]:
-    """Store all files, or none.
-
-    Raises:
-        UserError: a search of that name exists.
-    """
-    taken = {summary.search.name for summary in store.searches()}
-    for item in read:
-        if item.config.name in taken:
-            raise UserError(f"{item.path}: search {item.config.name} exists in the store already")
-        taken.add(item.config.name)
-    return [_store(store, item) for item in read]
-
-
-def _model_of(experts_of: str) -> tuple[ModelConfig, EngineConfig]:
-    if experts_of.endswith((".yaml", ".yml")):
-        config = load_run_config(Path(experts_of))
-        return config.model, config.engine
-    from moevolve.workers.checkpoints.loading import load_config
-
-    # A device rarely holds a large model's original experts in addition to the retained ones.
-    model = ModelConfig(path=resolved_model_path(find_model(experts_of, "--experts-of")), expert_offload="host")
-    return model, EngineConfig(chat_template=_AUTHORS_TEMPLATES.get(load_config(model).model_type, "auto"))
-
-
-def _read(
-    path: Path, model: ModelConfig, engine: EngineConfig, facts: ModelFacts, request: ImportEepRequest
-) -> ReadFile:
-    mapping, merging = read_coefficients(path, len(facts.moe_layers), facts.experts)
-    retained, groups = int(mapping.shape[1]), group_layers(mapping, merging)
-    active = request.active
-    if active is not None and active > retained:
-        raise UserError(f"--active {active} is more than the {retained} experts of {path}")
-    section = EepSection(experts=retained, active=active, groups=groups, router_space=request.router_space)
-    space = EepSpace.of(section, facts)
-    firsts = [space.layer_groups.index(group) for group in range(space.groups)]
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")[:LONGEST_NAME] or "import"
-    config = RunConfig.imported(name, model, section, engine)
-    return ReadFile(path, config, EepGenome(space, mapping[firsts], merging[firsts]))
-
-
-def _store(store: Store, item: ReadFile) -> Imported:
+def _store(store: Store, item: _ReadFile) -> Imported:
     from moevolve.search.running.launch import search_record
 
     search_id, space = new_search_id(), item.genome.space

@@ -14,11 +14,10 @@ from moevolve.search.interface.request import Flag, about
 from moevolve.search.running.observer import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import CheckpointForm, MtpLayers
+from moevolve.workers.contract.settings import Device, Dtype
 
 ScoredSplit = Literal["search", "dev", "test"]
 SizeUnit = Literal["parameters", "bytes", "flops"]
-Device = Literal["auto", "cpu", "cuda"]
-Dtype = Literal["float32", "bfloat16", "float16"]
 Overrides = Mapping[str, Any] | Sequence[str]
 """Settings by dotted path, or `KEY=VALUE` lines as on the command line."""
 

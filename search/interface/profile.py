@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
@@ -17,7 +17,7 @@ from moevolve.search.config.run import TaskSection
 from moevolve.search.drawing import check_format, save
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.interface.opening import opened_reader
-from moevolve.search.interface.parameters import Device, ModelDtype, ModelPath, OnStage, SearchOfFull, Split
+from moevolve.search.interface.parameters import ModelDtype, ModelPath, OnStage, SearchOfFull, Split
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL
 from moevolve.search.report.fitness import speed_figure
@@ -26,7 +26,7 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL
 from moevolve.workers.checkpoints.files import gguf_file
 from moevolve.workers.contract.card import ExportError
-from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.contract.settings import Device, EngineConfig, ModelConfig
 from moevolve.workers.profiling.report import (
     NEW_TOKENS,
     ProfiledModel,
@@ -36,11 +36,8 @@ from moevolve.workers.profiling.report import (
     usual_prompt_tokens,
 )
 
-if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
-    from moevolve.search.drawing import Figure
-
 _INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
-_APART = "models were loaded one after the other: there is no room for all of them at once, so drift isn't shared"
+_ALONE = "models were loaded one after the other: there is no room for all of them at once, so drift isn't shared"
 
 
 def _parsed_sizes(given: Any) -> Any:
@@ -86,20 +83,20 @@ class ProfileRequest(Request):
     ] = None
     task: Annotated[str | None, about("Run this task's prompts instead of arbitrary tokens.")] = None
     split: Split = "test"
-    repeats: Annotated[int, about("Timed runs per batch size, of which the median is reported.", ge=1)] = 5
+    timed_runs: Annotated[int, about("Timed runs per batch size, of which the median is reported.", ge=1)] = 5
     device: Annotated[Device, about("Where to run the models.")] = "auto"
     threads: Annotated[int | None, about("CPU threads of torch; torch's default if left out.", ge=1)] = None
     search: SearchOfFull = None
     model: ModelPath = None
     trust_remote_code: Annotated[bool, about("Let modelling code in a checkpoint's folder run.")] = False
     dtype: ModelDtype = None
-    apart: Annotated[
+    one_at_a_time: Annotated[
         bool | None,
         about(
             "Hold one model in memory at a time (drift isn't shared), or all of them. If this is left out, "
             "all are held where there is ample memory."
         ),
-        Flag("--apart/--together"),
+        Flag("--one-at-a-time/--all-loaded"),
     ] = None
     plot: Annotated[
         Path | None,
@@ -117,8 +114,8 @@ class ProfileRequest(Request):
 
 
 def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Callable[[str], None]) -> ProfileReport:
-    from moevolve.workers.profiling.checkpoints import check_folder, position_limit
-    from moevolve.workers.profiling.run import profile_models
+    from moevolve.workers.profiling.checkpoints import check_folder, export_models, position_limit
+    from moevolve.workers.profiling.run import ProfileError, profile_models
 
     names = tuple(dict.fromkeys(request.models))
     trusted = request.trust_remote_code
@@ -128,7 +125,11 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
         if not _is_stored(name)
     }
     configs = [ModelConfig(model.path, trust_remote_code=trusted) for model in models.values()]
-    candidates = {} if store is None else _candidates(store, request)
+    candidates: dict[str, Candidate] = {}
+    if store is not None:
+        individuals = [name for name in names if _is_stored(name) and name != FULL]
+        candidates = {name: find_candidate(store, name, model=request.model) for name in individuals}
+        candidates = candidates or {FULL: find_candidate(store, FULL, request.search, request.model)}
     full = _full_model(candidates, request) if candidates else None
     if full is not None:
         configs.append(full)
@@ -140,18 +141,26 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
     with tempfile.TemporaryDirectory(prefix="moevolve-profile-") as scratch:
         if full is not None:
             on_stage("exporting")
-            models |= _stored_models(candidates, full, Path(scratch))
+            models[FULL] = ProfiledModel.full(FULL, full)
+            edits = [(name, each.edit) for name, each in candidates.items() if name != FULL]
+            try:
+                models |= {model.label: model for model in export_models(full, edits, Path(scratch))} if edits else {}
+            except ExportError as error:
+                raise ProfileError(f"{error.reason}; nothing is kept of it, which `moevolve export` does") from error
         order = [*([FULL] if full is not None else []), *(name for name in names if name != FULL)]
         processes = Path(scratch, "processes")
         processes.mkdir()
         report = profile_models([models[name] for name in order], settings, processes, on_stage)
     notes = _notes(report, candidates)
-    if request.apart is None and report.settings.apart:
-        notes = (_APART, *notes)
+    if request.one_at_a_time is None and report.settings.one_at_a_time:
+        notes = (_ALONE, *notes)
     scored = tuple(replace(model, score=scores.get(model.label)) for model in report.models)
     report = replace(report, models=scored, notes=notes)
     if request.plot is not None:
-        save(_figure(report), request.plot)
+        drawn = [model for model in report.models if model.score is not None]
+        sizes = report.settings.batch_sizes
+        rates = {size: [model.batches[place].answer_rate for model in drawn] for place, size in enumerate(sizes)}
+        save(speed_figure({model.label: model.score or 0.0 for model in drawn}, rates), request.plot)
     return report
 
 
@@ -183,15 +192,6 @@ def _check_plot(path: Path, prompts: TaskPrompts | None, scores: dict[str, float
     check_format(path)
 
 
-def _figure(report: ProfileReport) -> Figure:
-    """Draw the models that have a score."""
-    scores = {model.label: model.score for model in report.models if model.score is not None}
-    drawn = [model for model in report.models if model.label in scores]
-    sizes = report.settings.batch_sizes
-    rates = {size: [model.batches[place].answer_rate for model in drawn] for place, size in enumerate(sizes)}
-    return speed_figure(scores, rates)
-
-
 def _notes(report: ProfileReport, candidates: dict[str, Candidate]) -> tuple[str, ...]:
     """Note how long repairs took, and individuals whose checkpoint isn't as large as the store says."""
     notes = []
@@ -214,14 +214,6 @@ def _notes(report: ProfileReport, candidates: dict[str, Candidate]) -> tuple[str
 
 def _is_stored(name: str) -> bool:
     return name == FULL or (_INDIVIDUAL.fullmatch(name) is not None and not Path(name).is_dir())
-
-
-def _candidates(store: StoreReader, request: ProfileRequest) -> dict[str, Candidate]:
-    """The individuals to profile, by name; the full model if there are none."""
-    individuals = [name for name in request.models if _is_stored(name) and name != FULL]
-    if not individuals:
-        return {FULL: find_candidate(store, FULL, request.search, request.model)}
-    return {name: find_candidate(store, name, model=request.model) for name in individuals}
 
 
 def _full_model(candidates: dict[str, Candidate], request: ProfileRequest) -> ModelConfig:
@@ -283,24 +275,10 @@ def _settings(
         tuple(request.batch_sizes),
         tokens,
         new_tokens,
-        request.repeats,
+        request.timed_runs,
         request.device,
         (request.dtype or "auto") if full is None else full.dtype,
         request.threads,
-        request.apart,
+        request.one_at_a_time,
         prompts,
     )
-
-
-def _stored_models(candidates: dict[str, Candidate], full: ModelConfig, scratch: Path) -> dict[str, ProfiledModel]:
-    """The full model at its own path, and the individuals as newly exported checkpoints."""
-    from moevolve.workers.profiling.checkpoints import export_models
-    from moevolve.workers.profiling.run import ProfileError
-
-    models = {FULL: ProfiledModel.full(FULL, full)}
-    edits = [(name, candidate.edit) for name, candidate in candidates.items() if name != FULL]
-    try:
-        exported = export_models(full, edits, scratch) if edits else ()
-    except ExportError as error:
-        raise ProfileError(f"{error.reason}; nothing is kept of it, which `moevolve export` does") from error
-    return models | {model.label: model for model in exported}

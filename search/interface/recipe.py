@@ -11,10 +11,8 @@ from pydantic import ValidationError
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.text_files import writing_into
-from moevolve.search.interface.export import CheckpointRequest, scores_of, written
+from moevolve.search.interface.export import CheckpointRequest, scores_of
 from moevolve.search.interface.parameters import (
-    Device,
-    Dtype,
     IndividualRef,
     ModelPath,
 )
@@ -39,7 +37,7 @@ from moevolve.store.reader import StoreReader
 from moevolve.workers.contract.card import ExportCard, ExportReport
 from moevolve.workers.contract.edits import underlying
 from moevolve.workers.contract.fitting import FitRows
-from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.repair.edit import RepairedEdit
 
@@ -124,7 +122,7 @@ class ApplyRequest(CheckpointRequest):
             selection = selection_edit(found, facts, str(path))
             note = f"Its experts were chosen by the list of retained experts in {path.name}."
             card = ExportCard(path.stem, self.model, "not hashed", notes=(note,))
-            return written(model, selection, card, Path(self.directory), self)
+            return self.write(model, selection, card, Path(self.directory))
         if facts.family != found.model.family:
             raise UserError(f"{self.model}: not the recipe's model, which is of family {found.model.family}")
         rows = self._rows(found)
@@ -140,7 +138,7 @@ class ApplyRequest(CheckpointRequest):
         card = ExportCard(
             found.individual, self.model, found.model.fingerprint, individual=found.individual, scores=found.scores
         )
-        return written(model, edit, replace(card, notes=(note,)), Path(self.directory), self)
+        return self.write(model, edit, replace(card, notes=(note,)), Path(self.directory))
 
     def _rows(self, found: Recipe) -> FitRows | None:
         """The token sequences of a recipe, or those of the file of `data`."""

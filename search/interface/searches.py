@@ -48,15 +48,18 @@ class SearchesRequest(Request):
     def selected(self, found: Sequence[SearchSummary]) -> list[SearchSummary]:
         """Filter and sort all searches, which are given oldest first."""
         text = (self.text or "").casefold()
-        rows = [
-            row
-            for row in found
-            if row.search.archived == self.archived
-            and self.status in (None, row.search.status)
-            and (self.tag is None or self.tag in row.search.tags)
-            and (self.task is None or self.task in row.tasks)
-            and any(text in each.casefold() for each in _texts(row.search))
-        ]
+        rows = []
+        for row in found:
+            search = row.search
+            texts = search.name, " ".join(search.tags), search.note, search.model_path, search.genome_kind
+            if (
+                search.archived == self.archived
+                and self.status in (None, search.status)
+                and (self.tag is None or self.tag in search.tags)
+                and (self.task is None or self.task in row.tasks)
+                and any(text in each.casefold() for each in texts)
+            ):
+                rows.append(row)
         match self.sort:
             case "oldest":
                 return rows
@@ -68,10 +71,6 @@ class SearchesRequest(Request):
                 scores = [row.best_fitness if self.sort == "best" else getattr(row, self.sort) for row in rows]
                 order = sorted(range(len(rows)), key=lambda place: (scores[place] is None, -(scores[place] or 0.0)))
                 return [rows[place] for place in order]
-
-
-def _texts(search: SearchRecord) -> tuple[str, ...]:
-    return search.name, " ".join(search.tags), search.note, search.model_path, search.genome_kind
 
 
 @record

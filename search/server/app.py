@@ -34,8 +34,8 @@ from moevolve.search.server.pages import (
 from moevolve.search.server.pages import launching as launch_pages
 from moevolve.search.server.problems import answer_errors
 from moevolve.search.server.processes import ProcessRunner
+from moevolve.search.server.serial_queue import SerialQueue
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.turns import Turns
 from moevolve.store.repository import Store
 from moevolve.workers.children.process import ChildProcess
 
@@ -65,8 +65,8 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     server = ServerState(
         writer=store,
         settings=settings,
-        drawings=Turns("drawings"),
-        previews=Turns("checks of launches"),
+        drawings=SerialQueue("drawings"),
+        previews=SerialQueue("checks of launches"),
         preview_process=ChildProcess(environment=_OFFLINE, limit_s=_PREVIEW_LIMIT_S, idle_s=_PREVIEW_IDLE_S),
         feed=Feed(store),
         curves=FitnessCurves(store),

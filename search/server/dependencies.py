@@ -17,8 +17,8 @@ from moevolve.search.server.feed import Feed
 from moevolve.search.server.fitness_curves import FitnessCurves
 from moevolve.search.server.listings import Listings
 from moevolve.search.server.processes import ProcessRunner
+from moevolve.search.server.serial_queue import SerialQueue
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.turns import Turns
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.workers.children.process import ChildProcess
@@ -32,8 +32,8 @@ class ServerState:
 
     writer: Store
     settings: ServerSettings
-    drawings: Turns
-    previews: Turns
+    drawings: SerialQueue
+    previews: SerialQueue
     preview_process: ChildProcess
     feed: Feed
     curves: FitnessCurves

@@ -168,7 +168,7 @@ def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
 
 def _export(store: Store, subject: Candidate, folder: Path, faults: Sequence[str], checks: Checks) -> Written:
     """Export the winner, unless the folder has it already; its card has the checks and tells its faults."""
-    from moevolve.search.interface.export import export_candidate, needs_requantising
+    from moevolve.search.interface.export import needs_requantising
 
     assert subject.detail is not None
     winner = subject.detail.ref
@@ -178,14 +178,14 @@ def _export(store: Store, subject: Candidate, folder: Path, faults: Sequence[str
     notes = (*(f"It was exported in spite of this: {fault}." for fault in faults), checks_table(*checks))
     requantise, why = needs_requantising(subject), tuple[tuple[str, str], ...]()
     try:
-        report = export_candidate(store, subject, ExportRequest(winner, folder, requantise=requantise), notes)
+        report = ExportRequest(winner, folder, requantise=requantise).export(store, subject, notes)
     except UserError as error:
         if not requantise:
             raise
         # A result of hours in a larger form is better than none.
         why = (("not in the base model's format", str(error)),)
         notes += (f"It isn't in the format of the base model: {error}.",)
-        report = export_candidate(store, subject, ExportRequest(winner, folder), notes)
+        report = ExportRequest(winner, folder).export(store, subject, notes)
     return Written(report.directory, report.form, _weight_bytes(report.directory), (*report.changes, *why))
 
 

@@ -107,7 +107,6 @@ class Packing:
     """How a checkpoint's weights are packed.
 
     Attributes:
-        name: Name of the format.
         tensors: Returns the tensors by name in an unquantised checkpoint, each unpacked to a given dtype on
             `tensor[...]`.
     """

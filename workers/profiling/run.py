@@ -41,33 +41,30 @@ class ProfileError(RuntimeError):
 def profile_models(
     models: Sequence[ProfiledModel], settings: ProfileSettings, folder: Path, on_stage: Stage = lambda _: None
 ) -> ProfileReport:
-    """Profile at least one checkpoint.
+    """Profile at least one checkpoint; ratios are relative to the first.
 
-    Args:
-        models: Checkpoints; ratios are relative to the first.
-        settings: What is timed, and how.
-        folder: Empty folder for logs and copies of modelling code, which the caller removes.
-        on_stage: Called with a description of each stage.
+    The caller removes the folder, which gets logs and copies of modelling code, and is empty at first. `on_stage` is
+    called with a description of each stage.
 
     Raises:
         UserError: A model can't be loaded or counted, or doesn't fit on the device.
         ProfileError: A process was killed or crashed.
     """
     profiles: list[ModelProfile] = []
-    waiting, apart = list(models), settings.apart
+    waiting, alone = list(models), settings.one_at_a_time
     while waiting:
         with ExitStack() as stack:
             processes: list[_Process] = []
-            while waiting and not (processes and apart):
+            while waiting and not (processes and alone):
                 on_stage(f"loading {waiting[0].label}")
                 process = stack.enter_context(_Process(waiting.pop(0), folder))
                 process.loaded = loaded = process.call(load, process.model, settings)
                 processes.append(process)
-                if apart is None:
+                if alone is None:
                     # Whether there is room for the other models, if each takes twice the bytes of this one's weights.
-                    apart = 2 * len(waiting) * loaded.weight_bytes > loaded.free_bytes
+                    alone = 2 * len(waiting) * loaded.weight_bytes > loaded.free_bytes
             profiles += _interleaved(processes, settings, on_stage)
-    return ProfileReport(replace(settings, apart=apart), tuple(profiles))
+    return ProfileReport(replace(settings, one_at_a_time=alone), tuple(profiles))
 
 
 def _interleaved(processes: Sequence[_Process], settings: ProfileSettings, on_stage: Stage) -> list[ModelProfile]:
@@ -79,7 +76,7 @@ def _interleaved(processes: Sequence[_Process], settings: ProfileSettings, on_st
             process.call(measure, size)
         replies: list[list[MeasureReply]] = [[] for _ in processes]
         for repeat, turns in enumerate(settings.turns(len(processes))):
-            on_stage(f"batch size {size}: {repeat + 1} of {settings.repeats}")
+            on_stage(f"batch size {size}: {repeat + 1} of {settings.timed_runs}")
             for turn in turns:
                 replies[turn].append(processes[turn].call(measure, size))
         for measured, found in zip(batches, replies, strict=True):
@@ -119,5 +116,5 @@ class _Process(ChildProcess):
         except UserError as error:
             raise UserError(f"{self.model.label}: {error}") from None
         except ChildError as error:
-            advice = "; use smaller --batch-sizes, or --apart" if error.killed else ""
+            advice = "; use smaller --batch-sizes, or --one-at-a-time" if error.killed else ""
             raise ProfileError(f"{self.model.label}: {error}{advice}") from None

@@ -25,7 +25,7 @@ from moevolve.store.repository import Store
 from moevolve.workers.profiling.process import ProfiledProcess, load
 from moevolve.workers.profiling.run import _Process
 
-QUICK = ("--batch-sizes", "2,1", "--repeats", "2", "--prompt-tokens", "8", "--new-tokens", "2", "--threads", "1")
+QUICK = ("--batch-sizes", "2,1", "--timed-runs", "2", "--prompt-tokens", "8", "--new-tokens", "2", "--threads", "1")
 
 MIXED = {"kind": "nanomoe", "variant": "II", "blocks": 4, "rank": 3}
 
@@ -82,7 +82,7 @@ def test_an_individual_beside_its_full_model(
     monkeypatch.setattr("moevolve.workers.profiling.run._Process", ProcessHere)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     task = ("--task", str(tiny.task), "--split", "search")
-    quick = ("--batch-sizes", "3,1", "--repeats", "2", "--new-tokens", "2", "--threads", "1")
+    quick = ("--batch-sizes", "3,1", "--timed-runs", "2", "--new-tokens", "2", "--threads", "1")
     picture = tmp_path / "speed.svg"
     done = in_process("profile", "experts:4", *task, *quick, "--json", "--plot", picture, cwd=folder)
     assert done.returncode == 0, done.stderr

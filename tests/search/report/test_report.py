@@ -22,14 +22,11 @@ from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.interface.analyse import AnalyseRequest
-from moevolve.search.interface.evaluate import evaluate_candidate
-from moevolve.search.interface.import_eep import ImportEepRequest
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.report.contents import ReportContents, gather, group_failures
 from moevolve.search.report.page import render_page
-from moevolve.search.running.candidates import find_candidate
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
@@ -211,14 +208,14 @@ def test_missing_scores_are_listed_with_their_commands(tiny: Any, tmp_path: Path
             f"moevolve evaluate {winner} --task {tiny.task} --split test",
         ]
         before = _evaluations(tmp_path)
-        evaluate_candidate(store, find_candidate(store, winner), str(tiny.task), "test")
-        evaluate_candidate(store, find_candidate(store, winner), str(tiny.task), "dev")
-        evaluate_candidate(store, find_candidate(store, "full", "bare"), str(tiny.task), "test")
+        moevolve.evaluate(store, winner, task=str(tiny.task), split="test")
+        moevolve.evaluate(store, winner, task=str(tiny.task), split="dev")
+        moevolve.evaluate(store, "full", search="bare", task=str(tiny.task), split="test")
         contents = gather(store, "bare")
         tested = contents.standings.full.score("pick", "test")
         assert not contents.standings.gaps and tested is not None and not contents.standings.others
         assert _evaluations(tmp_path) == before + 3, "a report evaluates nothing"
-        evaluate_candidate(store, find_candidate(store, winner), f"{tiny.task}@perplexity", "test")
+        moevolve.evaluate(store, winner, task=f"{tiny.task}@perplexity", split="test")
         contents = gather(store, "bare")
         assert contents.standings.tasks == ("pick",) and contents.standings.others == ("pick@perplexity",)
         _, text = page_of(contents)
@@ -236,14 +233,11 @@ def _evaluations(folder: Path) -> int:
 def test_imported_coefficients_are_reported(tiny: Any, tmp_path: Path) -> None:
     import torch
 
-    from moevolve.search.interface.import_eep import read_files, store_files
-
     url = f"sqlite:///{tmp_path / 'store.db'}"
     matrix = torch.rand(2, 4, generator=torch.manual_seed(0))
     torch.save({"others": matrix, "others_transfer": matrix}, tmp_path / "c.pth")
-    read = read_files(ImportEepRequest([tmp_path / "c.pth"], experts_of=str(tiny.model)))
     with Store.open(url) as store:
-        (imported,) = store_files(store, read)
+        (imported,) = moevolve.import_eep(store, [tmp_path / "c.pth"], experts_of=str(tiny.model))
         contents = gather(store, imported.ref.rpartition(":")[0])
         _, text = page_of(contents)
     assert "This search has no tasks" in text and contents.counts["planned"] is None

@@ -21,7 +21,7 @@ from waiting import PATIENT_S
 
 from moevolve.search.interface.plot import PlotRequest
 from moevolve.search.server.fitness_curves import FitnessCurves, down_sampled
-from moevolve.search.server.turns import MOST
+from moevolve.search.server.serial_queue import MOST
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import UnreachableError
 from moevolve.store.records import Event

@@ -18,7 +18,7 @@ from moevolve.workers.profiling.process import ProfiledProcess
 from moevolve.workers.profiling.report import BatchProfile, ProfiledModel, ProfileSettings, TaskPrompts
 from moevolve.workers.profiling.run import ProfileError, profile_models
 
-SETTINGS = ProfileSettings((1, 3), prompt_tokens=6, new_tokens=2, repeats=3, device="cpu", threads=1)
+SETTINGS = ProfileSettings((1, 3), prompt_tokens=6, new_tokens=2, timed_runs=3, device="cpu", threads=1)
 
 
 def test_rates_are_of_the_median() -> None:
@@ -71,13 +71,13 @@ def test_models_take_turns(canned: CannedProfilees, tmp_path: Path) -> None:
     assert [event.partition(", pid")[0] for event in loads] == ["one loads beside 0", "two loads beside 1"]
     order = ["one", "two", "one", "two", "two", "one", "one", "two"]
     assert turns == [f"{name} 1" for name in order] + [f"{name} 3" for name in order]
-    assert report.settings.apart is False and report.reference.label == "a"
+    assert report.settings.one_at_a_time is False and report.reference.label == "a"
 
 
 def test_one_model_is_held_at_a_time_without_ample_room(canned: CannedProfilees, tmp_path: Path) -> None:
     models = [ProfiledModel("a", "crowded"), ProfiledModel("b", "two")]
-    report = profile_models(models, replace(SETTINGS, repeats=1), tmp_path)
-    assert report.settings.apart is True and [model.label for model in report.models] == ["a", "b"]
+    report = profile_models(models, replace(SETTINGS, timed_runs=1), tmp_path)
+    assert report.settings.one_at_a_time is True and [model.label for model in report.models] == ["a", "b"]
     assert [event.partition(", pid")[0] for event in canned.events] == [
         "crowded loads beside 0",
         *["crowded 1"] * 2,

@@ -19,7 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Turns:
+class SerialQueue:
     """The work of one kind that a server was asked for.
 
     Args:
