@@ -29,6 +29,7 @@ from moevolve.store.session import lock_against_prune
 from moevolve.store.tables import leases
 
 _PROGRESS = TypeAdapter(Progress)
+# The text of `this_process`. Owners with another text, such as tests' and other programs', count as alive.
 _OWNER = re.compile(r"process (?P<process>\d+) on .* \((?P<machine>\S+), (?P<numbering>\S+)\)")
 
 

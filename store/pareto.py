@@ -92,7 +92,12 @@ def read_cells(
     only = find_named(connection, search)
     here = [one for one in _scored_contexts(connection, task, split, only) if one.split == split]
     sizes, scores = evaluations.c[size], evaluations.c.score
-    low, high = _range(connection, here, sizes)
+    ends: list[int] = []
+    for context in here:
+        for order in (sizes.asc(), sizes.desc()):  # each reads one entry of an index
+            query = select(sizes).where(*_sized(context, sizes)).order_by(order).limit(1)
+            ends += [end for end in connection.execute(query).scalars() if end is not None]
+    low, high = min(ends, default=0), max(ends, default=0)
     counted: dict[tuple[int, int], list[float]] = {}
     for context in here:
         column = (sizes - low) * (_CELLS - 1) // max(1, high - low)
@@ -162,13 +167,3 @@ def _scored_contexts(connection: Connection, task: str, split: Split, search: Se
 
 def _sized(context: Any, sizes: ColumnElement[int | None]) -> tuple[ColumnElement[bool], ...]:
     return evaluations.c.context_id == context.id, evaluations.c.score.is_not(None), sizes.is_not(None)
-
-
-def _range(connection: Connection, here: Sequence[Any], sizes: ColumnElement[int | None]) -> tuple[int, int]:
-    """The smallest and the largest size of a candidate."""
-    ends: list[int] = []
-    for context in here:
-        for order in (sizes.asc(), sizes.desc()):
-            query = select(sizes).where(*_sized(context, sizes)).order_by(order).limit(1)
-            ends += [end for end in connection.execute(query).scalars() if end is not None]
-    return min(ends, default=0), max(ends, default=0)

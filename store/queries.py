@@ -217,6 +217,7 @@ def read_evaluations(
     return found
 
 
+# Columns of an individual that a ranking shows.
 _DESCRIPTION = (
     *("experts", "active", "parameters", "active_parameters", "parameters_full"),
     *("summary", "depth", "phase", "operator", "phenotype_hash"),
@@ -403,26 +404,21 @@ def candidates(context: Any, where: Filter, limit: int, excluded: Sequence[int] 
         query = query.where(e.c.experts == where.experts)
     if where.active is not None:
         query = query.where(e.c.active == where.active)
-    query = query.where(select(literal(1)).where(_has_individual(e.c.phenotype_hash, context, where.search)).exists())
+    held = select(literal(1)).where(
+        individuals.c.phenotype_hash == e.c.phenotype_hash,
+        individuals.c.status == "ok",
+        searches.c.id == individuals.c.search_id,
+        searches.c.model_fingerprint == context.model_fingerprint,
+        searches.c.engine_fingerprint == context.engine_fingerprint,
+    )
+    if where.search is not None:
+        held = held.where(individuals.c.search_id == where.search.id)
+    query = query.where(held.exists())
     if excluded:
         other = e.alias("other")
         elsewhere = and_(other.c.context_id.in_(excluded), other.c.phenotype_hash == e.c.phenotype_hash)
         query = query.where(~select(literal(1)).where(elsewhere).exists())
     return query.order_by(e.c.score.desc(), e.c.gold_logprob.desc(), e.c.phenotype_hash.desc()).limit(limit)
-
-
-def _has_individual(phenotype: Any, context: Any, search: SearchRecord | None) -> ColumnElement[bool]:
-    """Matches `ok` individuals with this phenotype in searches with the context's model and engine."""
-    conditions = [
-        individuals.c.phenotype_hash == phenotype,
-        individuals.c.status == "ok",
-        searches.c.id == individuals.c.search_id,
-        searches.c.model_fingerprint == context.model_fingerprint,
-        searches.c.engine_fingerprint == context.engine_fingerprint,
-    ]
-    if search is not None:
-        conditions.append(individuals.c.search_id == search.id)
-    return and_(*conditions)
 
 
 def _earliest(connection: Connection, one: Candidate, search: SearchRecord | None) -> Any:

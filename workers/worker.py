@@ -65,7 +65,7 @@ class EvaluationWorker:
                 self._engine = GenerationEngine(loaded, self.resident.tokenizer, engine, shortcuts, self._reuse)
             else:
                 self._engine = VllmEngine(self.resident, engine, engine.vllm, shortcuts, self._reuse)
-        self._name = f"{socket.gethostname()}/{os.getpid()}"
+        self._name = f"{socket.gethostname()}/{os.getpid()}"  # where users look for its process and log
 
     def info(self, node: str = "") -> WorkerInfo:
         return WorkerInfo(self._name, node, str(self.resident.device))

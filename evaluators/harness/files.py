@@ -21,6 +21,7 @@ PREFIX = "lm_eval:"
 FOLDERS_VARIABLE = "MOEVOLVE_LM_EVAL_TASKS"
 """Environment variable with additional folders of lm-eval's task files, separated as in PATH."""
 
+# Keys that place a task among others, or name files that are read into it: they change no score.
 _STRUCTURE = ("tag", "group", "task_list", "include")
 
 

@@ -34,7 +34,9 @@ from moevolve.evaluators.types import Example, HarnessTask, PreparedSplit, Split
 _MAX_DOCUMENTS = 256
 # lm-eval's own seed for drawing few-shot examples; a document's row number is added to it.
 _FEWSHOT_SEED = 1234
+# lm-eval's task files name the limit of an answer in any of these ways, and its models take all of them.
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+# As lm-eval's own model for transformers has it.
 _DEFAULT_LENGTH = 256
 
 

@@ -6,16 +6,14 @@ import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.config import Selection, TaskConfig
-from moevolve.evaluators.tasks.datasets import Table, load_table
+from moevolve.evaluators.tasks.datasets import Row, Table, load_table
 from moevolve.evaluators.tasks.selection import check_disjoint, select_rows, unshared_rows, value_key
 from moevolve.evaluators.tasks.templates import ExampleTemplate
 from moevolve.evaluators.types import SCORED, SPLITS, Example, PreparedSplit, Split
 
-Row = dict[str, Any]
 Shot = tuple[str, str]
 _LOG = logging.getLogger(__name__)
 

@@ -154,12 +154,6 @@ _HASHED_VERSION = 3
 """Part of every configuration's hash; raise it when the same settings come to mean another population."""
 
 
-def _without_folder(name: str) -> str:
-    """The file name of an absolute path, which may have a prefix such as `lm_eval:`; other names stay unchanged."""
-    prefix, _, path = name.rpartition(":")
-    return f"{prefix}:{PurePath(path).name}".lstrip(":") if path.startswith("/") else name
-
-
 LONGEST_NAME = 200
 """Most characters of a search's name, which becomes part of file names and URLs."""
 SearchName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=LONGEST_NAME)]
@@ -175,7 +169,8 @@ class RunConfig(Section):
             smallest share of the unedited model's score that is left on any of them (`worst`).
         strategy: Strategy of the phases that don't name their own.
         phases: Phases of the search, in order; empty for imported individuals.
-        window: Most individuals that may be under evaluation at once.
+        window: Most individuals that may be under evaluation at once. With 8, the paper's search has as good a result
+            on `test` as without a window, with 16 a worse one (`search/loop/README.md`).
         skip_phases_at: The search ends before a phase if its best individual has at least this share of the full
             model's fitness by then; None runs all phases. With a share, a phase begins only after all individuals of
             the phases before it are evaluated.
@@ -231,15 +226,16 @@ class RunConfig(Section):
     def config_hash(self) -> str:
         """SHA-256 (hex) of the settings that determine the population.
 
-        Execution settings, the name and the store are left out. So are the model's revision and own dtype and the
+        Execution settings, the name and the store aren't part of it, nor are the model's revision and own dtype and the
         folders of model and tasks: fingerprints identify them on whatever machine a search is launched or resumed.
         """
         content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
         for found in ("revision", "own_dtype"):
             del content["model"][found]
-        content["model"]["path"] = _without_folder(self.model.path)
-        for task in content["tasks"]:
-            task["name"] = _without_folder(task["name"])
+        for place, key in ((content["model"], "path"), *((task, "name") for task in content["tasks"])):
+            prefix, _, path = place[key].rpartition(":")  # such as `lm_eval:`
+            if path.startswith("/"):
+                place[key] = f"{prefix}:{PurePath(path).name}".lstrip(":")
         versioned = {"version": _HASHED_VERSION, **content}
         return hashlib.sha256(json.dumps(versioned, sort_keys=True).encode()).hexdigest()
 
@@ -264,5 +260,5 @@ class RunConfig(Section):
         if kinds[:1] == ["repair"] or "repair" in kinds[:-1]:
             raise ValueError("phases: a repair phase repairs what others found, so it is the last of several")
         if "merge" in kinds and "prune" in kinds[kinds.index("merge") :]:
-            raise ValueError("phases: a prune phase can't follow a merge phase, merged experts have no retained ones")
+            raise ValueError("phases: a prune phase can't follow a merge phase, whose experts are mixtures")
         return self

@@ -1,4 +1,4 @@
-"""Configuration of a comparison: a base run configuration, and the settings varied in it."""
+"""Configuration of a study: a base run configuration, and the settings varied in it."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from moevolve.search.genomes.registry import DEFAULT, KINDS
 BASELINE = "baseline"
 """Key that makes a method a one-shot baseline instead of a search."""
 REPAIR = "repair"
-"""Key that makes a baseline a repaired one: a recipe, or `true`."""
+"""Key that makes a baseline a repaired one: settings, or `true`."""
 
 Overrides = dict[str, Any]
 """Settings by dotted path, for example `genome.experts`, that replace the base's."""
 
 
 class StudySection(Section):
-    """A comparison as its YAML file has it: every method on every task at every budget, with every seed.
+    """A study as its YAML file has it: every method on every task at every budget, with every seed.
 
     Attributes:
         name: Prefix of the names of its searches in the store.
@@ -48,7 +48,7 @@ class StudySection(Section):
             base's tasks for one search.
         budgets: Settings by label, applied to every method.
         methods: Settings by label that are compared. `baseline: NAME` makes a method the one-shot baseline of that
-            name; `repair: true`, or a recipe, repairs it.
+            name; `repair: true`, or settings of a repair, repairs it.
         seeds: Seeds; each gives one search, and scores are means over them.
     """
 
@@ -76,10 +76,10 @@ class StudySection(Section):
 
 @dataclass(frozen=True, slots=True)
 class StudyCell:
-    """One search of a comparison.
+    """One search of a study.
 
     Attributes:
-        task, budget, method: Labels; task and budget are empty if the comparison doesn't vary them.
+        task, budget, method: Labels; task and budget are empty if the study doesn't vary them.
         config: Configuration of the search.
     """
 
@@ -92,7 +92,7 @@ class StudyCell:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A validated comparison: its name, and all searches, ordered by task, then budget, method and seed."""
+    """A validated study: its name, and all searches, ordered by task, then budget, method and seed."""
 
     name: str
     cells: tuple[StudyCell, ...]
@@ -103,14 +103,14 @@ class Study:
 
 
 def load_study(path: Path, overrides: tuple[str, ...] = ()) -> Study:
-    """Read a comparison's YAML file, apply overrides such as `base.workers.count=4`, and validate every cell.
+    """Read a study's YAML file, apply overrides such as `base.workers.count=4`, and validate every cell.
 
     Raises:
         UserError: the file is missing, isn't YAML, or has an unknown key or a wrong value; the message names the field.
     """
     data = read_yaml(path)
     if "phases" in data and "methods" not in data:
-        raise UserError(f"{path}: this is one search, not a comparison: run it with `moevolve launch`")
+        raise UserError(f"{path}: this is one search, not a study: run it with `moevolve launch`")
     base = data.get("base")
     if isinstance(base, str):
         source = path.parent / base

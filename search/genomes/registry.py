@@ -98,14 +98,14 @@ def outline_of(genome: Genome) -> GenomeOutline:
 
 
 def routing_weights_label(kind: str) -> str | None:
-    """Return the name of a kind's routing weights for the heading of an analysis; None leaves them out."""
+    """Return the name of a kind's routing weights for the heading of an analysis; None if they have none."""
     return KINDS[kind].figures.weights if kind in KINDS else None
 
 
 def part_names(kinds: Iterable[str]) -> str:
     """Return what individuals of some kinds consist of, as a heading: "experts", "blocks", or "experts or blocks"."""
-    asked = set(kinds)
-    return " or ".join(dict.fromkeys(kind.section.parts for name, kind in KINDS.items() if name in asked))
+    named = set(kinds)
+    return " or ".join(dict.fromkeys(kind.section.parts for name, kind in KINDS.items() if name in named))
 
 
 def part_counts(kind: str, experts: int, active: int) -> str:

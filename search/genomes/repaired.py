@@ -21,10 +21,10 @@ from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, Edit
 from moevolve.workers.contract.fitting import FitRows, NeuronRecipe, RowsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 
+# First bytes of repaired genomes; those of others are a hash, which can't be as long and the same.
 _MAGIC = b"repaired "
-"""First bytes of repaired genomes; those of others are a hash, which can't be as long and the same."""
+# Bounds of the weights that are searched.
 _ANSWER_WEIGHTS = (0.25, 64.0)
-"""Bounds of the weights that are searched."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,13 @@ class RepairedSpace(GenomeSpace[Any]):
         return self.repair_offspring(self.inner.sample(rng, phase), phase)
 
     def breed(self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[Genome, ...]) -> Offspring[Any]:
-        if isinstance(phase, RepairPhase):
-            return self._breed_recipe(rng, phase, parents)
-        return self.repair_offspring(self.inner.breed(rng, phase, tuple(map(base_genome, parents))), phase)
+        if not isinstance(phase, RepairPhase):
+            return self.repair_offspring(self.inner.breed(rng, phase, tuple(map(base_genome, parents))), phase)
+        # The base is the first parent's, the recipe to vary the last parent's.
+        donor = parents[-1]
+        recipe = donor.recipe if isinstance(donor, RepairedGenome) else phase.repair
+        varied = vary_recipe(rng, self._limit_tokens(recipe), self._limit_tokens(phase.repair), self.recombinable)
+        return Offspring(self.repaired(parents[0], varied), "repair", tuple(range(len(parents))))
 
     def repair_offspring(self, offspring: Offspring[Any], phase: PhaseConfig) -> Offspring[Any]:
         """Return the offspring, repaired by the phase's recipe if it has one."""
@@ -111,15 +115,6 @@ class RepairedSpace(GenomeSpace[Any]):
     def repaired(self, genome: Genome, recipe: RepairRecipe) -> RepairedGenome:
         """Return a genome repaired by a recipe, which replaces the recipe of a genome that is repaired already."""
         return RepairedGenome(self, base_genome(genome), recipe)
-
-    def _breed_recipe(
-        self, rng: np.random.Generator, phase: RepairPhase, parents: tuple[Genome, ...]
-    ) -> Offspring[Any]:
-        # The base is the first parent's, the recipe to vary the last parent's.
-        donor = parents[-1]
-        recipe = donor.recipe if isinstance(donor, RepairedGenome) else phase.repair
-        varied = vary_recipe(rng, self._limit_tokens(recipe), self._limit_tokens(phase.repair), self.recombinable)
-        return Offspring(self.repaired(parents[0], varied), "repair", tuple(range(len(parents))))
 
     def _limit_tokens(self, recipe: RepairRecipe) -> RepairRecipe:
         # With more tokens than there are, recipes with different numbers would fit the same tokens.

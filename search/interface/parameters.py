@@ -14,11 +14,10 @@ from moevolve.search.interface.request import Flag, about
 from moevolve.search.running.observer import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import CheckpointForm, MtpLayers
+from moevolve.workers.contract.settings import Device, Dtype
 
 ScoredSplit = Literal["search", "dev", "test"]
 SizeUnit = Literal["parameters", "bytes", "flops"]
-Device = Literal["auto", "cpu", "cuda"]
-Dtype = Literal["float32", "bfloat16", "float16"]
 Overrides = Mapping[str, Any] | Sequence[str]
 """Settings by dotted path, or `KEY=VALUE` lines as on the command line."""
 
@@ -37,7 +36,7 @@ IndividualOrFull = Annotated[
 ]
 SearchOfFull = Annotated[str | None, about("With `full`, the search whose model is meant.")]
 Task = Annotated[str, about("Any task, or NAME@FITNESS; also one that the search did not use.")]
-Split = Annotated[ScoredSplit, about("Split of the task.")]
+TaskSplit = Annotated[ScoredSplit, about("Split of the task.")]
 ModelPath = Annotated[
     str | None,
     about("The search's checkpoint (folder or hub id), if it isn't where the store says."),

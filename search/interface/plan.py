@@ -87,7 +87,6 @@ def run_pilot(
     """Measure a few individuals, and scale to the whole search; see `set_up` and `measure` for the errors."""
     from moevolve.search.running.launch import set_up_new
     from moevolve.search.running.plan.pilot import measure
-    from moevolve.search.running.plan.records import Pilot
 
     found = measure(set_up_new(config), individuals, make_pool, on_stage=on_stage)
     total = sum(count.different * found.of(count.kind) for count in planned.phases) / found.workers
@@ -95,4 +94,4 @@ def run_pilot(
     for split in planned.splits:
         tokens[split.split] += split.tokens
     total += found.final(planned.phases[-1].kind, planned.ranked, planned.tested, tokens)
-    return Pilot(found.individuals, found.workers, found.seconds, total / 3600)
+    return replace(found, hours=total / 3600)

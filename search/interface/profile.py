@@ -17,7 +17,7 @@ from moevolve.search.config.run import TaskSection
 from moevolve.search.drawing import check_format, save
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.interface.opening import opened_reader
-from moevolve.search.interface.parameters import Device, ModelDtype, ModelPath, OnStage, SearchOfFull, Split
+from moevolve.search.interface.parameters import ModelDtype, ModelPath, OnStage, SearchOfFull, TaskSplit
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL
 from moevolve.search.report.fitness import speed_figure
@@ -26,7 +26,7 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL
 from moevolve.workers.checkpoints.files import gguf_file
 from moevolve.workers.contract.card import ExportError
-from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.contract.settings import Device, EngineConfig, ModelConfig
 from moevolve.workers.profiling.report import (
     NEW_TOKENS,
     ProfiledModel,
@@ -82,7 +82,7 @@ class ProfileRequest(Request):
         int | None, about("Decoding steps after the prompt; the task's limit, or 32 without a task, if left out.", ge=1)
     ] = None
     task: Annotated[str | None, about("Run this task's prompts instead of arbitrary tokens.")] = None
-    split: Split = "test"
+    split: TaskSplit = "test"
     timed_runs: Annotated[int, about("Timed runs per batch size, of which the median is reported.", ge=1)] = 5
     device: Annotated[Device, about("Where to run the models.")] = "auto"
     threads: Annotated[int | None, about("CPU threads of torch; torch's default if left out.", ge=1)] = None

@@ -13,8 +13,6 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.text_files import writing_into
 from moevolve.search.interface.export import CheckpointRequest, scores_of
 from moevolve.search.interface.parameters import (
-    Device,
-    Dtype,
     IndividualRef,
     ModelPath,
 )
@@ -39,7 +37,7 @@ from moevolve.store.reader import StoreReader
 from moevolve.workers.contract.card import ExportCard, ExportReport
 from moevolve.workers.contract.edits import underlying
 from moevolve.workers.contract.fitting import FitRows
-from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.repair.edit import RepairedEdit
 

@@ -20,12 +20,11 @@ from pydantic import StrictInt, TypeAdapter, ValidationError
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.yaml_files import explain_validation
-from moevolve.search.interface.parameters import Dtype
 from moevolve.workers.contract.card import ExportScore
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.fitting import FitRows
-from moevolve.workers.contract.settings import ExpertsImplementation
+from moevolve.workers.contract.settings import Dtype, ExpertsImplementation
 from moevolve.workers.methods.eep.edit import EepEdit, RouterSpace, stock_space
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 

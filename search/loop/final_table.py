@@ -172,7 +172,7 @@ class Scorer:
         return tuple(scores)
 
     def mean_scores(self, rows: Sequence[IndividualRecord]) -> tuple[Score, ...]:
-        """Mean scores of individuals; a failure counts as 0, and splits that one of them lacks are left out."""
+        """Mean scores of individuals on the splits on which all were evaluated; a failure counts as 0."""
         found = self.find([row.phenotype_hash for row in rows])
         # A candidate that fails on one task of a split isn't evaluated on the tasks after it.
         failed = {(phenotype, split) for (phenotype, _, split), record in found.items() if record.failure is not None}

@@ -1,9 +1,9 @@
 """The population loop: it makes children as the window allows, has them evaluated and records them.
 
 Determinism: the strategy makes child i from the evaluations of individuals 0 .. visible(i) - 1 and a generator keyed by
-(seed, i). Evaluations arrive in any order; the strategy is told them in order of index, and not before it makes the
-first child that may depend on them. So no child changes with the number, the speed or the loss of workers, or with a
-restart of the driver.
+(seed, i). Evaluations arrive in any order; the strategy gets them in order of index, and not before it makes the first
+child that may depend on them. So no child changes with the number, the speed or the loss of workers, or with a restart
+of the driver.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SearchLoop:
         self._on_progress, self._on_note = on_progress, on_note
         self._total = setup.schedule.total
         self._first_arrival: tuple[float, int] | None = None
-        self._next = self._told = self._frontier = 0
+        self._next = self._passed = self._frontier = 0
         self._complete: dict[int, IndividualRecord] = {}
         self._pending: dict[int, tuple[IndividualRecord, float]] = {}
         self._waiting: defaultdict[str, list[int]] = defaultdict(list)
@@ -83,19 +83,16 @@ class SearchLoop:
             while self._frontier < self._total or self._full is None:
                 self._flush()
                 self._report()
-                self._gather()
+                # Replies that arrive together share one transaction.
+                arrived = self._cache.poll(timeout=1.0)
+                until = time.monotonic() + _GATHER_S
+                while arrived:
+                    self._take(arrived)
+                    arrived = self._cache.poll(timeout=0.0) if time.monotonic() < until else []
                 self._fill()
         finally:
             self._flush()
         self._report()
-
-    def _gather(self) -> None:
-        """Wait for evaluations, and take all that arrive together, so that they share one transaction."""
-        arrived = self._cache.poll(timeout=1.0)
-        until = time.monotonic() + _GATHER_S
-        while arrived:
-            self._take(arrived)
-            arrived = self._cache.poll(timeout=0.0) if time.monotonic() < until else []
 
     def _replay(self) -> None:
         """Rebuild the state from the stored history, and request pending individuals again."""
@@ -103,7 +100,7 @@ class SearchLoop:
         for row in self._store.history(self._setup.search_id):
             if row.index != self._next:
                 raise StoreError(f"search {self._setup.search_id}: individual {self._next} is missing from the store")
-            self._tell_visible()
+            self._pass_visible()
             if row.status == "pending":
                 unfinished.append((row, self._reproduced(row)))
             else:
@@ -153,7 +150,7 @@ class SearchLoop:
         return self._next < self._total
 
     def _make(self) -> tuple[IndividualRecord, Offspring[Any], Description]:
-        self._tell_visible()
+        self._pass_visible()
         index = self._next
         offspring = self._strategy.ask(index, self._taken)
         description = self._setup.space.describe(offspring.genome)
@@ -168,16 +165,16 @@ class SearchLoop:
         self._depths.append(depth)
         self._taken.add(phenotype)
 
-    def _tell_visible(self) -> None:
-        """Tell the strategy the individuals that the next child may depend on."""
-        while self._told < self._setup.schedule.visible(self._next):
-            if self._told not in self._complete:
+    def _pass_visible(self) -> None:
+        """Pass the individuals that the next child may depend on to the strategy."""
+        while self._passed < self._setup.schedule.visible(self._next):
+            if self._passed not in self._complete:
                 raise StoreError(
-                    f"search {self._setup.search_id}: individual {self._told} has no evaluation, though later ones "
+                    f"search {self._setup.search_id}: individual {self._passed} has no evaluation, though later ones "
                     "were made from it; the store was changed by hand"
                 )
-            self._strategy.tell(self._complete.pop(self._told))
-            self._told += 1
+            self._strategy.tell(self._complete.pop(self._passed))
+            self._passed += 1
 
     def _request(self, batch: list[tuple[IndividualRecord, Offspring[Any], Description]]) -> None:
         requests = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Protocol
 
 from moevolve.evaluators.types import PreparedSplit
@@ -29,8 +30,7 @@ class LocalPool:
     """
 
     def __init__(self, make: Callable[[], Evaluator], splits: Mapping[str, PreparedSplit]) -> None:
-        self._make = make
-        self._evaluator: Evaluator | None = None
+        self._evaluator = cache(make)
         self._splits = dict(splits)
         self._queue: deque[EvaluationRequest] = deque()
 
@@ -47,7 +47,7 @@ class LocalPool:
         request = self._queue.popleft()
         splits = tuple(self._splits[fingerprint] for fingerprint in request.fingerprints)
         try:
-            return [self._made().evaluate(request, splits)]
+            return [self._evaluator().evaluate(request, splits)]
         except WorkerFault as error:
             raise PoolError(f"the evaluation failed through no fault of the model: {error}") from error
 
@@ -57,17 +57,12 @@ class LocalPool:
         splits: tuple[PreparedSplit, ...],
         check: Callable[[], object] = lambda: None,
     ) -> bytes:
-        """See `Pool`; `check` is called once, at the beginning."""
+        """Calibrate in this process, after calling `check` once."""
         check()
-        return self._made().calibrate(recipe, splits)
+        return self._evaluator().calibrate(recipe, splits)
 
     def resize(self, count: int, at_once: bool = False) -> None:
         """Do nothing: there is one evaluator."""
 
     def close(self) -> None:
         self._queue.clear()
-
-    def _made(self) -> Evaluator:
-        if self._evaluator is None:
-            self._evaluator = self._make()
-        return self._evaluator

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 
 FAILURES = 3
-"""Number of failures in a row after which a node is left out."""
-LEFT_OUT_S = 600.0
-"""Seconds for which it is. The first failure after that leaves it out again."""
+"""Number of failures in a row after which no worker is started on a node: as many as a worker's failed starts."""
+AVOIDED_S = 600.0
+"""Seconds for which none is. It may take minutes to restart a node or its driver; if that didn't help, the first
+failure afterwards closes the node again."""
 
 
 class NodeFailures:
@@ -35,17 +36,17 @@ class NodeFailures:
             what: Name of the work that failed. The same work counts once: it may be what kills workers.
 
         Returns:
-            True if the node is left out from now on.
+            True if the node is avoided from now on.
         """
         known = self._failed.setdefault(node, set())
         known.add(what)
-        if len(known) < FAILURES or node in self.left_out:
+        if len(known) < FAILURES or node in self.avoided:
             return False
-        self._until[node] = self._clock() + LEFT_OUT_S
+        self._until[node] = self._clock() + AVOIDED_S
         return True
 
     @property
-    def left_out(self) -> frozenset[str]:
+    def avoided(self) -> frozenset[str]:
         """Ids of the nodes on which no worker is to be started now."""
         now = self._clock()
         return frozenset(node for node, until in self._until.items() if now < until)

@@ -10,6 +10,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import ray
+
+# Ray's public API has the cluster's free resources in sum only; a worker needs room on a single node.
 from ray._private.state import available_resources_per_node
 from ray.exceptions import (
     ActorDiedError,
@@ -34,10 +36,11 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 _LINE = 500
-"""Most characters of an error that are reported."""
+"""Most characters of an error that are reported: a few lines of a terminal, without a traceback's frames."""
 
 _ROOM_S = 60.0
-"""Longest wait for room for the first worker before the driver describes the model itself."""
+"""Longest wait for room for the first worker before the driver describes the model itself. Ray takes seconds to start a
+process on a node that has room, so that after a minute there is none."""
 
 
 def worker_actor(workers: WorkersSection, worker: Callable[..., Any] | None = None) -> Any:
@@ -120,7 +123,7 @@ class ModelProbe:
         if "torch" in sys.modules:
             return function(config, *args)
         if config.workers.address is None:  # a cluster's nodes may have folders that this machine doesn't have
-            local_directory(config.model)  # a wrong path is said at once, without waiting for Ray and torch
+            local_directory(config.model)  # a wrong path is refused at once, without waiting for Ray and torch
         try:
             start_ray(config.workers, self)
             reference = self._begin(function, config, *args)

@@ -13,6 +13,9 @@ import threading
 from typing import Any
 
 import ray
+
+# Ray has no public names for these: whether it listens on loopback only, the variable in which a job finds its own
+# runtime environment, and the CPUs that a container may use.
 from ray._private import ray_constants
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._private.utils import get_num_cpus
@@ -26,7 +29,7 @@ from moevolve.workers.contract.capacity import CAPACITY
 from moevolve.workers.contract.settings import WORKER_ENV
 
 _ANSWER_S = 10.0
-"""Time limit for connecting to a cluster's address."""
+"""Time limit for connecting to a cluster's address; Ray itself would try for minutes."""
 
 _HINT = (
     "this machine must be one of its nodes (`ray start --address HEAD:PORT` makes it one; --submit sends the search "
@@ -120,20 +123,31 @@ def _init_ray(workers: WorkersSection) -> None:
         options = {"address": "local", "include_dashboard": False, "num_cpus": cpus, "_system_config": ahead}
     else:
         if workers.address != "auto":
-            _check_listens(workers.address)
+            host, _, port = workers.address.rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+            except (OSError, OverflowError, ValueError) as error:
+                message = f"workers.address {workers.address}: no Ray cluster answers there: {error}"
+                raise PoolError(message) from None
         options = {"address": workers.address}
     failed = "Ray can't be started on this machine"
     if not local:
         failed = f"workers.address {workers.address}: can't join this Ray cluster"
     try:
         ray_constants.ENABLE_RAY_CLUSTER = clusters and not local  # without clusters Ray listens on loopback only
-        # Workers get an empty working directory: the driver's would be on their `sys.path`, where our folder `kernels`
-        # could shadow the package of that name which `transformers` imports. Workers of a Ray job get a copy of the
-        # job's own directory.
+        variables = {**WORKER_ENV, DRIVER_HOST: socket.gethostname()}
+        if CAPACITY in os.environ:
+            variables[CAPACITY] = os.environ[CAPACITY]
+        environment: dict[str, Any] = {"env_vars": variables}
+        job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
         with opening(failed, _ROOM if local else _HINT), tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
+            # Workers get an empty working directory: the driver's would be on their `sys.path`, where our folder
+            # `kernels` could shadow the package of that name which `transformers` imports. In a Ray job they get a copy
+            # of the job's own directory, which Ray doesn't let a driver replace.
+            if "working_dir" not in (job.get("runtime_env") or {}):
+                environment["working_dir"] = empty
             ray.init(
-                runtime_env={"env_vars": {**WORKER_ENV, **_capacity(), DRIVER_HOST: socket.gethostname()}}
-                | ({} if _job_has_working_dir() else {"working_dir": empty}),
+                runtime_env=environment,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 **options,
@@ -149,11 +163,6 @@ def _init_ray(workers: WorkersSection) -> None:
             signal.signal(signal.SIGTERM, before)
 
 
-def _capacity() -> dict[str, str]:
-    """The environment variable that limits the device memory of workers, if this process has it."""
-    return {CAPACITY: os.environ[CAPACITY]} if CAPACITY in os.environ else {}
-
-
 def cluster_name() -> str | None:
     """Name of the Ray session that this process is connected to; None if there is none."""
     node = ray._private.worker.global_worker.node  # noqa: SLF001 - the session's name is public in later versions only
@@ -167,18 +176,3 @@ def cluster_nodes() -> list[Node] | None:
     except (GetTimeoutError, RayError):
         return None
     return [Node(has.get("CPU", 0.0), has.get("GPU", 0.0)) for has in alive]
-
-
-def _check_listens(address: str) -> None:
-    """Refuse an address at which nothing listens, since Ray would try to connect for minutes."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
-    except (OSError, OverflowError, ValueError) as error:
-        raise PoolError(f"workers.address {address}: no Ray cluster answers there: {error}") from None
-
-
-def _job_has_working_dir() -> bool:
-    """True in a Ray job that has a working directory, which Ray doesn't let a driver replace."""
-    job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
-    return "working_dir" in (job.get("runtime_env") or {})

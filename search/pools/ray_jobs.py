@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+# Ray has no public names for the job server's limit and for the token that `ray get-auth-token` makes.
 from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
 from ray._raylet import AuthenticationTokenLoader
 from ray.exceptions import AuthenticationError
@@ -28,6 +29,7 @@ LIMIT_BYTES = int(DASHBOARD_CLIENT_MAX_SIZE)
 """Largest package of files that a job server accepts."""
 
 _TIMEOUT_S = 10
+"""Longest wait for a head node's answer; it answers at once or not at all."""
 _STOP_S = 60
 """Seconds for a driver to end when Ray stops its job; Ray's default of 3 s is too short for a slow store."""
 _METADATA_KEY = "moevolve"
@@ -128,7 +130,7 @@ class JobServer:
         return True
 
     def jobs(self, search: str) -> list[ClusterJob]:
-        """The jobs of a search, given by name or id, oldest first; other programs' jobs are left out."""
+        """The jobs of a search, given by name or id, oldest first, without other programs' jobs."""
         with self._asking("doesn't list its jobs"):
             listed = self._client.list_jobs()
         found = []

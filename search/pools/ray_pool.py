@@ -16,7 +16,7 @@ from moevolve.evaluators.errors import FailureKind, UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
-from moevolve.search.pools.node_failures import FAILURES, LEFT_OUT_S, NodeFailures
+from moevolve.search.pools.node_failures import AVOIDED_S, FAILURES, NodeFailures
 from moevolve.search.pools.ray_actor import (
     ModelProbe,
     has_other_node,
@@ -35,17 +35,20 @@ from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Mode
 log = logging.getLogger(__name__)
 
 _MAX_LOSSES = 10
-"""Number of workers that a candidate may lose to lost nodes before it fails."""
+"""Number of workers that a candidate may lose to lost nodes before it fails. Losing a node is no fault of the
+candidate, so the number is far above `max_attempts`; only a cluster that loses nodes all the time reaches it."""
 
 _FAILED_STARTS = 3
-"""Number of failed starts in a row, on every worker, after which the pool gives up."""
+"""Number of failed starts in a row, on every worker, after which the pool gives up: one may be chance, such as a GPU
+that another process is just leaving."""
 
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
-"""First and longest pause before a worker that failed to start is started again; each is twice the one before."""
+"""First and longest pause before a worker that failed to start is started again; each is twice the one before. So a
+node that recovers is used within a minute, and a broken one loads no checkpoint over and over."""
 
 _CHECK_S = 1.0
-"""Interval at which the wait for a calibration calls its `check`."""
+"""Interval at which the wait for a calibration calls its `check`, as often as a lease is renewed."""
 
 _CALIBRATION = "the calibration"
 """Key of a calibration's attempts, in place of a request's ticket."""
@@ -102,7 +105,7 @@ class RayPool:
 
     A worker that can't start, or hasn't loaded its model `start_timeout_s` after Ray has found room for it, is started
     again after a growing pause. Meanwhile the pool works with those that are ready. If none is ready and every start
-    fails, it gives up. A node where several workers in a row fail is left out for a while, as long as others have room.
+    fails, it gives up. A node where several workers in a row fail gets none for a while, as long as others have room.
 
     Args:
         workers: Number of workers, their resources and time limits.
@@ -113,7 +116,7 @@ class RayPool:
         shortcuts: Lossless shortcuts that the workers take.
         needed: Memory that a worker must find before it loads the model; None skips the check.
         probe: Source of the first worker's actor.
-        on_left_out: Called with a line for users when a node is left out.
+        on_avoided: Called with a line for users when a node is avoided from then on.
 
     `poll` raises NoRoomError if no worker is ready and every worker that got a node has found too little memory.
     """
@@ -128,7 +131,7 @@ class RayPool:
         shortcuts: Shortcuts = ALL_SHORTCUTS,
         needed: NeededMemory | None = None,
         probe: ModelProbe | None = None,
-        on_left_out: Callable[[str], object] = lambda _: None,
+        on_avoided: Callable[[str], object] = lambda _: None,
     ) -> None:
         start_ray(workers, self)
         self._workers = workers
@@ -142,7 +145,7 @@ class RayPool:
         self._deaths: Counter[str] = Counter()
         self._losses: Counter[str] = Counter()
         self._failed: list[EvaluationReply] = []
-        self._nodes, self._on_left_out = NodeFailures(), on_left_out
+        self._nodes, self._on_avoided = NodeFailures(), on_avoided
         self._starts = 0
         # The calibration that waits for a worker, and the finished one.
         self._job: _CalibrationJob | None = None
@@ -182,7 +185,7 @@ class RayPool:
         splits: tuple[PreparedSplit, ...],
         check: Callable[[], object] = lambda: None,
     ) -> bytes:
-        """See `Pool`. The first free worker calibrates while others load."""
+        """Calibrate on the first free worker, while others load."""
         replies: list[EvaluationReply] = []
         self._job, self._calibrated = (recipe, splits), None
         self._dispatch()
@@ -204,7 +207,7 @@ class RayPool:
         return sum(seat.info is not None for seat in self._seats)
 
     def resize(self, count: int, at_once: bool = False) -> None:
-        """See `Pool`. Workers without a loaded model stop first; a stopped worker is no attempt of its candidate."""
+        """Change the number of workers: those without a loaded model stop first, which is no candidate's attempt."""
         self._count = count
         if at_once:
             for seat in [seat for seat in self._seats if seat.request is not None][count:]:
@@ -233,7 +236,7 @@ class RayPool:
 
     def _new_actor(self) -> Any:
         actor, self._first = self._first, None
-        bad = self._nodes.left_out
+        bad = self._nodes.avoided
         if actor is not None or not (bad and has_other_node(self._workers, bad)):
             return actor or self._actor_class.remote()
         return self._actor_class.options(label_selector={"ray.io/node-id": f"!in({','.join(sorted(bad))})"}).remote()
@@ -249,11 +252,8 @@ class RayPool:
             if not self._queue:
                 return
             request = seat.request = self._queue.popleft()
-            seat.wait_for(seat.actor.evaluate_refs.remote(request, self._refs(request)))
-
-    def _refs(self, request: EvaluationRequest) -> list[Any]:
-        """Ray's references to the request's splits."""
-        return [self._splits[key] for key in request.fingerprints]
+            references = [self._splits[key] for key in request.fingerprints]
+            seat.wait_for(seat.actor.evaluate_refs.remote(request, references))
 
     def _collect(self, seat: _Seat) -> list[EvaluationReply]:
         """Take the result of a seat's finished call, or replace its worker if the call failed."""
@@ -285,9 +285,9 @@ class RayPool:
     def _replace_lost(self, seat: _Seat, error: Exception) -> None:
         """Replace a worker that is lost or at fault, and attempt its candidate or calibration again or fail it."""
         fresh = _Seat()
-        left_out = self._count_against_node(seat, error)
+        avoided = self._count_against_node(seat, error)
         if seat.info is None:
-            fresh = self._after_failed_start(seat, error, left_out)
+            fresh = self._after_failed_start(seat, error, avoided)
         elif seat.request is not None:
             self._retry_or_fail(seat.request, seat.info, error)
         elif seat.job is not None:
@@ -304,9 +304,9 @@ class RayPool:
         what = seat.request.ticket if seat.request is not None else _CALIBRATION
         if not self._nodes.failed(seat.node, what if seat.info is not None else f"start {self._starts}"):
             return False
-        told = f"{FAILURES} workers in a row failed on {seat.host}, the last by {reason_of(error)}"
-        log.warning("%s: no worker starts there for %.0f s if others have room", told, LEFT_OUT_S)
-        self._on_left_out(told)
+        note = f"{FAILURES} workers in a row failed on {seat.host}, the last by {reason_of(error)}"
+        log.warning("%s: no worker starts there for %.0f s if others have room", note, AVOIDED_S)
+        self._on_avoided(note)
         return True
 
     def _replace(self, seat: _Seat, fresh: _Seat) -> None:
@@ -314,8 +314,8 @@ class RayPool:
         kill(seat.actor)
         self._seats[self._seats.index(seat)] = fresh
 
-    def _after_failed_start(self, seat: _Seat, error: Exception, left_out: bool) -> _Seat:
-        """The replacement of a worker whose model isn't loaded, after a pause; `left_out` if this left its node out.
+    def _after_failed_start(self, seat: _Seat, error: Exception, avoided: bool) -> _Seat:
+        """The replacement of a worker whose model isn't loaded, after a pause; `avoided` if this left its node out.
 
         Raises:
             NoRoomError: No worker is ready, and all that got a node have found too little memory.
@@ -324,9 +324,9 @@ class RayPool:
             PoolError: No worker is ready, and all have failed to start several times for other reasons.
         """
         lost = out_of_reach(error) or (seat.node != "" and not node_alive(seat.node))
-        bad = self._nodes.left_out
+        bad = self._nodes.avoided
         # The next start, elsewhere, is the first one; but on several nodes it's hardly the nodes' fault.
-        elsewhere = left_out and len(bad) < _FAILED_STARTS and has_other_node(self._workers, bad)
+        elsewhere = avoided and len(bad) < _FAILED_STARTS and has_other_node(self._workers, bad)
         seat.failed_starts = 0 if elsewhere else seat.failed_starts + (not lost)
         cause = error.cause if isinstance(error, RayTaskError) else None
         seat.no_room = cause if isinstance(cause, NoRoomError) else None

@@ -64,7 +64,11 @@ class _RunFiles:
 
     def add(self, source: Path, place: str, where: str) -> str:
         """Copy a file or folder to `place`; returns its path relative to `folder`, for a configuration there."""
-        self._left -= _size(source)
+        try:
+            found = [source] if source.is_file() else source.rglob("*")
+            self._left -= sum(each.stat().st_size for each in found)
+        except OSError as error:
+            raise UserError(f"{source}: can't be read: {error}") from None
         if self._left < 0:
             raise UserError(
                 f"{where}: {source} is too large to be sent to the cluster with the run (all of its files may have "
@@ -109,14 +113,6 @@ class _RunFiles:
         target = self.folder / place / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-
-
-def _size(path: Path) -> int:
-    try:
-        found = [path] if path.is_file() else path.rglob("*")
-        return sum(each.stat().st_size for each in found)
-    except OSError as error:
-        raise UserError(f"{path}: can't be read: {error}") from None
 
 
 def _copy_package(folder: Path) -> list[str]:

@@ -21,6 +21,7 @@ from moevolve.store.session import without_password
 
 _FILE = "sqlite:///"
 _CONNECT_TIMEOUT_S = 5
+"""Longest wait for the database, which often can't be reached from here: then the cluster's driver reports it."""
 _COMMAND = ("python", "-m", "moevolve.search.cli", "launch")
 
 
@@ -64,7 +65,10 @@ def submit(
     """
     server = JobServer(cluster, insecure)
     config = config.model_copy(update={"store": _store_for(config.store, server.url)})
-    label = JobLabel(search_id or _derived_id(config), config.name, config.config_hash)
+    if search_id is None:  # it depends only on the request, so that the call can be repeated
+        content = "\n".join((config.name, config.config_hash, without_password(config.store)))
+        search_id = hashlib.sha256(content.encode()).hexdigest()[:10]
+    label = JobLabel(search_id, config.name, config.config_hash)
     status, needed = _stored_state(config, label)
     jobs = server.jobs(label.search)
     for job in jobs:
@@ -98,12 +102,6 @@ def logs(cluster: str, search: str, follow: bool, insecure: bool = False) -> Ite
     return server.follow(jobs[-1].id) if follow else iter([server.logs(jobs[-1].id)])
 
 
-def _derived_id(config: RunConfig) -> str:
-    """An id that depends only on the request."""
-    content = "\n".join((config.name, config.config_hash, without_password(config.store)))
-    return hashlib.sha256(content.encode()).hexdigest()[:10]
-
-
 def _store_for(store: str, cluster: str) -> str:
     """The store's URL for a driver on the cluster."""
     if not store.startswith("sqlite"):
@@ -118,8 +116,11 @@ def _store_for(store: str, cluster: str) -> str:
 
 def _stored_state(config: RunConfig, label: JobLabel) -> tuple[str | None, bool]:
     """The status of the search in the store, and whether it needs a driver."""
+    url = config.store
+    if not url.startswith("sqlite") and "connect_timeout=" not in url:
+        url += f"{'&' if '?' in url else '?'}connect_timeout={_CONNECT_TIMEOUT_S}"
     try:
-        with StoreReader.open(_with_short_timeout(config.store)) as store:
+        with StoreReader.open(url) as store:
             found, named = _find(store, label.search), _find(store, label.name)
             if found is None and named is None:
                 return None, True
@@ -136,13 +137,6 @@ def _stored_state(config: RunConfig, label: JobLabel) -> tuple[str | None, bool]
     if (found.name, parse_stored_config(found.config).config_hash) != (label.name, label.config_hash):
         raise UserError(f"the id {label.search} is that of search {found.name} in {where}, with other settings")
     return found.status, not driven and found.status not in ("finished", "cancelled")
-
-
-def _with_short_timeout(store: str) -> str:
-    """The store's URL with a short timeout for connecting to a database."""
-    if store.startswith("sqlite") or "connect_timeout=" in store:
-        return store
-    return f"{store}{'&' if '?' in store else '?'}connect_timeout={_CONNECT_TIMEOUT_S}"
 
 
 def _find(store: StoreReader, key: str) -> SearchRecord | None:

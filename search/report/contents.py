@@ -8,15 +8,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
 
 import yaml
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.contract.base import Genome, GenomeSpace
-from moevolve.search.genomes.contract.phases import START, PhaseConfig, StrategySection
+from moevolve.search.genomes.contract.base import Genome
+from moevolve.search.genomes.contract.phases import START, StrategySection
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import Entry, FinalTable, Scorer, build_final_table
 from moevolve.search.loop.scores import full_fitness
@@ -111,18 +110,27 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
         try:
             space = stored_space(store, search, config)
         except UserError as error:
-            notes.append(f"The searched matrices are left out: {' '.join(str(error).split())}")
+            notes.append(f"The searched matrices aren't shown: {' '.join(str(error).split())}")
         else:
             genome = base_genome(space.from_bytes(store.individual(table.winner).individual.genome))
             starts = (row.genome for row in history if row.operator == START)
             start = next((base_genome(space.from_bytes(each)) for each in starts), None)
+    measured: list[str] = []
+    if space is not None and space.recipe is not None:
+        found = stored_calibration(space.recipe, config, store, search.id, search.model_fingerprint)
+        measured = [] if found is None else calibration_notes(space.recipe, found)
     graph = None if table.winner is None else store.ancestors(table.winner)
     nodes = {} if graph is None else {node.index: node for node in graph.nodes}
+    statuses = [row.status for row in history]
     return ReportContents(
         search=search,
         settings=settings_text(search.config),
         facts=tuple(_facts(store, search, config)),
-        counts=_counts(config, history),
+        counts={
+            "planned": None if config.is_imported else sum(phase.evaluations for phase in config.phases),
+            "made": len(history),
+            **{status: statuses.count(status) for status in ("ok", "failed", "pending")},
+        },
         history=history,
         full=full_fitness(store, search),
         standings=table,
@@ -134,7 +142,7 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
         costs=store.costs(search),
         genome=genome,
         start=start,
-        notes=(*notes, *_calibration_notes(store, search, config), *_measured(store, search, config, space)),
+        notes=(*notes, *_calibration_notes(store, search, config), *measured),
         commands=tuple(_commands(search, table, config)),
         provenance=tuple(_provenance(store, search)),
         analysis=analysis,
@@ -161,14 +169,6 @@ def _calibration_notes(store: StoreReader, search: SearchRecord, config: RunConf
     return notes
 
 
-def _measured(store: StoreReader, search: SearchRecord, config: RunConfig, space: GenomeSpace[Any] | None) -> list[str]:
-    """What the experts of a best individual's search were measured on."""
-    if space is None or space.recipe is None:
-        return []
-    found = stored_calibration(space.recipe, config, store, search.id, search.model_fingerprint)
-    return [] if found is None else calibration_notes(space.recipe, found)
-
-
 def _facts(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[tuple[str, str]]:
     model, engine = config.model, config.engine
     facts = [("model", f"{model.path} ({model.parameter_dtype})")]
@@ -176,10 +176,20 @@ def _facts(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[
     weighted = len({task.weight for task in tasks}) > 1
     names = [f"{task.task} (weight {task.weight:g})" if weighted else task.task for task in tasks]
     facts.append(("tasks" if len(names) > 1 else "task", ", ".join(names) or "none"))
-    genome = {key: value for key, value in config.genome.model_dump().items() if key != "kind" and value is not None}
-    facts.append(("genome", f"{config.genome.kind}: " + ", ".join(f"{key} {_word(v)}" for key, v in genome.items())))
+    words = {True: "yes", False: "no"}
+    genome = {
+        key: words[value] if isinstance(value, bool) else value
+        for key, value in config.genome.model_dump().items()
+        if key != "kind" and value is not None
+    }
+    facts.append(("genome", f"{config.genome.kind}: " + ", ".join(f"{key} {value}" for key, value in genome.items())))
     if not config.is_imported:
-        facts += [("phases", "; ".join(_phase(phase) for phase in config.phases))]
+        phases = []
+        for phase in config.phases:
+            initial = f", {phase.initial} of them initial" if phase.initial else ""
+            own = f", by {_strategy(phase.strategy)}" if phase.strategy else ""
+            phases.append(f"{phase.kind}: {phase.evaluations} individuals{initial}{own}")
+        facts.append(("phases", "; ".join(phases)))
         strategy = config.strategy
         facts += [("strategy", f"{_strategy(strategy)}, window {config.window}"), ("seed", str(config.seed))]
     batch = f"{engine.batch_tokens:,} tokens per batch, {engine.threads} thread" + "s" * (engine.threads > 1)
@@ -190,24 +200,6 @@ def _facts(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[
 def _strategy(section: StrategySection) -> str:
     detail = getattr(section, "mode", None) or getattr(section, "optimizer", None)
     return f"{section.kind} ({detail})" if detail else section.kind
-
-
-def _phase(phase: PhaseConfig) -> str:
-    initial = f", {phase.initial} of them initial" if phase.initial else ""
-    own = f", by {_strategy(phase.strategy)}" if phase.strategy else ""
-    return f"{phase.kind}: {phase.evaluations} individuals{initial}{own}"
-
-
-def _word(value: Any) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-
-
-def _counts(config: RunConfig, history: Sequence[IndividualRecord]) -> dict[str, int | None]:
-    statuses = [row.status for row in history]
-    planned = None if config.is_imported else sum(phase.evaluations for phase in config.phases)
-    return {"planned": planned, "made": len(history)} | {
-        status: statuses.count(status) for status in ("ok", "failed", "pending")
-    }
 
 
 def _leaders(store: StoreReader, search: SearchRecord, config: RunConfig, limit: int) -> list[Leader]:

@@ -82,16 +82,26 @@ def _verdict(contents: ReportContents) -> str:
 
 
 def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
-    """Figures by section: `course`, `searched`, `lineage`, `experts`; sections without figures are left out."""
+    """Figures by section: `course`, `searched`, `lineage`, `experts`; a section without figures has no entry."""
     found: dict[str, list[ReportFigure]] = {}
-    if any(row.fitness is not None for row in contents.history):
-        found["course"] = [_fitness_figure(contents), _size_figure(contents)]
-    genome_figure = _genome_figure(contents)
-    if genome_figure is not None:
-        found["searched"] = [genome_figure]
+    winner, genome, full = contents.standings.winner, contents.genome, contents.full
+    scored = {row.index: row.fitness for row in contents.history if row.fitness is not None}
+    if scored:
+        top = percent(max(scored.values()))
+        caption = f"Every individual's score on the search split, in order of creation; the highest is {top} %"
+        caption += "." if full is None else f", the full model has {percent(full)} %."
+        course = _figure("course", "Fitness over the search", caption, fitness_figure(contents.history, full))
+        best = None if winner is None else int(winner.rpartition(":")[2])
+        figure = size_figure(contents.history, full, best if best in scored else None)
+        caption = "Score against parameters, of the whole model and of what one token uses, for every individual."
+        found["course"] = [course, _figure("sizes", "Score against size", caption, figure)]
+    if genome is not None and figures_for(genome).has_figure(genome, contents.start):
+        figure, caption = figures_for(genome).page(genome, contents.start)
+        title = f"{figures_for(genome).subject.capitalize()} of {winner}"
+        found["searched"] = [_figure("matrices", title, caption, figure)]
     if contents.graph is not None and contents.graph.edges:
         ancestors = len(contents.graph.nodes) - 1
-        caption = f"{_best(contents)} and the {ancestors} individuals it descends from, joined to their children."
+        caption = f"{winner} and the {ancestors} individuals it descends from, joined to their children."
         found["lineage"] = [_figure("lineage", "Ancestors", caption, lineage_figure(contents.graph, "best found"))]
     if contents.analysis is not None:
         found["experts"] = [
@@ -103,33 +113,3 @@ def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
 
 def _figure(name: str, title: str, caption: str, figure: Figure) -> ReportFigure:
     return ReportFigure(title, caption, to_svg(figure, name, f"{title}. {caption}"))
-
-
-def _best(contents: ReportContents) -> str:
-    return contents.standings.winner or "nothing"
-
-
-def _fitness_figure(contents: ReportContents) -> ReportFigure:
-    top = max(row.fitness for row in contents.history if row.fitness is not None)
-    caption = f"Every individual's score on the search split, in order of creation; the highest is {percent(top)} %"
-    caption += "." if contents.full is None else f", the full model has {percent(contents.full)} %."
-    return _figure("course", "Fitness over the search", caption, fitness_figure(contents.history, contents.full))
-
-
-def _size_figure(contents: ReportContents) -> ReportFigure:
-    winner = contents.standings.winner
-    scored = {row.index for row in contents.history if row.fitness is not None}
-    best = None if winner is None else int(winner.rpartition(":")[2])
-    figure = size_figure(contents.history, contents.full, best if best in scored else None)
-    caption = "Score against parameters, of the whole model and of what one token uses, for every individual."
-    return _figure("sizes", "Score against size", caption, figure)
-
-
-def _genome_figure(contents: ReportContents) -> ReportFigure | None:
-    """The genome of the best individual."""
-    genome = contents.genome
-    if genome is None or not figures_for(genome).has_figure(genome, contents.start):
-        return None
-    figures = figures_for(genome)
-    figure, caption = figures.page(genome, contents.start)
-    return _figure("matrices", f"{figures.subject.capitalize()} of {_best(contents)}", caption, figure)

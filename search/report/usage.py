@@ -134,13 +134,14 @@ def _draw_bars(axes: Axes, layers: Sequence[RoutedLayer], name: str, experts: in
 
 
 def together_figure(models: Models) -> Figure:
-    """Draw the share of tokens that chose both of two experts in some layers; the diagonal is left out."""
+    """Draw the share of tokens that chose both of two experts in some layers, without the diagonal."""
     # A row has one layer in two models, or two layers of one model.
-    panels = [
-        (name, usage.routed[position], _pairs(usage, position))
-        for position in spread(len(_last(models).routed), LAYERS)
-        for name, usage in models.items()
-    ]
+    panels = []
+    for position in spread(len(_last(models).routed), LAYERS):
+        for name, usage in models.items():
+            pairs = 100 * usage.routed[position].together / usage.tokens
+            np.fill_diagonal(pairs, np.nan)
+            panels.append((name, usage.routed[position], pairs))
     top = max(float(np.nanmax(pairs, initial=0.0)) for _, _, pairs in panels) or 1.0
     rows = -(-len(panels) // 2)
     with drawing(0.85 + 2.15 * rows, squares=True) as figure:
@@ -159,12 +160,6 @@ def together_figure(models: Models) -> Figure:
             axes.set_xlabel("expert")
         scale_below(figure, image, grid, "tokens that chose both [%]")
         return figure
-
-
-def _pairs(usage: Usage, position: int) -> NDArray[np.float64]:
-    pairs = 100 * usage.routed[position].together / usage.tokens
-    np.fill_diagonal(pairs, np.nan)
-    return pairs
 
 
 def words_figure(usage: Usage) -> Figure:
@@ -208,7 +203,7 @@ def figures_of(analysis: Analysis) -> dict[str, tuple[Figure, str]]:
             caption += ". New experts stand at the original one that they mostly consist of"
         found["activations"] = bars_figure(models, weights), f"{caption}.{several}"
         if any((layer.together.sum(axis=1) > layer.counts).any() for layer in after.routed):
-            caption = "Share of the tokens that chose both of two experts; an expert with itself is left out."
+            caption = "Share of the tokens that chose both of two different experts."
             found["together"] = together_figure(models), caption + several
         caption = (
             "Which experts the tokens of the most frequent words chose, in the first, the middle and the last layer."

@@ -144,12 +144,12 @@ class Contrast:
     @property
     def note(self) -> str:
         """How to read the scores and the tests."""
-        said = "p: paired tests on test against the first group's winners, two-sided, corrected for their number."
+        note = "p: paired tests on test against the first group's winners, two-sided, corrected for their number."
         if any(model.test is not None and model.test.seeds == 1 for model in self.models):
-            said += " With one seed they say nothing of what another seed would find."
+            note += " With one seed they say nothing of what another seed would find."
         if not self.comparable:
-            said += " The searches were scored on different tasks or examples: their scores can't be compared."
-        return said
+            note += " The searches were scored on different tasks or examples: their scores can't be compared."
+        return note
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,9 @@ def contrast(store: StoreReader, names: Sequence[str], by: CourseAxis = "evaluat
     records = {record.id: record for record in map(store.search, names)}
     members = [_member(store, record) for record in records.values()]
     groups = _grouped(members)
-    axis = _axis(members, by)
+    # All points at which the best fitness of a search rises, or the search ends.
+    points = [place for one in members for place in (*_steps(one.course, by)[0], _end(one.course, by))]
+    axis = np.unique(np.array(points, dtype=np.float64))
     tests = [None, *(_test(group, groups[0]) for group in groups[1:])]
     corrected = holm([None if test is None else test.p for test in tests])
     winners = [
@@ -184,7 +186,19 @@ def contrast(store: StoreReader, names: Sequence[str], by: CourseAxis = "evaluat
     ]
     return Contrast(
         by=by,
-        searches=tuple(_shown(one, place) for place, group in enumerate(groups) for one in group),
+        searches=tuple(
+            ContrastedSearch(
+                one.search.name,
+                one.search.seed,
+                place,
+                one.search.status,
+                one.course.individuals,
+                one.course.hours,
+                max((step.fitness for step in one.course.steps), default=None),
+            )
+            for place, group in enumerate(groups)
+            for one in group
+        ),
         settings=tuple(_differing([one for group in groups for one in group])),
         groups=tuple(_group(place, group, axis, by) for place, group in enumerate(groups)),
         x=tuple(axis.tolist()),
@@ -240,18 +254,6 @@ def _differing(members: Sequence[_Member]) -> Iterator[SettingRow]:
         values = tuple(one.settings.get(name, "-") for one in members)
         if name.split(".")[0] not in _NEVER and len(set(values)) > 1:
             yield SettingRow(name, values)
-
-
-def _shown(one: _Member, group: int) -> ContrastedSearch:
-    best = max((step.fitness for step in one.course.steps), default=None)
-    search, course = one.search, one.course
-    return ContrastedSearch(search.name, search.seed, group, search.status, course.individuals, course.hours, best)
-
-
-def _axis(members: Sequence[_Member], by: CourseAxis) -> NDArray[np.float64]:
-    """All points at which the best fitness of a search rises, or the search ends, ascending: float64 [points]."""
-    places = [place for one in members for place in (*_steps(one.course, by)[0], _end(one.course, by))]
-    return np.unique(np.array(places, dtype=np.float64))
 
 
 def _end(course: Course, by: CourseAxis) -> float:

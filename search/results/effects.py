@@ -35,7 +35,7 @@ _MOST = 1000
 """Most individuals that are used: the time of the fit grows with the cube of their number."""
 _DRAWS = 1000
 _MOST_NAMES = 12
-"""Largest number of names that a setting may have as options; one with more is left out."""
+"""Largest number of names that a setting may have as options; one with more is no choice of the regression."""
 _WIDE = 20.0
 """Ratio of the largest to the smallest of positive numbers above which their logarithms are used."""
 _NUMBER = re.compile(r"[+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?(?=$|[\s%])")
@@ -175,7 +175,8 @@ def effects(store: StoreReader, name: str, limit: int, genes: bool = False) -> E
     """
     search = store.search(name)
     rows = [row for row in store.page(search.id, "newest", limit=_MOST) if row.fitness is not None][::-1]
-    outlines = _outlines(store, search, rows)
+    space = stored_space(store, search, parse_stored_config(search.config)) if rows else None
+    outlines = [outline_of(space.from_bytes(row.genome)) for row in rows] if space is not None else []
     scores = np.array([row.fitness for row in rows], dtype=np.float64)
     varying = genes_of(outlines)
     predicted, choices, options = effects_of_choices(outlines, varying, scores)
@@ -193,13 +194,6 @@ def effects(store: StoreReader, name: str, limit: int, genes: bool = False) -> E
             for row, values in zip(rows, zip(*shown.values(), strict=True), strict=False)
         ),
     )
-
-
-def _outlines(store: StoreReader, search: SearchRecord, rows: Sequence[IndividualRecord]) -> list[GenomeOutline]:
-    if not rows:
-        return []
-    space = stored_space(store, search, parse_stored_config(search.config))
-    return [outline_of(space.from_bytes(row.genome)) for row in rows]
 
 
 def _operators(store: StoreReader, search: SearchRecord, rows: Sequence[IndividualRecord]) -> Iterator[OperatorEffect]:

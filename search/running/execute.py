@@ -35,20 +35,21 @@ log = logging.getLogger(__name__)
 _PAUSED = "paused"
 
 _UPDATE_S = 1.0
-"""Interval at which a search's share of a cluster is computed again."""
+"""Interval at which a search's share of a cluster is computed again: leases, with what others request, are renewed as
+often."""
 
 PoolFactory = Callable[[SearchSetup], Pool]
 
 
 def ray_pool(
-    setup: SearchSetup, probe: ModelProbe | None = None, on_left_out: Callable[[str], object] = lambda _: None
+    setup: SearchSetup, probe: ModelProbe | None = None, on_avoided: Callable[[str], object] = lambda _: None
 ) -> RayPool:
     """The pool of a search's configuration on Ray.
 
     Args:
         setup: The search.
         probe: Source of the first worker, if that is there already.
-        on_left_out: See `RayPool`.
+        on_avoided: See `RayPool`.
     """
     config = setup.config
     return RayPool(
@@ -58,7 +59,7 @@ def ray_pool(
         setup.all_prepared,
         needed=setup.needed,
         probe=probe,
-        on_left_out=on_left_out,
+        on_avoided=on_avoided,
     )
 
 
@@ -89,20 +90,16 @@ class ClusterShare:
         now = time.monotonic()
         running = heartbeat.running_searches
         if running is not None and self._workers.count == "auto" and now - self._updated >= _UPDATE_S:
-            self._count = self._shared(heartbeat.lease.search_id, control, running)
             self._updated = now
+            search, own, nodes = heartbeat.lease.search_id, self.request(), cluster_nodes()
+            if own is not None and nodes is not None:
+                others = [
+                    contender_of(other, each, each.claim)
+                    for other, each in running.items()
+                    if other != search and each.claim is not None and each.claim.cluster == own.cluster
+                ]
+                self._count = shares(nodes, [contender_of(search, control, own), *others])[search]
         return self._count
-
-    def _shared(self, search: str, control: Control, running: dict[str, Control]) -> int:
-        own, nodes = self.request(), cluster_nodes()
-        if own is None or nodes is None:
-            return self._count
-        others = [
-            contender_of(other, each, each.claim)
-            for other, each in running.items()
-            if other != search and each.claim is not None and each.claim.cluster == own.cluster
-        ]
-        return shares(nodes, [contender_of(search, control, own), *others])[search]
 
 
 def execute(
@@ -152,8 +149,8 @@ def execute(
                 observer.on_note(note)
             store.set_status(lease, "running")
         try:
-            on_left_out = partial(store.note, setup.search_id, "node")
-            make_pool = make_pool or partial(ray_pool, probe=probe, on_left_out=on_left_out)
+            on_avoided = partial(store.note, setup.search_id, "node")
+            make_pool = make_pool or partial(ray_pool, probe=probe, on_avoided=on_avoided)
             _run(setup, store, heartbeat, share, observer, make_pool, finished)
         except StopRequested as asked:
             store.set_status(lease, asked.status, "asked for from outside")

@@ -18,13 +18,14 @@ from moevolve.store.repository import Store
 log = logging.getLogger(__name__)
 
 _BEAT_S = 1.0
-"""Interval between renewals of a lease."""
+"""Interval between renewals of a lease: as long as a user waits for a pause or a stop to begin."""
 _BRIEF_S = 30.0
-"""Duration of a lease for a few writes, in case its owner dies."""
+"""Duration of a lease for a few writes, in case its owner dies; as long as `workers.lease_s` by default."""
 _LOCKED_S = 600.0
-"""Longest wait for another process that writes to the SQLite file; meanwhile nobody can take the lease."""
+"""Longest wait for another process that writes to the SQLite file, such as `db copy` of a large one; meanwhile nobody
+can take the lease."""
 _LEAVING_S = 5.0
-"""Longest wait for a SQLite file to release the lease, which otherwise expires."""
+"""Longest wait for a SQLite file to release the lease, which otherwise expires: users who press Ctrl-C wait for it."""
 
 
 class LeaseHeartbeat:

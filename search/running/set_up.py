@@ -14,7 +14,6 @@ from typing import Any
 from moevolve.evaluators.errors import UserError, opening
 from moevolve.evaluators.types import SPLITS, PreparedSplit
 from moevolve.search.config.run import RunConfig, TaskSection
-from moevolve.search.genomes.contract.base import GenomeSpace
 from moevolve.search.genomes.registry import KINDS, check_baselines, costs_of
 from moevolve.search.loop.setup import SearchSetup, needs_calibration
 from moevolve.search.strategies.phased import make_strategy
@@ -68,7 +67,10 @@ def describe_search(config: RunConfig) -> ModelDescription:
     # Workers render the prompts; a tokenizer or template that can't be used is refused before any of them starts.
     chat_template(load_tokenizer(config.model), config.engine)
     space = config.space(facts)
-    _check_phases(config, space, facts)
+    check_baselines(config.phases, space)
+    for position, phase in enumerate(config.phases):
+        if phase.repair is not None:
+            _check_repair(phase.repair, f"phases.{position}.repair", space.kind, facts)
     costs = costs_of(space, outline)
     needed = launch_memory(config, outline, costs, on_gpu=config.workers.num_gpus > 0)
     works = repair_works(config, costs, outline)
@@ -122,13 +124,6 @@ def pinned(model: ModelConfig) -> ModelConfig:
     with opening(f"model {model.path}: it can't be read"):
         model = replace(model, revision=pinned_revision(model))
         return replace(model, own_dtype=own_dtype(model))
-
-
-def _check_phases(config: RunConfig, space: GenomeSpace[Any], facts: ModelFacts) -> None:
-    check_baselines(config.phases, space)
-    for position, phase in enumerate(config.phases):
-        if phase.repair is not None:
-            _check_repair(phase.repair, f"phases.{position}.repair", space.kind, facts)
 
 
 def _check_repair(recipe: RepairRecipe, where: str, kind: str, facts: ModelFacts) -> None:

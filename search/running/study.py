@@ -1,4 +1,4 @@
-"""Running a comparison: one search after another on the same workers, each resumable on its own."""
+"""Running a study: one search after another on the same workers, each resumable on its own."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class _LentPool:
 
 @dataclass(frozen=True, slots=True)
 class StudyResult:
-    """The result of one search of a comparison.
+    """The result of one search of a study.
 
     Attributes:
         setup: The search as it was run.
@@ -83,7 +83,7 @@ class StudyResult:
 
 
 def run_study(
-    comparison: Study,
+    study: Study,
     store: Store,
     observer: Callable[[int, StudyCell], Observer],
     make_pool: Callable[[SearchSetup], ExtensiblePool] | None = None,
@@ -93,7 +93,7 @@ def run_study(
     A repeated call evaluates nothing again. If a search fails, the others continue.
 
     Args:
-        comparison: The comparison.
+        study: The study.
         store: Store of the searches.
         observer: Makes the observer of a search from the cell's index and the cell.
         make_pool: Starts the workers for a search; None starts them on Ray.
@@ -104,7 +104,7 @@ def run_study(
         PoolError: No worker can be started; a repeated call continues.
     """
     known = {each.search.name: each.search for each in store.searches()}
-    setups = [_setup(cell, store, known.get(cell.config.name)) for cell in comparison.cells]
+    setups = [_setup(cell, store, known.get(cell.config.name)) for cell in study.cells]
     for setup in setups:
         if setup.config.name not in known:
             register(setup, store)
@@ -112,7 +112,7 @@ def run_study(
     workers = SharedWorkers(make_pool or ray_pool)
     results: list[StudyResult] = []
     try:
-        for place, (cell, setup) in enumerate(zip(comparison.cells, setups, strict=True)):
+        for place, (cell, setup) in enumerate(zip(study.cells, setups, strict=True)):
             try:
                 table = execute(setup, store, observer(place, cell), workers.lend)
             except (UserError, StoreError) as error:
@@ -143,7 +143,7 @@ def _setup(cell: StudyCell, store: StoreReader, known: SearchRecord | None) -> S
         return set_up_new(cell.config)
     if parse_stored_config(known.config).config_hash != cell.config.config_hash:
         raise UserError(
-            f"search {known.name} is in the store with other settings than the comparison has now; give the comparison "
+            f"search {known.name} is in the store with other settings than the study has now; give the study "
             "another name, or use another store"
         )
     # Settings that don't change the population may differ: workers, and what is scored at the end.

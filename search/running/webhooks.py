@@ -38,7 +38,7 @@ VARIABLE = "MOEVOLVE_WEBHOOKS"
 """Environment variable with the targets of this process's searches, as JSON. Their URLs may be secrets, so they are not
 among a run's settings, which every reader of the store sees."""
 PAUSES_S = (0.0, 2.0, 8.0)
-"""Pauses before the attempts."""
+"""Pauses before the attempts. A receiver that restarts is reached by the third; a driver that ends waits no longer."""
 TIMEOUT_S = 10.0
 """Longest wait for each part of an answer."""
 _PREFIX = "whsec_"
@@ -112,16 +112,16 @@ def posting_webhooks(store: StoreReader, search_id: str, pauses: Sequence[float]
         try:
             event = _last_status(store, search_id) if targets else None
             if event is not None and (before is None or event.seq > before.seq):
-                _tell(store, event, targets, pauses)
+                _notify(store, event, targets, pauses)
         except (StoreError, UserError) as error:
-            log.warning("webhooks: nobody was told of the end: %s", error)
+            log.warning("webhooks: the end was posted nowhere: %s", error)
 
 
 def _last_status(store: StoreReader, search_id: str) -> Event | None:
     return next((event for event in store.latest_events(search_id, 20) if event.kind == "status"), None)
 
 
-def _tell(store: StoreReader, event: Event, targets: Sequence[WebhookSection], pauses: Sequence[float]) -> None:
+def _notify(store: StoreReader, event: Event, targets: Sequence[WebhookSection], pauses: Sequence[float]) -> None:
     status = event.text.partition(": ")[0]
     left = [target for target in targets if status in target.on]
     body, name = _body(store, event) if left else b"", f"{event.search_id}.{event.seq}"
@@ -133,9 +133,9 @@ def _tell(store: StoreReader, event: Event, targets: Sequence[WebhookSection], p
         left = [target for target, failure in failures if failure is not None]
         for target, failure in failures:
             if failure is not None:
-                log.warning("webhooks: %s was not told of %s: %s", _host(target.url), event.text, failure)
+                log.warning("webhooks: %s did not take %s: %s", _host(target.url), event.text, failure)
     for target in left:
-        log.error("webhooks: %s was not told of %s in %d attempts", _host(target.url), event.text, len(pauses))
+        log.error("webhooks: %s did not take %s in %d attempts", _host(target.url), event.text, len(pauses))
 
 
 def _body(store: StoreReader, event: Event) -> bytes:
@@ -154,19 +154,15 @@ def _body(store: StoreReader, event: Event) -> bytes:
     return json.dumps({"type": f"search.{status}", "timestamp": event.at.isoformat(), "data": data}).encode()
 
 
-def _signed(name: str, body: bytes, key: bytes) -> dict[str, str]:
-    """The headers of a message of this id that is sent now."""
-    at = str(int(time.time()))
-    digest = hmac.digest(key, f"{name}.{at}.".encode() + body, hashlib.sha256)
-    signature = f"v1,{base64.b64encode(digest).decode()}"
-    return {"webhook-id": name, "webhook-timestamp": at, "webhook-signature": signature}
-
-
 def _post(target: WebhookSection, body: bytes, name: str) -> str | None:
     """Post a body; the reason of a failure, None for success. Redirects aren't followed."""
     import httpx2
 
-    headers = {"content-type": "application/json", **_signed(name, body, target.secret)}
+    at = str(int(time.time()))
+    digest = hmac.digest(target.secret, f"{name}.{at}.".encode() + body, hashlib.sha256)
+    signature = f"v1,{base64.b64encode(digest).decode()}"
+    headers = {"webhook-id": name, "webhook-timestamp": at, "webhook-signature": signature}
+    headers["content-type"] = "application/json"
     try:
         answer = httpx2.post(target.url, content=body, headers=headers, timeout=TIMEOUT_S, follow_redirects=False)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:

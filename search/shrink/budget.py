@@ -15,9 +15,11 @@ from moevolve.workers.contract.facts import FileSizes
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
+_DENSE = "{}: this model is dense, it has no experts to drop"
+
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class SizeBudget:
     """What a checkpoint and its KV cache may take.
 
     Attributes:
@@ -48,7 +50,7 @@ class SpeedBudget:
     prompt_tokens: int | None
 
 
-def budget_of(request: ShrinkOptions) -> Budget | SpeedBudget | None:
+def budget_of(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     """Read the size or the speed that a request asks for; None if it asks for experts or neurons.
 
     Raises:
@@ -59,7 +61,14 @@ def budget_of(request: ShrinkOptions) -> Budget | SpeedBudget | None:
             "give one of --experts (for example 50%), --neurons (for example 12.5%), --size (for example 16GiB) and "
             "--speed (for example 1.5x)"
         )
-    length = None if request.context is None else _length(request.context)
+    length = None
+    if request.context is not None:
+        found = re.fullmatch(r"\s*(\d+)\s*([kK]?)\s*", request.context)
+        if found is None or not int(found[1]):
+            raise UserError(
+                f"--context {request.context}: give a number of tokens, such as 4096 or 32k (of 1,024 tokens)"
+            )
+        length = int(found[1]) * (1024 if found[2] else 1)
     sequences = request.batch or 1
     if request.speed is not None:
         times = quantity(request.speed.lower(), {"x": 1})
@@ -74,17 +83,10 @@ def budget_of(request: ShrinkOptions) -> Budget | SpeedBudget | None:
         size = quantity(request.size.lower(), _UNITS)
         if size is None:
             raise UserError(f"--size {request.size}: give a number with a unit, such as 16GiB, 700MB or 1.5TB")
-        return Budget(request.size, int(size), (length or 0) * sequences)
+        return SizeBudget(request.size, int(size), (length or 0) * sequences)
     if request.context is not None or request.batch is not None:
         raise UserError("--context and --batch are of --size and --speed, of which none is given")
     return None
-
-
-def _length(text: str) -> int:
-    found = re.fullmatch(r"\s*(\d+)\s*([kK]?)\s*", text)
-    if found is None or not int(found[1]):
-        raise UserError(f"--context {text}: give a number of tokens, such as 4096 or 32k (of 1,024 tokens)")
-    return int(found[1]) * (1024 if found[2] else 1)
 
 
 def kept_share(wanted: str) -> float:
@@ -133,7 +135,7 @@ def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
     )
 
 
-def fitting_experts(budget: Budget, sizes: FileSizes, cache: int, experts: int, groups: RoutingGroups) -> int:
+def fitting_experts(budget: SizeBudget, sizes: FileSizes, cache: int, experts: int, groups: RoutingGroups) -> int:
     """The largest number of kept experts with which the weight files and the KV cache fit.
 
     Args:
@@ -158,7 +160,7 @@ def fitting_experts(budget: Budget, sizes: FileSizes, cache: int, experts: int, 
     )
 
 
-def _check_larger(budget: Budget, whole: int, cached: int) -> None:
+def _check_larger(budget: SizeBudget, whole: int, cached: int) -> None:
     """Raise an error if the whole model fits the budget."""
     if whole + cached <= budget.size:
         raise UserError(
@@ -171,7 +173,7 @@ def _besides(cached: int) -> str:
     return f", {memory_size(cached)} of them for the KV cache" if cached else ""
 
 
-def fitting_share(budget: Budget, sizes: FileSizes, cache: int, experts: int) -> float:
+def fitting_share(budget: SizeBudget, sizes: FileSizes, cache: int, experts: int) -> float:
     """The largest share of the experts' neurons with which the weight files and the KV cache fit.
 
     All experts are kept, only narrower, so that with any number of them the files fit. For arguments see
@@ -181,7 +183,7 @@ def fitting_share(budget: Budget, sizes: FileSizes, cache: int, experts: int) ->
         UserError: There is no room for neurons, or for all of them; the message says what is taken.
     """
     if not experts:
-        raise _dense("--size")
+        raise UserError(_DENSE.format("--size"))
     cached = cache * budget.positions
     _check_larger(budget, sizes.total(experts), cached)
     rest = sizes.total(experts) - experts * sizes.neurons + cached
@@ -196,9 +198,5 @@ def _possible(experts: int, groups: RoutingGroups, option: str) -> list[int]:
     """Numbers of experts that a model can keep, ascending."""
     possible = [count for count in range(1, experts + 1) if groups.fault(count) is None]
     if not possible:
-        raise _dense(option)
+        raise UserError(_DENSE.format(option))
     return possible
-
-
-def _dense(option: str) -> UserError:
-    return UserError(f"{option}: this model is dense, it has no experts to leave out")

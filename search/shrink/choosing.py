@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from moevolve.search.pools.ray_actor import ModelProbe
 
 _WINDOW = 4
-"""Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it."""
+"""Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it. Phases have
+about 30 individuals, so that a larger window would leave fewer than 8 rounds (`search/loop/README.md`)."""
 _RUN_FILE = "run.yaml"
 _MARKED = (
     *("model", "experts", "neurons", "size", "speed", "context", "batch", "data", "tasks", "weights", "evaluations"),
@@ -163,7 +164,7 @@ def read_run(request: ShrinkOptions, path: Path) -> RunConfig:
 
 
 def _mark(request: ShrinkOptions) -> str:
-    """First line of a run file, which tells the request that it was made for."""
+    """First line of a run file, which identifies the request that it was made for."""
     content = {name: getattr(request, name) for name in _MARKED} | {"set": override_lines(request.overrides)}
     return f"# moevolve shrink {json.dumps(content, default=str)}\n"
 
@@ -175,7 +176,7 @@ def _settings(
     data, choices = _base(request, tasks, probe), list[str]()
     config = _parsed(data)
     for section in config.tasks:
-        section.task()  # a wrong name is said before the model is looked at
+        section.task()  # a wrong name is refused before the model is described
     sizes: Sizes = probe.call(sizes_of, config, request.stock)
     repaired = request.repair == "auto" or (request.repair is None and sizes.repairs and not sizes.quantised)
     genome: dict[str, Any] = {"router_space": stock_space(sizes.rule)}  # its kind is that of the preset
@@ -250,7 +251,8 @@ def _check_narrowing(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> No
 def _base(request: ShrinkOptions, tasks: Sequence[str], probe: ModelProbe) -> dict[str, Any]:
     """The settings that don't depend on what the model is like."""
     data: dict[str, Any] = {
-        "name": _name(folder_of(request)),
+        # The folder's name, without what names of searches can't have.
+        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", folder_of(request).resolve().name).lstrip("-._") or "shrink",
         "seed": request.seed,
         "model": {"path": request.model},
         "tasks": _weighted(request, tasks),
@@ -290,11 +292,6 @@ def _override(data: dict[str, Any], request: ShrinkOptions) -> dict[str, Any]:
 
 def _parsed(data: dict[str, Any]) -> RunConfig:
     return parse_run_config(with_preset(data, "shrink"), "shrink")
-
-
-def _name(folder: Path) -> str:
-    """Name of the search: the folder's, without what names can't have."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).lstrip("-._") or "shrink"
 
 
 def _shortened(data: dict[str, Any], evaluations: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,12 +99,20 @@ def write_tasks(domains: Iterable[Domain], folder: Path) -> list[Path]:
         rows = folder / domain.name
         rows.mkdir(parents=True, exist_ok=True)
         for split, chosen in domain.rows.items():
-            lines = (json.dumps(_as_json(row), ensure_ascii=False) + "\n" for row in chosen)
+            lines = []
+            for row in chosen:
+                content: dict[str, Any] = {"prompt": row.prompt}
+                if row.answer is not None:
+                    content["answer"] = row.answer
+                if row.choices:
+                    content["choices"] = list(row.choices)
+                content["turns"] = [{"role": role, "content": text} for role, text in row.turns]
+                lines.append(json.dumps(content, ensure_ascii=False) + "\n")
             (rows / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
         source = {"files": {split: f"{domain.name}/{split}.jsonl" for split in domain.rows}}
-        content = {"source": source, "splits": {split: {"from": split} for split in domain.rows}, **domain.settings}
+        task = {"source": source, "splits": {split: {"from": split} for split in domain.rows}, **domain.settings}
         path = folder / f"{domain.name}.yaml"
-        path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        path.write_text(yaml.safe_dump(task, sort_keys=False, allow_unicode=True), encoding="utf-8")
         written.append(path)
     return written
 
@@ -116,30 +125,30 @@ def _rendered(data: DataFile, render: Render | None) -> DataFile:
     assert render is not None and len(chats) == len(data.rows)
     texts = render(chats)
     if texts is None:
-        _LOG.warning("%s: thoughts are left out, since the model has no chat template to write them", data.path)
+        _LOG.warning("%s: thoughts aren't used, since the model has no chat template to write them", data.path)
         return replace(data, rows=tuple(replace(row, chat=None) for row in data.rows))
-    _tell_left_out(data.path, chats, texts)
+    _warn_of_unwritten(data.path, chats, texts)
     pairs = zip(data.rows, texts, strict=True)
     rows = (replace(row, prompt=prompt, answer=answer, turns=()) for row, (prompt, answer) in pairs)
     return replace(data, rows=tuple(rows))
 
 
-def _tell_left_out(path: Path, chats: Sequence[Chat], texts: Sequence[tuple[str, str | None]]) -> None:
-    """Say how many chats' thoughts and tools the model's template doesn't write."""
+def _warn_of_unwritten(path: Path, chats: Sequence[Chat], texts: Sequence[tuple[str, str | None]]) -> None:
+    """Log how many chats' thoughts and tools the model's template doesn't write."""
     pairs = list(zip(chats, texts, strict=True))
     thoughts = sum(chat.thoughts not in (answer or "") for chat, (_, answer) in pairs)
     tools = sum(any(tool["function"]["name"] not in prompt for tool in chat.tools) for chat, (prompt, _) in pairs)
     for count, what in ((thoughts, "thoughts of answers"), (tools, "`tools`")):
         if count:
             _LOG.warning(
-                "%s: %s are left out of %d rows: the model's chat template doesn't write them", path, what, count
+                "%s: %s of %d rows aren't used: the model's chat template doesn't write them", path, what, count
             )
 
 
 def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...] | None:
     """The prompt and the answer of every chat, as the model of a run reads them.
 
-    The token that the tokenizer puts before a text is left out of the prompt.
+    The prompt is without the token that the tokenizer puts before a text.
 
     Returns:
         None if the model has no chat template, and no chat has tools.
@@ -180,9 +189,11 @@ def _domain(data: DataFile) -> Domain:
         what = "documents with different beginnings" if folder else pieces
         raise UserError(f"--data {path}: {found} {what}; give {least} or more, better a few hundred")
     rows: dict[Split, list[DataRow]] = {split: [] for split in SPLITS}
+    ends = list(zip(_SHARES, accumulate(_SHARES.values()), strict=True))
     # Parts of long documents, and turns of one conversation, are mixed with those of others.
     for row in sorted(data.rows, key=lambda row: _position(row.prompt)):
-        rows[_split_at(_position(row.first_message))].append(row)
+        position = _position(row.first_message)
+        rows[next((split for split, end in ends if position < end), "test")].append(row)
     small = [split for split in SPLITS if len(rows[split]) < _LEAST_IN_SPLIT]
     if small:
         raise UserError(
@@ -195,15 +206,6 @@ def _domain(data: DataFile) -> Domain:
 def _position(message: str) -> float:
     """A number in [0, 1) that depends on the text alone, so that a row stays in its split when the file grows."""
     return int.from_bytes(hashlib.sha256(message.strip().encode()).digest()[:7], "big") / 2**56
-
-
-def _split_at(position: float) -> Split:
-    end = 0.0
-    for split, share in _SHARES.items():
-        end += share
-        if position < end:
-            return split
-    return "test"
 
 
 def _settings(data: DataFile) -> dict[str, Any]:
@@ -221,24 +223,15 @@ def _settings(data: DataFile) -> dict[str, Any]:
     found["answer"] = "{{ answer }}"
     if data.rows[0].choices:
         return found | {"choices": "choices", "fitness": "rank"}
-    if data.rows[0].chat is None and all(_is_short(answer) for answer in answers):
+    short = all(
+        "\n" not in answer and len(answer) <= _SHORT_CHARACTERS and len(answer.split()) <= _SHORT_WORDS
+        for answer in answers
+    )
+    if data.rows[0].chat is None and short:
         # No tokenizer makes more tokens than bytes; decoding stops sooner, when the answer is decided.
         most = max(len(answer.encode()) for answer in answers) + 1
         return found | {"fitness": "generate", "matching": {"kind": "exact"}, "max_new_tokens": most}
     return found | {"fitness": "agreement"}
-
-
-def _is_short(answer: str) -> bool:
-    return "\n" not in answer and len(answer) <= _SHORT_CHARACTERS and len(answer.split()) <= _SHORT_WORDS
-
-
-def _as_json(row: DataRow) -> dict[str, Any]:
-    content: dict[str, Any] = {"prompt": row.prompt}
-    if row.answer is not None:
-        content["answer"] = row.answer
-    if row.choices:
-        content["choices"] = list(row.choices)
-    return content | {"turns": [{"role": role, "content": text} for role, text in row.turns]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,11 +263,17 @@ def read_data(path: Path) -> DataFile:
         rows = list(_rows(_hub(str(path))))
     elif suffix in _TEXTS:
         rows = list(_paragraphs(read_lines(path)))
+    elif suffix == ".parquet":
+        rows = list(_rows(_parquet(path)))
     else:
-        rows = list(_rows(_parquet(path) if suffix == ".parquet" else _jsonl(path)))
+        lines = ((f"{path}:{number}", line) for number, line in enumerate(read_lines(path), start=1) if line.strip())
+        rows = list(_rows((place, parse_line(line, place)) for place, line in lines))
     if not rows:
         raise UserError(f"{path}: the file is empty")
-    return DataFile(path, suffix in _TEXTS, _of_one_kind(rows))
+    # If one row has tools or thoughts, all keep their chats, so that they are rendered alike.
+    if not any(row.chat is not None and (row.chat.has_tools or row.chat.has_thoughts) for row in rows):
+        rows = [replace(row, chat=None) for row in rows]
+    return DataFile(path, suffix in _TEXTS, tuple(rows))
 
 
 def _documents(folder: Path) -> Iterator[DataRow]:
@@ -285,12 +284,6 @@ def _documents(folder: Path) -> Iterator[DataRow]:
     for path in paths:
         rows = list(_paragraphs(read_lines(path)))
         yield from (replace(row, first_message=rows[0].prompt) for row in rows)
-
-
-def _jsonl(path: Path) -> Places:
-    for number, line in enumerate(read_lines(path), start=1):
-        if line.strip():
-            yield f"{path}:{number}", parse_line(line, f"{path}:{number}")
 
 
 def _parquet(path: Path) -> Places:
@@ -320,13 +313,6 @@ def _hub(name: str) -> Places:
         yield table.place(number), without_nulls({key: row[key] for key in wanted if key in row})
 
 
-def _of_one_kind(rows: list[DataRow]) -> tuple[DataRow, ...]:
-    """The rows, all with their chats if one of them has tools or thoughts, so that they are rendered alike."""
-    if any(row.chat is not None and (row.chat.has_tools or row.chat.has_thoughts) for row in rows):
-        return tuple(rows)
-    return tuple(replace(row, chat=None) for row in rows)
-
-
 def _paragraphs(text: Iterable[str]) -> Iterator[DataRow]:
     """Rows of running text: whole paragraphs, joined up to `_TEXT_CHARACTERS`."""
     lines: list[str] = []
@@ -354,10 +340,12 @@ def _rows(read: Places) -> Iterator[DataRow]:
         if first is None:
             first, begun = form, place
         if form != first:
-            raise UserError(f"{place}: {_said(form)}, but {_said(first)} at {begun}; put rows of each form into a file")
+            raise UserError(
+                f"{place}: {_form_words(form)}, but {_form_words(first)} at {begun}; put rows of each form into a file"
+            )
         yield row
 
 
-def _said(form: tuple[str, bool, bool]) -> str:
+def _form_words(form: tuple[str, bool, bool]) -> str:
     key, answered, chosen = form
     return f"a row with `{key}`, with{'' if answered else 'out'} an answer{' and choices' if chosen else ''}"

@@ -17,7 +17,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.shrink.guard import free
-from moevolve.search.shrink.page import Answered, FirstLook, RetainedMass, TaskLook
+from moevolve.search.shrink.page import Answered, FirstLook, KeptMass, TaskLook
 from moevolve.workers.contract.edits import IdentityEdit
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ def first_look(config: RunConfig, experts: int | None, probe: ModelProbe, path: 
     kept = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else None
     if kept is None or kept[0] != of:
         shares, looks = probe.call(measured, config, asked, routed)
-        routing: tuple[RetainedMass, ...] = ()
+        routing: tuple[KeptMass, ...] = ()
         if experts is not None and shares is not None:
             weights = np.array([section.weight for section in config.tasks])
-            routing = retained([split.task for split in asked], shares, weights, experts)
+            routing = kept_mass([split.task for split in asked], shares, weights, experts)
         kept = of, FirstLook(looks, routing)
         path.write_bytes(_ADAPTER.dump_json(kept))
     return kept[1]
@@ -96,7 +96,7 @@ def _look(worker: EvaluationWorker, split: PreparedSplit) -> TaskLook:
         answers = worker.answer(IdentityEdit(), replace(free(shown, _SHOWN_TOKENS), thinks=False))[0]
         look = TaskLook(split.task)
     pairs = zip(shown.examples, answers, strict=False)
-    texts = (Answered(asked.prompt, asked.references[:1], said.text) for asked, said in pairs if said.text is not None)
+    texts = (Answered(row.prompt, row.references[:1], each.text) for row, each in pairs if each.text is not None)
     return replace(look, answers=tuple(texts))
 
 
@@ -112,9 +112,9 @@ def wrong_task(look: FirstLook) -> str | None:
     return None
 
 
-def retained(
+def kept_mass(
     names: Sequence[str], shares: NDArray[np.float64], weights: NDArray[np.float64], experts: int
-) -> tuple[RetainedMass, ...]:
+) -> tuple[KeptMass, ...]:
     """The shares of routing weights that the most used experts have.
 
     Args:
@@ -127,8 +127,6 @@ def retained(
     kept = np.argsort(-together, axis=1, kind="stable")[:, :experts]
     best = -np.sort(-shares, axis=2)[:, :, :experts]
     return tuple(
-        RetainedMass(
-            name, float(np.take_along_axis(own, kept, axis=1).sum(axis=1).mean()), float(top.sum(axis=1).mean())
-        )
+        KeptMass(name, float(np.take_along_axis(own, kept, axis=1).sum(axis=1).mean()), float(top.sum(axis=1).mean()))
         for name, own, top in zip(names, shares, best, strict=True)
     )

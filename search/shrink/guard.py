@@ -61,7 +61,7 @@ class Probe:
         recovery: Share of the full model's score; None where there is none.
         general: True for the set that ships.
         graded: True if answers of this task are right or wrong.
-        unscored: See `TaskCheck`.
+        unscored: Why the winner or the full model has no score on `test`; None if both have one, or none was wanted.
     """
 
     name: str
@@ -113,13 +113,18 @@ def check_edit(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], re
     asked = [probe.split if each else probe.split.head(0) for probe, each in zip(probes, known, strict=True)]
     pairs, loops = _pairs(worker, edit, asked, request)
     checks = []
-    for probe, each, (_, old), (agreement, new), said in zip(probes, known, before, after, pairs, strict=True):
-        structured = [(structure_of(one), structure_of(other)) for (one, _), (other, _) in said if _ended(one, other)]
+    for probe, each, (_, old), (agreement, new), answers in zip(probes, known, before, after, pairs, strict=True):
+        # What is behind thoughts can be compared if both answers have come to the end of theirs, or neither has.
+        structured = [
+            (structure_of(one), structure_of(other))
+            for (one, _), (other, _) in answers
+            if (_END_OF_THOUGHTS in one) == (_END_OF_THOUGHTS in other)
+        ]
         found = TaskCheck(
             task=probe.name,
-            prompts=len(said),
-            loops_full=sum(loop for (_, loop), _ in said),
-            loops=sum(loop for _, (_, loop) in said),
+            prompts=len(answers),
+            loops_full=sum(loop for (_, loop), _ in answers),
+            loops=sum(loop for _, (_, loop) in answers),
             structured=sum(one is not None for one, _ in structured),
             broken=sum(one is not None and other != one for one, other in structured),
             agreement=agreement,
@@ -134,12 +139,25 @@ def check_edit(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], re
 
 
 def _held_out(subject: Candidate, table: FinalTable) -> Iterator[Probe]:
+    """The `test` split of every task, with what the final table has on it."""
     for section, task in zip(subject.config.tasks, table.tasks, strict=True):
         split = prepared_split(subject, section.name, "test")
         graded = split.metric == "accuracy"
         if split.fitness != "agreement":
             split = prepared_split(subject, f"{section.name}@agreement", "test")
-        yield Probe(task, split, _recovery(table, task), graded=graded, unscored=_unscored(table, task))
+        recovery, unscored = recovery_of(table, task)
+        yield Probe(task, split, recovery, graded=graded, unscored=unscored)
+
+
+def recovery_of(table: FinalTable, task: str) -> tuple[float | None, str | None]:
+    """The winner's score on `test` as a share of the full model's, and why there is none; None for what isn't known."""
+    best, full = (None if entry is None else entry.score(task, "test") for entry in (table.best, table.full))
+    failure = next((each.failure for each in (best, full) if each is not None and each.failure is not None), None)
+    if failure is None and full is not None and full.score == 0:
+        return None, "the full model's own score is 0"
+    if best is None or full is None or best.score is None or full.score is None:
+        return None, failure
+    return best.score / full.score, failure
 
 
 def general_set() -> list[Probe]:
@@ -172,13 +190,13 @@ def _scores(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe]) -> li
     return list(zip(scores[: len(judged)], scores[len(judged) :], strict=True))
 
 
-_Said = tuple[str, bool]
+_Answer = tuple[str, bool]
 """A free answer, and whether it is a loop."""
 
 
 def _pairs(
     worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], request: ShrinkOptions
-) -> tuple[list[list[tuple[_Said, _Said]]], Loops]:
+) -> tuple[list[list[tuple[_Answer, _Answer]]], Loops]:
     """Pairs of both models' answers to the same prompts by domain, for as long as they are needed and there is time."""
     begun, seconds = time.monotonic(), guard_seconds(request)
     # By turns of all domains, so that each has its share of the prompts, however many there will be.
@@ -188,7 +206,7 @@ def _pairs(
     looks = looks_at(len(order), least)
     tokens = request.guard_tokens or _longest(worker, splits, least, seconds)
     asked = [free(each, tokens) for each in splits]
-    pairs: list[list[tuple[_Said, _Said]]] = [[] for _ in splits]
+    pairs: list[list[tuple[_Answer, _Answer]]] = [[] for _ in splits]
     done = 0
     for look, until in enumerate(looks):
         if done and (time.monotonic() - begun) * until / done > seconds:
@@ -202,13 +220,13 @@ def _pairs(
     return pairs, compared(_loops(pairs), tokens, looks).judged(request.max_looping)
 
 
-def _loops(pairs: Sequence[Sequence[tuple[_Said, _Said]]]) -> list[tuple[bool, bool]]:
+def _loops(pairs: Sequence[Sequence[tuple[_Answer, _Answer]]]) -> list[tuple[bool, bool]]:
     return [(old, new) for domain in pairs for (_, old), (_, new) in domain]
 
 
 def _answer(
     worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], rows: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, tuple[_Said, _Said]]]:
+) -> Iterator[tuple[int, tuple[_Answer, _Answer]]]:
     """Answers of both models to rows, each given by the places of its split and in that; yields the former with them.
 
     The edit is applied once for all of them: it may be a repair.
@@ -224,12 +242,12 @@ def _answer(
     answered = [worker.answer(each, *asked) for each in (IdentityEdit(), edit)]
     tokenizer = worker.resident.tokenizer
 
-    def said(text: str | None) -> _Said:
+    def judged(text: str | None) -> _Answer:
         return text or "", is_loop(tokenizer(text or "", add_special_tokens=False)["input_ids"])
 
     for group, *both in zip(groups.values(), *answered, strict=True):
         for (place, _), old, new in zip(group, *both, strict=True):
-            yield place, (said(old.text), said(new.text))
+            yield place, (judged(old.text), judged(new.text))
 
 
 def _longest(worker: EvaluationWorker, splits: Sequence[PreparedSplit], least: int, seconds: float) -> int:
@@ -272,23 +290,6 @@ def free(split: PreparedSplit, tokens: int) -> PreparedSplit:
     )
 
 
-def _recovery(table: FinalTable, task: str) -> float | None:
-    """The winner's score on `test` as a share of the full model's; None if there is no such share."""
-    best = None if table.best is None else table.best.score(task, "test")
-    full = table.full.score(task, "test")
-    if best is None or full is None or best.score is None or not full.score:
-        return None
-    return best.score / full.score
-
-
-def _unscored(table: FinalTable, task: str) -> str | None:
-    """Why the winner, or the full model, has no score on `test`; None if both have one or none was asked for."""
-    scores = [entry.score(task, "test") for entry in (table.best, table.full) if entry is not None]
-    failure = next((score.failure for score in scores if score is not None and score.failure is not None), None)
-    full = table.full.score(task, "test")
-    return "the full model's own score is 0" if failure is None and full is not None and full.score == 0 else failure
-
-
 def faults_of(check: TaskCheck, request: ShrinkOptions) -> tuple[str, ...]:
     """What exceeds the request's limits, each as the end of a sentence that begins with the candidate."""
     if not check.known:
@@ -317,11 +318,6 @@ def checks_table(checks: Sequence[TaskCheck], loops: Loops) -> str:
         name = check.task if check.known else f"{check.task} (unknown to the full model)"
         lines.append(f"| {' | '.join((name, *check.cells))} |")
     return "\n".join([*lines, "", f"{loops}."])
-
-
-def _ended(*answers: str) -> bool:
-    """Whether all answers have come to the end of their thoughts, or none has: what is behind them can be compared."""
-    return len({_END_OF_THOUGHTS in each for each in answers}) == 1
 
 
 def structure_of(answer: str) -> Literal["call", "json"] | None:

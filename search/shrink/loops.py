@@ -28,12 +28,11 @@ _LOOP_RATIO = 0.55
 
 def is_loop(tokens: Sequence[int]) -> bool:
     """Tell whether an answer repeats itself: too few 4-grams of its tokens differ, in all of it or at its end."""
-    return any(_repeats(part) for part in (tokens, tokens[-_END_TOKENS:]))
-
-
-def _repeats(tokens: Sequence[int]) -> bool:
-    grams = [tuple(tokens[start : start + _GRAM]) for start in range(len(tokens) - _GRAM + 1)]
-    return len(tokens) >= _FEWEST_TOKENS and len(set(grams)) < _LOOP_RATIO * len(grams)
+    for part in (tokens, tokens[-_END_TOKENS:]):
+        grams = [tuple(part[start : start + _GRAM]) for start in range(len(part) - _GRAM + 1)]
+        if len(part) >= _FEWEST_TOKENS and len(set(grams)) < _LOOP_RATIO * len(grams):
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,8 @@ class Loops:
         """The same with a fault if the test finds that there are more than the full model's share and `most`."""
         if self.p > ALPHA or self.more <= most:
             return replace(self, fault=None)
-        said = f"repeats itself in {self.shrunk} of {self.prompts} answers, the full model in {self.full}"
-        return replace(self, fault=f"{said} (p = {self.p:.2g})")
+        fault = f"repeats itself in {self.shrunk} of {self.prompts} answers, the full model in {self.full}"
+        return replace(self, fault=f"{fault} (p = {self.p:.2g})")
 
     def __str__(self) -> str:
         return (
@@ -142,11 +141,10 @@ def power(looks: Sequence[int], full: float = _USUAL, shrunk: float = 2 * _USUAL
     shares = [shrunk - both, full - both, 1 - shrunk - full + both]
     rng = np.random.default_rng(0)
     drawn = rng.multinomial(np.diff([0, *looks]), shares, size=(_DRAWS, len(looks)))[:, :, :2].cumsum(axis=1)
-    return sum(_found(path, looks) for path in drawn.tolist()) / _DRAWS
-
-
-def _found(path: Sequence[tuple[int, int]], looks: Sequence[int]) -> bool:
-    for (lost, gained), prompts in zip(path, looks, strict=True):
-        if is_clear(lost, gained, prompts):
-            break
-    return p_value(lost, gained) <= ALPHA
+    found = 0
+    for path in drawn.tolist():
+        for (lost, gained), prompts in zip(path, looks, strict=True):
+            if is_clear(lost, gained, prompts):
+                break
+        found += p_value(lost, gained) <= ALPHA
+    return found / _DRAWS

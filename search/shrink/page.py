@@ -146,7 +146,7 @@ class TaskLook:
 
 
 @dataclass(frozen=True, slots=True)
-class RetainedMass:
+class KeptMass:
     """How much of one task's routing the kept experts would have, before a search has chosen them.
 
     Attributes:
@@ -176,12 +176,12 @@ class FirstLook:
     """
 
     tasks: tuple[TaskLook, ...]
-    routing: tuple[RetainedMass, ...]
+    routing: tuple[KeptMass, ...]
 
     def lines(self) -> list[str]:
         """The same as lines for people."""
-        told = [text for task in self.tasks for text in (str(task), *(f"  {each}" for each in task.answers))]
-        return [*told, *map(str, self.routing)]
+        lines = [text for task in self.tasks for text in (str(task), *(f"  {each}" for each in task.answers))]
+        return [*lines, *map(str, self.routing)]
 
 
 @dataclass(frozen=True)

@@ -149,14 +149,14 @@ Text = Annotated[str, BeforeValidator(_joined), AfterValidator(_not_empty)]
 
 
 class _Fields(BaseModel):
-    """Fields that are read. Others are left out, unless what they say would be missed."""
+    """Fields that are read. Others are ignored, unless what they say would be missed."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def _read(cls, found: Any) -> Any:
-        """Leave out fields that are null, and further ones except for those that may be misspelt: they are refused."""
+        """Drop fields that are null, and further ones except for those that may be misspelt: they are refused."""
         if not isinstance(found, Mapping):
             return found
         given = {key: value for key, value in found.items() if value is not None}
@@ -233,12 +233,12 @@ def _message_of(turn: Any) -> Any:
     keys = ("role", "content") if isinstance(turn, Mapping) and "role" in turn else ("from", "value")
     if not isinstance(turn, Mapping) or keys[0] not in turn:
         raise ValueError("a turn is an object with `from` and `value`, or with `role` and `content`")
-    said, content = (turn.get(key) for key in keys)
-    role = _SHAREGPT.get(said) if isinstance(said, str) else None
+    name, content = (turn.get(key) for key in keys)
+    role = _SHAREGPT.get(name) if isinstance(name, str) else None
     if role is None:
-        raise ValueError(f"unknown `{keys[0]}` {said!r}; known are {', '.join(_SHAREGPT)}")
+        raise ValueError(f"unknown `{keys[0]}` {name!r}; known are {', '.join(_SHAREGPT)}")
     message = {key: value for key, value in turn.items() if key not in keys} | {"role": role}
-    if said != "function_call":
+    if name != "function_call":
         return message | {"content": content}
     calls = _parsed(content)
     calls = calls if isinstance(calls, list) else [calls]
@@ -290,7 +290,7 @@ class _ChatForm(_Form):
             raise ValueError("there is no message of the user to answer")
         chat = Chat(tuple(messages), self.tools or (), answer)
         if chat.has_tools:
-            # The form of a row is told by its answer, which only the model's template can write.
+            # A row's fitness depends on its answer, which only the model's template can write.
             return DataRow(first, first, None if answer is None else "", chat=chat)
         *turns, (_, prompt) = _by_turns(messages)
         return DataRow(prompt, first, None if answer is None else answer["content"], turns=tuple(turns), chat=chat)

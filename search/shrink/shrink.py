@@ -18,7 +18,7 @@ from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.candidates import Candidate, bound_candidate
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.shrink.budget import Budget, SpeedBudget, budget_of
+from moevolve.search.shrink.budget import SizeBudget, SpeedBudget, budget_of
 from moevolve.search.shrink.choosing import choices_of, files_of, folder_of, has_run_file, read_run, run_file
 from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.guard import Checks, check_winner, checks_table
@@ -36,7 +36,12 @@ _SAMPLING = {"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.1}
 
 
 def shrink(request: ShrinkOptions, observer: Observer) -> ShrinkResult | ShrinkPlan:
-    """See `ShrinkOptions`."""
+    """Search for the smaller checkpoint that a request describes, check it and write it.
+
+    Raises:
+        UserError: the request is wrong, or the full model doesn't know a task; nothing has been searched then.
+        ExportError: the checkpoint is larger or slower than requested.
+    """
     budget = _checked(request)
     seconds: dict[str, float] = {}
     with ModelProbe() as probe:
@@ -84,7 +89,7 @@ def shrink(request: ShrinkOptions, observer: Observer) -> ShrinkResult | ShrinkP
             )
 
 
-def _checked(request: ShrinkOptions) -> Budget | SpeedBudget | None:
+def _checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     """The budget of a request, after refusing what would fail after hours of searching."""
     if not request.data and not request.tasks:
         raise UserError("say what the model is for: --data PATH, or --task NAME")
@@ -114,13 +119,13 @@ def _check_same(request: ShrinkOptions, store: StoreReader, config: RunConfig) -
 
 
 def _check_budget(
-    request: ShrinkOptions, budget: Budget | SpeedBudget | None, written: Written, speed: Speed | None
+    request: ShrinkOptions, budget: SizeBudget | SpeedBudget | None, written: Written, speed: Speed | None
 ) -> None:
     """Raise an error if a checkpoint is larger or slower than was asked for.
 
     Sizes are predicted, but a format that can't be packed anew becomes larger by a repair.
     """
-    if isinstance(budget, Budget) and written.weight_bytes > budget.size:
+    if isinstance(budget, SizeBudget) and written.weight_bytes > budget.size:
         raise ExportError(
             f"the weight files take {written.weight_bytes:,} bytes, more than --size {budget.text}", written.directory
         )
@@ -189,14 +194,14 @@ def _with_sampling(written: Written) -> Written:
     path = written.directory / "generation_config.json"
     settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     path.write_text(json.dumps(settings | _SAMPLING, indent=2) + "\n", encoding="utf-8")
-    said = f"`{path.name}` asks for sampling with {', '.join(f'{key} {value}' for key, value in _SAMPLING.items())}"
+    sentence = f"`{path.name}` asks for sampling with {', '.join(f'{key} {value}' for key, value in _SAMPLING.items())}"
     card = written.directory / "README.md"
     text = card.read_text(encoding="utf-8")
-    if said not in text:
+    if sentence not in text:
         card.write_text(
-            f"{text.rstrip()}\n\n{said}, which keeps answers from repeating themselves.\n", encoding="utf-8"
+            f"{text.rstrip()}\n\n{sentence}, which keeps answers from repeating themselves.\n", encoding="utf-8"
         )
-    return replace(written, changes=(*written.changes, ("sampling", said)))
+    return replace(written, changes=(*written.changes, ("sampling", sentence)))
 
 
 def _first_look(request: ShrinkOptions, config: RunConfig, probe: ModelProbe, observer: Observer) -> FirstLook:

@@ -20,6 +20,7 @@ SHARES = (1.0, 0.5, 0.25, 0.125)
 _MARGIN = 1.03
 """The share is chosen for a speed above the one asked for, since repeated timings differ by a few percent."""
 _TOLERANCE = 0.97
+"""Share of the speed from which a checkpoint counts as fast enough, for the same reason."""
 _REPEATS = 5
 
 
@@ -49,12 +50,12 @@ def chosen_share(budget: SpeedBudget, seconds: Mapping[float, float]) -> tuple[f
         taken = min(before, seconds[share])  # fewer neurons don't take longer, but by chance
         if taken <= full / aim:
             found = share + (wider - share) * (full / aim - taken) / (before - taken)
-            said = (
+            text = (
                 f"--speed {budget.text}: the full model generates {budget.sequences / full:.4g} tokens/s with "
                 f"{_at_once(budget)} on this machine, and {aim:.3g} times as many with {found:.1%} of its experts' "
                 "neurons"
             )
-            return round(found, 4), said
+            return round(found, 4), text
         wider, before = share, taken
     raise UserError(
         f"--speed {budget.text}: with {wider:.1%} of their neurons, the fewest that were timed, this model's experts "

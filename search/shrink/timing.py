@@ -13,7 +13,8 @@ from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.plan.counts import final_evaluations
-from moevolve.search.running.plan.pilot import Measured, measure
+from moevolve.search.running.plan.pilot import measure
+from moevolve.search.running.plan.records import Pilot
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.text import duration, quantity
 
@@ -95,7 +96,7 @@ def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseCon
 
 
 def chosen(
-    text: str, config: RunConfig, tokens: Mapping[Split, int], found: Measured, spent: float, guard: float
+    text: str, config: RunConfig, tokens: Mapping[Split, int], found: Pilot, spent: float, guard: float
 ) -> tuple[int, str]:
     """Choose the number of evaluations from what a few took, after `spent` seconds; see `plan_time`.
 
@@ -118,8 +119,8 @@ def chosen(
     elif fitting > count:
         bound = f", {_MOST} times the preset's, although there is time for more"
     takes = spent + fixed + (count - earlier) * each
-    said = (
+    sentence = (
         f"--time {text}: {count} candidates{bound}; one takes {one:.2g} s on one of {found.workers} workers (measured "
         f"on {found.individuals}), everything about {duration(takes / 3600)}"
     )
-    return count, said
+    return count, sentence

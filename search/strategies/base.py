@@ -12,8 +12,8 @@ from moevolve.search.genomes.contract.phases import START, PhaseConfig, Threshol
 from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.store.records import IndividualRecord
 
+# Tolerance of margins: in floats 0.9 - 0.87 > 0.03.
 _ROUNDING = 1e-9
-"""Tolerance of margins: in floats 0.9 - 0.87 > 0.03."""
 RankKey = tuple[float, float, int]
 
 
@@ -45,13 +45,13 @@ def eligible(
 class Ranking:
     """The individuals of one phase that can still become parents, best first.
 
-    Individuals are added in order of index. Failed ones are ignored, and so are repeated edits unless `repeats` is
-    true. `top_k` keeps the k best; a threshold keeps all within its wider margin, however many they are. With either
-    rule an individual that is dropped can't become a parent later, since the best fitness only rises.
+    Individuals are added in order of index. Failed ones are ignored, and so are repeated edits unless
+    `allow_duplicates`. `top_k` keeps the k best; a threshold keeps all within its wider margin, however many they are.
+    With either rule an individual that is dropped can't become a parent later, since the best fitness only rises.
     """
 
-    def __init__(self, rule: TopKParents | ThresholdParents, repeats: bool = False) -> None:
-        self._rule, self._repeats = rule, repeats
+    def __init__(self, rule: TopKParents | ThresholdParents, allow_duplicates: bool = False) -> None:
+        self._rule, self._allow_duplicates = rule, allow_duplicates
         self._individuals: dict[int, IndividualRecord] = {}
         self._keys: list[RankKey] = []
         self._hashes: set[str] = set()
@@ -61,7 +61,7 @@ class Ranking:
 
     def add(self, one: IndividualRecord) -> None:
         """Add one individual, and drop those that can't become parents."""
-        if one.fitness is None or (not self._repeats and one.phenotype_hash in self._hashes):
+        if one.fitness is None or (not self._allow_duplicates and one.phenotype_hash in self._hashes):
             return
         insort(self._keys, rank_key(one))
         self._individuals[one.index] = one

@@ -1,9 +1,9 @@
 """EEP's evolutionary loop as a steady-state strategy.
 
 Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.3 and Alg. 1: random initial individuals, parents among the
-best, crossover and mutation; the merge phase starts from the best of the prune phase. Unless a phase has `repeats`,
-individuals with the same edit count once among the parents, and a child that repeats an earlier individual is drawn
-again, because its score is known.
+best, crossover and mutation; the merge phase starts from the best of the prune phase. Unless a phase has
+`allow_duplicates`, individuals with the same edit count once among the parents, and a child that repeats an earlier
+individual is drawn again, because its score is known.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Evolution(PhaseStrategy):
 
     def __init__(self, space: GenomeSpace[Any], phase: PhaseConfig, seed: int, first: int = 0) -> None:
         super().__init__(space, phase, seed, first)
-        self._ranking = Ranking(phase.parents, phase.repeats)
+        self._ranking = Ranking(phase.parents, phase.allow_duplicates)
         self._from_all = isinstance(phase, MergePhase) and phase.start == "all"
 
     def tell(self, individual: IndividualRecord) -> None:
@@ -49,7 +49,7 @@ class Evolution(PhaseStrategy):
         parents = None if initial else self._parents(start)
         for draw in range(DRAWS):
             offspring = self._bred(rng, parents) if parents else self._sampled(rng, draw)
-            if (parents and self._phase.repeats) or offspring.genome.express().phenotype_hash not in taken:
+            if (parents and self._phase.allow_duplicates) or offspring.genome.express().phenotype_hash not in taken:
                 break
         return offspring
 

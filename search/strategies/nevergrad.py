@@ -23,12 +23,12 @@ from moevolve.search.genomes.contract.phases import NevergradSection, PhaseConfi
 from moevolve.search.strategies.base import PhaseStrategy, fixed_offspring
 from moevolve.store.records import IndividualRecord
 
+# Weight of the tie-break in the loss: less than one example in 10,000, so it decides only between equal scores.
 _TIE_BREAK = 1e-4
-"""Weight of the tie-break in the loss: less than one example in 10,000, so it decides only between equal scores."""
+# Largest absolute value of a coordinate: some optimisers diverge, and genomes are float32.
 _LIMIT = 1e6
-"""Largest absolute value of a coordinate: some optimisers diverge, and genomes are float32."""
+# Loss of a candidate that failed before any other was evaluated.
 _WORST = 1e6
-"""Loss of a candidate that failed before any other was evaluated."""
 
 
 class NevergradPhase(PhaseStrategy):
@@ -40,7 +40,7 @@ class NevergradPhase(PhaseStrategy):
 
     Args:
         position: Position of the phase in the search.
-        in_flight: Largest number of candidates that are asked for before the first of them is told.
+        in_flight: Largest number of candidates under evaluation at once.
 
     Raises:
         UserError: Nevergrad has no such optimiser, it can't make that many candidates at once, or the genome has no
@@ -84,7 +84,7 @@ class NevergradPhase(PhaseStrategy):
         self.ask(index, initial, start, ())
 
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
-        """Make an individual; `taken` is ignored, since the optimiser is told repeats like other candidates."""
+        """Make an individual; `taken` is ignored, since the optimiser learns from repeats, too."""
         rng = generator(self._seed, index)
         if self._optimizer is None:
             self._begin(rng, start)
@@ -135,8 +135,8 @@ class NevergradPhase(PhaseStrategy):
             raise UserError(f"strategy {self._name}: {what} failed: {type(error).__name__}: {error}") from error
 
 
+# Standard deviation of the first steps per kind of phase. Experts are flattened to scores of 0 and 1 for pruning.
 _SIGMA = {"prune": 1.0, "merge": 0.1, "capacity": 0.3, "tune": 0.1}
-"""Standard deviation of the first steps per kind of phase. Experts are flattened to scores of 0 and 1 for pruning."""
 
 
 def _find(name: str) -> Any:

@@ -8,7 +8,7 @@ with many more parts than scores, whole draws would choose almost at random.
 Sources: Bayesian linear regression as in Bishop, Pattern Recognition and Machine Learning (2006), Sec. 3.3; with
 Thompson sampling of binary choices it is BOCS (Baptista and Poloczek, arXiv 1806.08838), which also has products of
 pairs. Weights are drawn as in Bhattacharya, Chakraborty and Mallick (arXiv 1506.04778), by solving as many equations as
-there are individuals or features, whichever are fewer. The target and the share of bred children were chosen by trials.
+there are individuals or features, whichever are fewer. The target and the `evolution_share` were chosen by trials.
 
 What the calibration says of the parts (`GenomeSpace.importance`) enters as further features: the sum of each statistic
 over a genome's parts. So a few scores tell which statistics to trust, where there are many more parts than scores.
@@ -33,22 +33,22 @@ from moevolve.search.strategies.base import DRAWS, PhaseStrategy
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.store.records import IndividualRecord
 
+# Prior standard deviation of the model's prediction, for any number of features. Both this and `_NOISE` are near the
+# maximum of the marginal likelihood of pruning a small MoE (6 layers, 2 of 8 experts, 31 to 190 individuals), where
+# the targets' own standard deviation is between 1.4 and 2.
 Floats = NDArray[np.float64]
 _SIGNAL = 1.0
-"""Prior standard deviation of the model's prediction, for any number of features. Both this and `_NOISE` are near the
-maximum of the marginal likelihood of pruning a small MoE (6 layers, 2 of 8 experts, 31 to 190 individuals), where the
-targets' own standard deviation is between 1.4 and 2."""
+# Standard deviation of the targets around the model; mostly interactions, which a sum over parts lacks.
 _NOISE = 0.7
-"""Standard deviation of the targets around the model; mostly interactions, which a sum over parts lacks."""
+# Prior standard deviation of what a statistic of the calibration contributes to the prediction. Pruning a small MoE
+# (5 layers, 8 of 32 experts), the marginal likelihood hardly depends on it between 0.3 and 1.
 _TRUST = 0.7
-"""Prior standard deviation of what a statistic of the calibration contributes to the prediction. Pruning a small MoE (5
-layers, 8 of 32 experts), the marginal likelihood hardly depends on it between 0.3 and 1."""
+# Spread of a statistic's sums below which all individuals have the same sum, but for rounding.
 _LEVEL = 1e-9
-"""Spread of a statistic's sums below which all individuals have the same sum, but for rounding."""
+# Least share of a draw's deviation from the mean that a child has.
 _LEAST_EXPLORED = 0.2
-"""Least share of a draw's deviation from the mean that a child has."""
+# Factor by which each draw after a repeated individual deviates further from the mean.
 _WIDER = 1.2
-"""Factor by which each draw after a repeated individual deviates further from the mean."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ class Surrogate(PhaseStrategy):
         self._section = section
         self._evolution = Evolution(space, phase, seed, first)
         self._chooses = space.selects_subset(phase)
-        self._told: deque[tuple[IndividualRecord, Floats]] = deque(maxlen=section.memory)
+        self._history: deque[tuple[IndividualRecord, Floats]] = deque(maxlen=section.memory)
 
     def tell(self, individual: IndividualRecord) -> None:
         """Add one evaluated individual to the history; failed ones have no score to learn from."""
         self._evolution.tell(individual)
         if self._chooses and individual.fitness is not None:
             genome = self._space.from_bytes(individual.genome)
-            self._told.append((individual, self._space.flatten(genome, self._phase)))
+            self._history.append((individual, self._space.flatten(genome, self._phase)))
 
     def tell_before(self, individual: IndividualRecord) -> None:
         """Pass individuals of earlier phases to evolution; the model is fitted to its own phase only."""
@@ -131,14 +131,14 @@ class Surrogate(PhaseStrategy):
         """Make a child by the model, or by evolution if the model only repeats earlier individuals."""
         rng = generator(self._seed, index, "surrogate")
         made = None
-        if self._chooses and not initial and len(self._told) > 1 and rng.random() >= self._section.bred:
+        if self._chooses and not initial and len(self._history) > 1 and rng.random() >= self._section.evolution_share:
             made = self._learned(rng, taken)
         return made or self._evolution.ask(index, initial, start, taken)
 
     def _learned(self, rng: np.random.Generator, taken: Container[str]) -> Offspring[Any] | None:
         """The best genome under drawn weights, without parents; None if all draws repeat earlier individuals."""
-        features = np.stack([each for _, each in self._told])
-        targets = targets_of([individual for individual, _ in self._told])
+        features = np.stack([each for _, each in self._history])
+        targets = targets_of([individual for individual, _ in self._history])
         centred = features - features.mean(axis=0)
         precision = float(centred.var(axis=0).sum() or 1.0) / _SIGNAL**2
         spread = (centred @ self._importance.T).std(axis=0)
@@ -153,7 +153,7 @@ class Surrogate(PhaseStrategy):
             weights = mean + explored * _WIDER**repeats * (model.draw(rng) - mean)
             genome = self._space.unflatten(weights[:parts] + weights[parts:] @ directions, self._phase)
             if genome.express().phenotype_hash not in taken:
-                return Offspring(genome, "surrogate", (), f"learned from {len(self._told)}")
+                return Offspring(genome, "surrogate", (), f"learned from {len(self._history)}")
         return None
 
     @cached_property

@@ -29,6 +29,7 @@ from moevolve.store.tables import (
 from moevolve.store.upkeep.prune import CalibrationsOf
 from moevolve.store.writes import write_evaluations, write_export, write_individuals
 
+# Counted before and after, since writes of rows that are there change nothing and say so nowhere.
 _COUNTED = (individuals, evaluations, calibrations, exports)
 
 

@@ -67,7 +67,13 @@ def prune(store: Store, names: Sequence[str], calibrations_of: CalibrationsOf, d
     """
     with store.write_transaction() as connection:
         inner = connection.begin_nested()
-        found = _prune(connection, names, calibrations_of)
+        lock_against_prune(connection, alone=True)
+        ids = [find_search(connection, name).id for name in dict.fromkeys(names)]
+        counted = [_drop_search(connection, fence(connection, search_id)) for search_id in dict.fromkeys(ids)]
+        evaluated = _drop_evaluations(connection, revoke_expired(connection))
+        calibrated = _drop_calibrations(connection, calibrations_of)
+        size = sum(size for _, size in counted) + evaluated[1] + calibrated[1]
+        found = PruneReport(len(counted), sum(rows for rows, _ in counted), evaluated[0], calibrated[0], size)
         if dry_run:
             inner.rollback()
             return found
@@ -75,16 +81,6 @@ def prune(store: Store, names: Sequence[str], calibrations_of: CalibrationsOf, d
     if busy or not any((found.searches, found.evaluations, found.calibrations)):
         return found
     return replace(found, vacuumed=store.vacuum())
-
-
-def _prune(connection: Connection, names: Sequence[str], calibrations_of: CalibrationsOf) -> PruneReport:
-    lock_against_prune(connection, alone=True)
-    ids = [find_search(connection, name).id for name in dict.fromkeys(names)]
-    counted = [_drop_search(connection, fence(connection, search_id)) for search_id in dict.fromkeys(ids)]
-    evaluated = _drop_evaluations(connection, revoke_expired(connection))
-    calibrated = _drop_calibrations(connection, calibrations_of)
-    size = sum(size for _, size in counted) + evaluated[1] + calibrated[1]
-    return PruneReport(len(counted), sum(rows for rows, _ in counted), evaluated[0], calibrated[0], size)
 
 
 def _drop_search(connection: Connection, search_id: str) -> tuple[int, int]:

@@ -132,7 +132,7 @@ def random_features(hidden: int, width: int, tokens: int, device: str) -> Expert
     }
     weights, chosen = torch.randn(tokens, 4, generator=generator).softmax(dim=1).topk(2)
     inputs = torch.randn(tokens, hidden, generator=generator).to(device)
-    return ExpertFeatures(ExpertNeurons(module, tensors), 4, inputs, weights.to(device), chosen.to(device))
+    return ExpertFeatures(ExpertNeurons(module, tensors), inputs, weights.to(device), chosen.to(device), None)
 
 
 def beside_an_evaluation() -> None:

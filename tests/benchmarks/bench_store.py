@@ -9,7 +9,6 @@ thousand has dev scores. `history()` is timed on the first search.
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 import tempfile
 import time
@@ -20,9 +19,11 @@ import bench
 import numpy as np
 from sqlalchemy import text
 from sqlalchemy.dialects import sqlite
+from store_samples import decided, digest, evaluation, individual, search, split
 
+from moevolve.evaluators.types import Split
 from moevolve.store import queries
-from moevolve.store.records import EvaluationRecord, IndividualRecord, SearchRecord, SearchTaskRecord
+from moevolve.store.records import EvaluationRecord, IndividualRecord
 from moevolve.store.repository import Store
 from moevolve.store.session import transaction
 
@@ -53,93 +54,55 @@ def fill(store: Store, individuals: int, searches: int, batch: int) -> None:
     each = individuals // searches
     inside = busy = 0.0
     for number in range(searches):
-        search = SearchRecord(
-            id=f"id{number:04d}",
-            name=f"bench-{number}",
-            config="{}",
-            config_hash="0" * 64,
-            model_fingerprint="a" * 64,
-            model_path="model",
-            engine_fingerprint="b" * 64,
-            seed=number,
-            genome_kind="eep",
-            software_version="bench",
-        )
-        splits = [SearchTaskRecord("rte", "search", "c" * 64), SearchTaskRecord("rte", "dev", "d" * 64)]
-        store.create_search(search, splits)
+        record = search(f"bench-{number}", seed=number)
+        store.create_search(record, [split(), split(name="dev")])
         for start in range(0, each, batch):
             rows = population(number, start, min(batch, each - start))
             before, before_busy = time.perf_counter(), time.process_time()
-            store.record(search.id, [replace(one, **UNDECIDED) for one in rows[0]])
-            store.record(search.id, *rows)
+            store.record(record.id, [replace(one, **UNDECIDED) for one in rows[0]])
+            store.record(record.id, *rows)
             inside += time.perf_counter() - before
             busy += time.process_time() - before_busy
     print(f"record(): {each * searches / inside:,.0f} individuals/s in batches of {batch}, 2 transactions per batch")
     print(f"          ({each * searches:,} individuals; {inside:.1f} s in the store, {busy:.1f} s of them on a core)")
 
 
-def population(search: int, start: int, count: int) -> tuple[list[IndividualRecord], list[EvaluationRecord]]:
-    rng = np.random.default_rng([search, start])
+def population(number: int, start: int, count: int) -> tuple[list[IndividualRecord], list[EvaluationRecord]]:
+    """Individuals of a search from an index on, and their evaluations."""
+    rng = np.random.default_rng([number, start])
     individuals, evaluations = [], []
     for index in range(start, start + count):
-        content = hashlib.sha256(f"{search}/{index}".encode()).hexdigest()
         same = index if index % 10 else int(rng.integers(0, index + 1))
-        failed = same % 50 == 1
-        phenotype = hashlib.sha256(f"{search}/{same}".encode()).hexdigest()
-        draw = np.random.default_rng([search, same, 1])
+        phenotype = (number, same)
+        draw = np.random.default_rng([number, same, 1])
         experts = EXPERTS[int(draw.integers(len(EXPERTS)))]
         # Accuracy on a hundred prompts: many ties, which the log-probability breaks.
-        score, gold = float(draw.binomial(EXAMPLES, 0.6)) / EXAMPLES, -float(draw.exponential())
-        individuals.append(
-            IndividualRecord(
-                index=index,
-                phase="prune",
-                operator="mutate",
-                genome=rng.bytes(GENOME_BYTES),
-                content_hash=content,
-                phenotype_hash=phenotype,
-                experts=experts,
-                active=2,
-                parameters=experts * 1_000_000,
-                active_parameters=2_000_000,
-                parameters_full=8_000_000,
-                summary=f"{experts} of 8 experts",
-                depth=index // 64,
-                parents=tuple(int(p) for p in rng.integers(0, start, size=2)) if start else (),
-                status="failed" if failed else "ok",
-                fitness=None if failed else score,
-                tie_break=None if failed else gold,
-                failure="not finite" if failed else None,
-                failure_kind="candidate" if failed else None,
-            )
+        right, gold = float(draw.binomial(EXAMPLES, 0.6)) / EXAMPLES, -float(draw.exponential())
+        score = None if same % 50 == 1 else right
+        sizes = {"experts": experts, "parameters": experts * 1_000_000, "active_parameters": 2_000_000}
+        made = individual(
+            index,
+            tuple(int(parent) for parent in rng.integers(0, start, size=2)) if start else (),
+            phenotype,
+            genome=rng.bytes(GENOME_BYTES),
+            content_hash=digest(number, index),
+            parameters_full=8_000_000,
+            summary=f"{experts} of 8 experts",
+            depth=index // 64,
+            **sizes,
         )
-        sizes = {"experts": experts, "active": 2, "parameters": experts * 1_000_000, "active_parameters": 2_000_000}
+        individuals.append(decided(made, score, gold))
         shared = sizes | {"seconds": 0.1, "worker": "w"}
-        for split, print_ in (("search", "c"), ("dev", "d")):
-            if split == "dev" and same % 1000:
-                continue
-            evaluations.append(
-                EvaluationRecord(
-                    phenotype_hash=phenotype,
-                    model_fingerprint="a" * 64,
-                    engine_fingerprint="b" * 64,
-                    task_fingerprint=print_ * 64,
-                    task="rte",
-                    split=split,
-                    metric="accuracy",
-                    score=None if failed else score,
-                    gold_logprob=None if failed else gold,
-                    outcomes=None if failed else bytes(4 * EXAMPLES),
-                    failure="not finite" if failed else None,
-                    **shared,
-                )
-            )
+        if score is not None:
+            shared |= {"gold_logprob": gold, "outcomes": bytes(4 * EXAMPLES)}
+        names: list[Split] = ["search"] if same % 1000 else ["search", "dev"]
+        evaluations += [evaluation(phenotype, score, name=name, **shared) for name in names]
     return individuals, evaluations
 
 
 def read(store: Store) -> None:
     before = time.perf_counter()
-    rows = store.history("id0000")
+    rows = store.history("id-bench-0")
     print(f"history(): {len(rows):,} individuals in {time.perf_counter() - before:.2f} s")
     last = f"bench-0:{len(rows) - 1}"
     calls = {
@@ -148,7 +111,7 @@ def read(store: Store) -> None:
         "best(task, experts=4)": lambda: store.best("rte", experts=4),
         "best(task, experts=4, by search)": lambda: store.best("rte", experts=4, by="search"),
         "best(task, experts=4, active=2, search)": lambda: store.best("rte", 4, 2, "bench-1", by="search"),
-        "best_of_search(10)": lambda: store.best_of_search("id0000", 10),
+        "best_of_search(10)": lambda: store.best_of_search("id-bench-0", 10),
         "individual()": lambda: store.individual(last),
         "ancestors(3 generations)": lambda: store.ancestors(last, 3),
         "pareto()": lambda: store.pareto("rte"),
@@ -156,7 +119,7 @@ def read(store: Store) -> None:
         "candidate_cells()": lambda: store.candidate_cells("rte"),
         "candidate_cells(search)": lambda: store.candidate_cells("rte", search="bench-1"),
         "marks()": lambda: store.marks("rte", "search", None, ["mutate"]),
-        "course()": lambda: store.course("id0000"),
+        "course()": lambda: store.course("id-bench-0"),
         "searches()": store.searches,
     }
     for name, call in calls.items():
@@ -175,7 +138,7 @@ def plans(store: Store) -> None:
         asked = {
             "best": queries.candidates(contexts["search"], queries.Filter(), 10, [contexts["dev"].id]),
             "best with experts": queries.candidates(contexts["search"], queries.Filter(4), 10),
-            "best_of_search": queries.best_indices("id0000", 10),
+            "best_of_search": queries.best_indices("id-bench-0", 10),
         }
         for name, query in asked.items():
             sql = str(query.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))

@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import bench
 import pytest
 
 from moevolve.workers.families.registry import FAMILIES as FAMILY_TYPES
@@ -105,6 +106,7 @@ def print_table(title: str, found: dict[str, dict[str, list[bool]]], verbs: tupl
 
 
 def main() -> int:
+    bench.arguments(__doc__).parse_args()
     collector = Collector()
     files = [
         *(

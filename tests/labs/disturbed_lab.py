@@ -114,7 +114,7 @@ class Drive:
 
     @property
     def said(self) -> str:
-        return self._log.read_text()
+        return self._log.read_text() if self._log.exists() else "nothing"
 
 
 def _run(url: str, name: str, address: str | None, log: Path) -> None:

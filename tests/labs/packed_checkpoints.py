@@ -40,6 +40,12 @@ def fp8_values(codes: NDArray[np.uint8]) -> Floats:
     return sign * np.where(exponent == 0, np.ldexp(mantissa, -6), normal)
 
 
+def fp4_values(codes: NDArray[np.uint8]) -> Floats:
+    """E2M1 numbers: a sign, two bits of exponent with bias 1, one of mantissa."""
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    return np.where(codes & 8, -1.0, 1.0) * magnitudes[codes & 7]
+
+
 def mxfp4_values(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> Floats:
     """OCP microscaling, MXFP4: blocks of 32 E2M1 numbers, two in a byte, the first one low, times 2^(scale - 127).
 
@@ -51,9 +57,7 @@ def mxfp4_values(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> Floats
         [..., 32 blocks].
     """
     codes = np.stack([blocks & 0xF, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], 32)
-    exponent, mantissa = (codes >> 1 & 3).astype(np.int64), (codes & 1) / 2
-    size = np.where(exponent == 0, mantissa, np.ldexp(1 + mantissa, exponent - 1))
-    values = np.where(codes & 8, -size, size) * np.ldexp(1.0, scales.astype(np.int64) - 127)[..., None]
+    values = fp4_values(codes) * np.ldexp(1.0, scales.astype(np.int64) - 127)[..., None]
     return values.reshape(*blocks.shape[:-2], -1)
 
 
@@ -184,12 +188,6 @@ def mxfp4_checkpoint(
         packed |= {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
         plain[name] = mxfp4_values(blocks, scales).transpose(0, 2, 1)
     return write(model, tokenizer, folder, packed, plain, quantization_config={"quant_method": "mxfp4"}, dtype=None)
-
-
-def fp4_values(codes: NDArray[np.uint8]) -> Floats:
-    """E2M1 numbers: a sign, two bits of exponent with bias 1, one of mantissa."""
-    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    return np.where(codes & 8, -1.0, 1.0) * magnitudes[codes & 7]
 
 
 def pairs(codes: NDArray[np.uint8]) -> Tensor:

@@ -92,6 +92,7 @@ def model_fingerprint(config: ModelConfig) -> str:
     for file in sorted({file for pattern in patterns for file in directory.glob(pattern) if file.is_file()}):
         digest.update(f"{file.relative_to(directory).as_posix()} ".encode())
         digest.update(hashlib.sha256(_content(file)).digest())
+    # Hashing releases the interpreter's lock, so that files are hashed at once.
     with ThreadPoolExecutor() as threads:
         for file, content in zip(weights, threads.map(_weights_digest, weights), strict=True):
             digest.update(f"{file.name} {content} ".encode())
@@ -173,6 +174,7 @@ def _weights_digest(file: Path) -> str:
     digest = _sha256(file)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Renamed when it is complete: other processes may read or write the same entry.
         part = kept.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps([key, digest]), encoding="utf-8")
         part.replace(kept)

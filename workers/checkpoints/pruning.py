@@ -24,6 +24,7 @@ from moevolve.workers.contract.card import MtpLayers
 from moevolve.workers.contract.methods import ExpertSelection
 from moevolve.workers.families.base import CORRECTION_BIAS, ExpertFamily
 
+# Of lists of layers within layers the innermost counts, since `.+` is greedy.
 _LAYER = re.compile(r"(?P<stem>(?:.+\.)?layers\.)(?P<layer>\d+)\.(?P<rest>.+)")
 _FUSED = re.compile(r".+\.experts\.[^.]*[^.\d].*")
 # Ends of names of correction biases, which checkpoints have in the router or beside it.

@@ -14,6 +14,7 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.headers import INDEX_FILE, SINGLE_FILE, StoredTensor
 
+# As `save_pretrained` of transformers 4.
 MAX_SHARD_BYTES = 5_000_000_000
 
 # Size in bytes of the largest element: tensors must start at a multiple of their element size, without gaps.

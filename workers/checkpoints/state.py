@@ -62,6 +62,7 @@ def layer_state(resident: Resident, index: int) -> dict[str, Tensor]:
     """
     family, experts = expert_family(resident.model.config.model_type), experts_prefix(resident.model)
     state = {}
+    # An edit wraps the router, whose own tensors are then below `inner`.
     for name, tensor in decoder_layers(resident.model)[index].state_dict().items():
         if name.startswith(experts):
             continue

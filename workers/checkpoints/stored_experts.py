@@ -51,6 +51,7 @@ class StoredExperts:
         # `transformers` also loads checkpoints of the decoder alone, as DeepSeek-V4's names are.
         stem = self._layers.removesuffix("layers.")
         self._left_out = "" if any(name.startswith(stem) for name in tensors) else stem
+        # One layer's experts at a time: several of a large model don't fit into the host's memory.
         self._whole: tuple[int, dict[str, Tensor]] | None = None
         self._pieces: dict[tuple[int, str], list[_Piece]] = {}
 

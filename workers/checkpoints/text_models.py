@@ -203,20 +203,16 @@ def text_tensors(tensors: Mapping[str, Any], config: PretrainedConfig) -> Mappin
         tensors: Tensors of the whole checkpoint by name, as objects that return them on `tensor[...]`.
         config: Config of the text model as its family has it.
     """
-    found = _of_text(tensors, config)
-    return _llama4_tensors(found) if config.model_type == "llama4_text" else found
-
-
-def _of_text(tensors: Mapping[str, Any], config: PretrainedConfig) -> Mapping[str, Any]:
     named = {text_name(name): tensor for name, tensor in tensors.items()}
     if set(named) <= {None}:
-        return {name: tensor for name, tensor in tensors.items() if not name.startswith(_PARTS_BESIDE)}
-    # Some checkpoints have the text model's head beside the text model.
-    found = {name: tensor for name, tensor in tensors.items() if name.startswith("lm_head.")}
-    found |= {name: tensor for name, tensor in named.items() if name is not None}
-    width, hidden = getattr(config, "moe_intermediate_size", 0), getattr(config, "moe_hidden_size", config.hidden_size)
-    shapes = {".experts.gate_up_proj": (2 * width, hidden), ".experts.down_proj": (hidden, width)} if width else {}
-    return {
-        name: next((_Turned(tensor, shape) for end, shape in shapes.items() if name.endswith(end)), tensor)
-        for name, tensor in found.items()
-    }
+        found = {name: tensor for name, tensor in tensors.items() if not name.startswith(_PARTS_BESIDE)}
+    else:
+        # Some checkpoints have the text model's head beside the text model.
+        found = {name: tensor for name, tensor in tensors.items() if name.startswith("lm_head.")}
+        found |= {name: tensor for name, tensor in named.items() if name is not None}
+        width = getattr(config, "moe_intermediate_size", 0)
+        hidden = getattr(config, "moe_hidden_size", config.hidden_size)
+        shapes = {".experts.gate_up_proj": (2 * width, hidden), ".experts.down_proj": (hidden, width)} if width else {}
+        for name, tensor in found.items():
+            found[name] = next((_Turned(tensor, shape) for end, shape in shapes.items() if name.endswith(end)), tensor)
+    return _llama4_tensors(found) if config.model_type == "llama4_text" else found

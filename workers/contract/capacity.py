@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 CAPACITY = "MOEVOLVE_DEVICE_GB"
 """Environment variable: upper bound on the device memory that a worker may use, in units of 10^9 bytes."""
 
+# Share of the free device memory that experts may take when the memory of a forward pass is unknown; the rest is left
+# for the KV cache, activations and logits.
 _EXPERTS_SHARE = 0.75
-"""Share of the free device memory that experts may take when the memory of a forward pass is unknown; the rest is left
-for the KV cache, activations and logits."""
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 
+# Share of the free device memory that is handed out; the allocator can't use every byte.
 _USABLE_SHARE = 0.95
-"""Share of the free device memory that is handed out; the allocator can't use every byte."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ CheckpointForm = Literal["stock", "native", "source", "mask"]
 
 MtpLayers = Literal["drop", "prune", "keep"]
 """What becomes of layers for multi-token prediction (MTP), which speculative decoding uses and `transformers` doesn't
-load: `drop` leaves them out, `prune` keeps the same experts of them as of the last MoE layer, and `keep` copies them
+load: `drop` omits them, `prune` keeps the same experts of them as of the last MoE layer, and `keep` copies them
 whole."""
 
 

@@ -144,15 +144,13 @@ class PerTaskRecipe:
 
     @property
     def most(self) -> int:
-        """See `GrowingRecipe`."""
         return self.inner.most
 
     def is_met(self, arrays: Mapping[str, NDArray[Any]]) -> bool:
-        """See `GrowingRecipe`: whether it is enough for every task."""
+        """Whether it is enough for every task."""
         return self.inner.is_met(_without_prefix(arrays))
 
     def note(self, arrays: Mapping[str, NDArray[Any]]) -> str:
-        """See `GrowingRecipe`."""
         return self.inner.note(_without_prefix(arrays))
 
 

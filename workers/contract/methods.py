@@ -6,6 +6,7 @@ only as `Resident`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,7 @@ class ExpertFiles(Protocol):
     """Original experts that stay in a checkpoint's files (`moevolve.workers.checkpoints.stored_experts`)."""
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the fused tensors of a decoder layer's experts by name, each of which is read when it is asked for.
+        """Return the fused tensors of a decoder layer's experts by name, each of which is read on access.
 
         Args:
             index: Index of the decoder layer.
@@ -85,7 +86,7 @@ class Resident(Protocol):
     dense_layers: tuple[DenseLayer, ...]
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
-        """See `ExpertsOwner.original_experts`."""
+        """Original fused experts of a MoE layer, as of an `ExpertsOwner`."""
 
     def rows(self, sequences: Sequence[Tokens]) -> list[tuple[Tokens, ...]]:
         """Divide sequences, in order, into rows for `run`, packing short sequences into one row."""
@@ -98,9 +99,13 @@ class Resident(Protocol):
         """
 
 
-class Applicator(Protocol):
+class Applicator(ABC):
     """Applies one kind of edit to a resident model. It is constructed once, from the parts of the unedited model."""
 
+    @abstractmethod
+    def __init__(self, parts: ModelParts) -> None: ...
+
+    @abstractmethod
     def apply(self, edit: Edit) -> None:
         """Apply `edit` in place, replacing any earlier edit of this kind.
 
@@ -109,25 +114,27 @@ class Applicator(Protocol):
             UserError: The edit doesn't fit this model.
         """
 
+    @abstractmethod
     def revert(self) -> None:
         """Restore the unedited model, bit for bit."""
 
-
-@runtime_checkable
-class ReportingApplicator(Applicator, Protocol):
-    """An applicator that can report details of the applied edit."""
-
     def report(self) -> tuple[tuple[str, str], ...]:
         """Details of the applied edit as rows of a table, (title, value)."""
+        return ()
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """Details that are too long for a table, by name; exports save them as `neurons.npz`."""
+        return {}
 
 
-@runtime_checkable
-class ExpertsOwner(Applicator, Protocol):
-    """An applicator that takes over the experts of the MoE layers and may keep the originals elsewhere."""
+class ExpertsOwner(Applicator):
+    """An applicator that takes over the experts of the MoE layers and may keep the originals elsewhere.
 
+    One method has one. It is created when a mixture of experts is loaded, before the model is moved to its device and
+    before any edit, and its method exports unedited mixtures of experts.
+    """
+
+    @abstractmethod
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
         """Original fused experts by tensor name, on the device or host, of the MoE layer with this number, from 0.
 
@@ -183,10 +190,10 @@ class Exporter(Protocol):
     The resident model has the edit, or a `FollowUpEdit` of it, applied. For forms see `CheckpointForm`.
     """
 
-    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
         """Reason why no model class of `transformers` computes the edited model; None if a stock checkpoint is exact.
 
-        A stock checkpoint that is exact but larger than a native one is made only if it is `asked` for.
+        A stock checkpoint that is exact but larger than a native one is made only if it is `requested`.
 
         Raises:
             UserError: The edit can't be exported in any form.
@@ -204,10 +211,10 @@ class Exporter(Protocol):
 
 @runtime_checkable
 class PruningExporter(Exporter, Protocol):
-    """An exporter of edits that leave experts out, for which no weights are needed where they do no more than that."""
+    """An exporter of edits that drop experts, for which no weights are needed where they do no more than that."""
 
     def merges(self, edit: Edit) -> str | None:
-        """What an edit changes besides leaving experts out, so that its export needs weights; None if nothing."""
+        """What an edit changes besides dropping experts, so that its export needs weights; None if nothing."""
 
     def selection(self, edit: Edit, facts: ModelFacts) -> ExpertSelection:
         """Return the experts that an edit keeps; of merged ones and of mixed router rows the one that counts most.
@@ -223,22 +230,6 @@ class PruningExporter(Exporter, Protocol):
 RoutingReader = Callable[[Any, tuple[Any, ...], Any], tuple[Tensor, Tensor]]
 """Reads a routing decision from a module, its inputs and its output. Returns the chosen experts, 0 or 1 [tokens, E],
 and the factors on their outputs, [tokens, E]."""
-
-
-@dataclass(frozen=True)
-class UsageReaders:
-    """How the expert usage of models with an edit of this method is read.
-
-    Attributes:
-        routing: Reader of the routing decision by type of the routing module. It applies whatever edit the model has.
-        described: Adds what the edit says about the experts to a counted layer. Its arguments are the counted layer,
-            the layer's number among the counted layers, and the edit.
-        mixed: Reads the block-mixed linear layers from an edited decoder. Its arguments are the decoder and the edit.
-    """
-
-    routing: Mapping[type[nn.Module], RoutingReader] = field(default_factory=dict)
-    described: Callable[[RoutedLayer, int, Any], RoutedLayer] = lambda layer, _position, _edit: layer
-    mixed: Callable[[nn.Module, Any], tuple[MixedLayer, ...]] = lambda _decoder, _edit: ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,19 +253,21 @@ class Method:
 
     Attributes:
         edit: Type of the edits, by which the method is found.
-        owns_experts: True for the one method whose applicator is an `ExpertsOwner`. That applicator is created when a
-            mixture of experts is loaded, before the model is moved to its device and before any edit. Unedited
-            mixtures of experts are exported by this method.
         exporter: Exporter of the edits; None if they can't be exported. A `FollowUpEdit` uses its base's exporter.
         calibrators: Calibrator by type of recipe.
+        routing: Reader of the routing decision by type of the routing module. It applies whatever edit the model has.
+        described: Adds what the edit says about the experts to a counted layer. Its arguments are the counted layer,
+            the layer's number among the counted layers, and the edit.
+        mixed: Reads the block-mixed linear layers from an edited decoder. Its arguments are the decoder and the edit.
         module_uses: Function from (module, model config) to `ModuleUse`, by class name of modules that hold matrices
             in native checkpoints (`native.py.jinja`).
     """
 
     edit: type
-    applicator: Callable[[ModelParts], Applicator]
-    owns_experts: bool = False
+    applicator: type[Applicator]
     exporter: Exporter | None = None
     calibrators: Mapping[type, Calibrator] = field(default_factory=dict)
-    usage: UsageReaders = field(default_factory=UsageReaders)
+    routing: Mapping[type[nn.Module], RoutingReader] = field(default_factory=dict)
+    described: Callable[[RoutedLayer, int, Any], RoutedLayer] = lambda layer, _position, _edit: layer
+    mixed: Callable[[nn.Module, Any], tuple[MixedLayer, ...]] = lambda _decoder, _edit: ()
     module_uses: Mapping[str, Callable[[Any, Any], ModuleUse]] = field(default_factory=dict)

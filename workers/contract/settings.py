@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
 
+# Makes pydantic refuse unknown keys.
 _STRICT = {"extra": "forbid"}
-"""Makes pydantic refuse unknown keys."""
 _MOST_TOKENS = 1_000_000_000
 
 Device = Literal["auto", "cpu", "cuda"]

@@ -57,12 +57,12 @@ class Batcher:
         self.batches: Callable[[Groups], list[Batch]] = lru_cache(maxsize=32)(self._planned)
 
     def _planned(self, groups: Groups) -> list[Batch]:
-        return [self._batch(groups, examples) for examples in plan_batches(groups, self.layout, self._batch_tokens)]
-
-    def _batch(self, groups: Groups, examples: list[int]) -> Batch:
-        sequences = dict.fromkeys(chain.from_iterable(groups[i] for i in examples))
-        rows = {tokens: row for row, tokens in enumerate(sequences)}
-        return Batch(examples, lay_out(list(rows), self.layout, self._batch_tokens, self._device), rows)
+        planned = []
+        for examples in plan_batches(groups, self.layout, self._batch_tokens):
+            sequences = dict.fromkeys(chain.from_iterable(groups[i] for i in examples))
+            rows = {tokens: row for row, tokens in enumerate(sequences)}
+            planned.append(Batch(examples, lay_out(list(rows), self.layout, self._batch_tokens, self._device), rows))
+        return planned
 
 
 def plan_batches(groups: Groups, layout: Layout, batch_tokens: int) -> list[list[int]]:

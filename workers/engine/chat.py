@@ -22,32 +22,33 @@ Turn = tuple[str, str]
 Message = Mapping[str, Any]
 """A message or a tool in the form of OpenAI's API."""
 
+# Placeholder for an answer in a rendered conversation. Its private characters occur in no template.
 _ANSWER = "\ue000answer\ue000"
-"""Placeholder for an answer in a rendered conversation. Its private characters occur in no template."""
 
+# Template variables that turn thinking off or down, in the templates that know them. Answers are short, and thinking
+# would use up their tokens.
 _NO_THINKING: dict[str, Any] = {"enable_thinking": False, "reasoning_effort": "low"}
-"""Template variables that turn thinking off or down, in the templates that know them. Answers are short, and thinking
-would use up their tokens."""
+# Template variables that turn thinking on, in the templates that know them.
 _THINKING: dict[str, Any] = {"enable_thinking": True, "thinking": True}
-"""Template variables that turn thinking on, in the templates that know them."""
 
+# Directives of `strftime` that templates may use.
 _DIRECTIVES = (*"aAbBcdDeFhHIjmMpRSTuUVwWxXyYZ", "-d", "-m", "-H", "-I")
-"""Directives of `strftime` that templates may use."""
 
+# A thinking block opened at the end of a prompt. Models read an empty block as no thinking.
 _OPEN_THINK_BLOCK = re.compile(r"<think>(\s*)\Z")
-"""A thinking block opened at the end of a prompt. Models read an empty block as no thinking."""
+# An answer's thinking block. Some templates write only the mark that ends it.
 _LAST_THINK_MARKS = re.compile(r"(?:<think>\s*)?(?:</think>\s*)?\Z")
 _FIRST_THINK_BLOCK = re.compile(r"\s*(?:<think>(.*?))?</think>\s*", re.DOTALL)
-"""An answer's thinking block. Some templates write only the mark that ends it."""
 
+# Beginning of what is put into contents and calls to see whether a template writes them.
 _MARK = "zq0x"
-"""Beginning of what is put into contents and calls to see whether a template writes them."""
+# Jinja that gives messages without content a null again: `transformers` removes it, and some templates ask for it.
 _NULL_CONTENT = (
     "{%- set every = namespace(message=[]) -%}{%- for message in messages -%}{%- set every.message = every.message + "
     "[message if 'content' in message else dict(message, content=none)] -%}{%- endfor -%}"
     "{%- set messages = every.message -%}"
 )
-"""Jinja that gives messages without content a null again: `transformers` removes it, and some templates ask for it."""
+# A conversation that a template with calls of tools should be able to write.
 _CALLING: tuple[Message, ...] = (
     {"role": "user", "content": "question"},
     {
@@ -59,7 +60,6 @@ _CALLING: tuple[Message, ...] = (
     {"role": "tool", "name": "call00000", "tool_call_id": "call00000", "content": "result"},
     {"role": "assistant", "content": "answer"},
 )
-"""A conversation that a template with calls of tools should be able to write."""
 
 
 class ChatPrompt(NamedTuple):
@@ -159,9 +159,9 @@ class ChatTemplate:
         """The prompt and the answer; None if an answer begins in another way than the prompt for a new one."""
         thoughts = answer.get("reasoning_content", "").strip()
         prompt = self._render(messages, generates=True, tools=tools, thinks=bool(thoughts))
-        said = self._render((*messages, _message("assistant", _ANSWER)), generates=False, tools=tools)
+        answered = self._render((*messages, _message("assistant", _ANSWER)), generates=False, tools=tools)
         whole = self._render((*messages, answer), generates=False, tools=tools, thinks=bool(thoughts))
-        whole = whole.removesuffix(said.partition(_ANSWER)[2])
+        whole = whole.removesuffix(answered.partition(_ANSWER)[2])
         closed = prompt if thoughts else _without_thoughts(prompt)
         if whole.startswith(closed) and thoughts in whole[len(closed) :]:
             return closed, whole[len(closed) :]

@@ -27,15 +27,15 @@ BLOCK = 16
 on, each block attending to all positions up to its end. So the shapes of the products in a token's attention depend on
 its position alone (compare `moevolve.kernels.products`). Blocks of 8 and of 32 are slower for prompts of 20 tokens."""
 
+# Costs of an attention part, a query token and a pair of tokens, relative to gathering a token's keys and values.
+# Measured on a CPU with 128 values over all heads: a part is a dozen operations of some microseconds each, and
+# PyTorch's attention takes half a microsecond per query token, however few tokens it attends to.
 _PART_COST = 500
 _QUERY_COST = 4
 _PAIR_COST = 0.05
-"""Costs of an attention part, a query token and a pair of tokens, relative to gathering a token's keys and values.
-Measured on a CPU with 128 values over all heads: a part is a dozen operations of some microseconds each, and PyTorch's
-attention takes half a microsecond per query token, however few tokens it attends to."""
 
+# Cost of an attention part on a GPU, estimated (not measured) from the launch time of a dozen kernels.
 _GPU_PART_COST = 20_000
-"""Cost of an attention part on a GPU, estimated (not measured) from the launch time of a dozen kernels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

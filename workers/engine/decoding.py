@@ -83,9 +83,9 @@ def draft_lengths(
     )
 
 
+# Maximum size of the cache of rows that are decoded together, in multiples of `batch_tokens`. Where prompts share
+# prefixes, the rows of a batch can have many times its columns.
 _MAX_CACHED_BATCHES = 2
-"""Maximum size of the cache of rows that are decoded together, in multiples of `batch_tokens`. Where prompts share
-prefixes, the rows of a batch can have many times its columns."""
 
 
 def decoded_together(lengths: Sequence[int], batch_tokens: int, equal: bool = False) -> list[slice]:

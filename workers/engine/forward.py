@@ -25,8 +25,8 @@ from moevolve.workers.families.registry import pads_left
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Number of logits converted to float32 at once, to limit the memory of normalising over a large vocabulary.
 _CHUNK = 1 << 22
-"""Number of logits converted to float32 at once, to limit the memory of normalising over a large vocabulary."""
 
 
 class _NoCopyLayer(DynamicLayer):

@@ -105,7 +105,7 @@ class ResidentLM(TemplateLM):
         """Return greedy answers to the split's prompts, cut at the first stop string."""
         prompts = [example.prompt for example in self._split.examples]
         if [request.args[0] for request in requests] != prompts:
-            raise ValueError(f"{self._split.task}/{self._split.split}: other prompts than the split's were asked for")
+            raise ValueError(f"{self._split.task}/{self._split.split}: lm-eval requests other prompts than the split's")
         stops = self._split.matching.stop
         made = self._generate(self._split, lambda _, text: any(stop in text for stop in stops))
         self._gold_logprobs = made.gold_logprobs

@@ -30,8 +30,8 @@ from moevolve.workers.contract.edits import (
     underlying,
 )
 from moevolve.workers.contract.fitting import RowsRecipe
-from moevolve.workers.contract.methods import RoutingReader, UsageReaders
-from moevolve.workers.contract.usage import WORDS, RoutedLayer, Usage
+from moevolve.workers.contract.methods import RoutingReader
+from moevolve.workers.contract.usage import WORDS, MixedLayer, RoutedLayer, Usage
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.families.decoder import decoder_of
 from moevolve.workers.methods.registry import calibrator_of, method_of, routing_reader
@@ -186,9 +186,12 @@ def analyse_usage(
             resident.run(row)
         counted = [counter.counted() for counter in counters]
         base = underlying(edit)
-        readers = UsageReaders() if isinstance(base, IdentityEdit) else method_of(type(base)).usage
-        routed = tuple(readers.described(layer, position, base) for position, layer in enumerate(counted))
-        return Usage(sum(map(len, sequences)), routed, readers.mixed(decoder, base), tuple(map(name, words.ids)))
+        mixed: tuple[MixedLayer, ...] = ()
+        if not isinstance(base, IdentityEdit):
+            method = method_of(type(base))
+            counted = [method.described(layer, position, base) for position, layer in enumerate(counted)]
+            mixed = method.mixed(decoder, base)
+        return Usage(sum(map(len, sequences)), tuple(counted), mixed, tuple(map(name, words.ids)))
 
 
 def _watch(decoder: nn.Module, stack: ExitStack, words: _Words) -> list[_Counter]:

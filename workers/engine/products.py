@@ -57,8 +57,8 @@ def make_rows_independent(model: PreTrainedModel, backend: MatmulBackend) -> Non
 _ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 
 
+# Turns interception by parent modules off, which takes microseconds per call and isn't needed in our kernels.
 _without_interception = torch._C.DisableTorchFunction  # noqa: SLF001 - torch has no public name for it
-"""Turns interception by parent modules off, which takes microseconds per call and isn't needed in our kernels."""
 
 
 class _PatchedForward(partial[Any]):
@@ -140,7 +140,7 @@ _PRODUCTS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
     Tensor.__matmul__: _multiply,
 }
 
+# Activations that torch computes with other code at the end of a tensor.
 _FUNCTIONS = frozenset(
     (torch.sigmoid, Tensor.sigmoid, functional.sigmoid, functional.silu, functional.gelu, functional.softplus)
 )
-"""Activations that torch computes with other code at the end of a tensor."""

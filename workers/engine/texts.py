@@ -17,9 +17,9 @@ from moevolve.workers.engine.batches import Batch
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.tokenizing import TokenizedSplit
 
+# Number of logits computed at once. For a vocabulary of 150,000 these are 100 positions and 64 MB in float32: enough
+# for the output head to run near full speed, and little enough for a few copies.
 _CHUNK = 1 << 24
-"""Number of logits computed at once. For a vocabulary of 150,000 these are 100 positions and 64 MB in float32: enough
-for the output head to run near full speed, and little enough for a few copies."""
 
 Scored = tuple[NDArray[np.float64], NDArray[np.bool_]]
 """Summed log-probabilities of continuations in nats, float64 [continuations], and whether greedy decoding gives each,

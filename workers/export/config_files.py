@@ -22,7 +22,9 @@ from moevolve.workers.contract.settings import ModelConfig
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+# Other frameworks' copies of the source's weights would contradict the export.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+# Written anew, or about weights in another form.
 _NOT_COPIED = ("README.md", "config.json", "hf_quant_config.json", INDEX_FILE)
 
 

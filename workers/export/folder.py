@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import glob
-import json
 import os
 import shutil
 import socket
@@ -113,7 +112,7 @@ def finished(report: ExportReport, directory: Path) -> ExportReport:
 def loader_of(directory: Path) -> str:
     """Return the class of `transformers` that loads an export: its own if the one for causal language models can't."""
     file = directory / "config.json"
-    names = json.loads(file.read_text(encoding="utf-8")).get("architectures") if file.is_file() else None
+    names = read_json(file).get("architectures") if file.is_file() else None
     name: str = names[0] if names else ""
     own = name.endswith("ForConditionalGeneration") or name in UNLISTED.values()
     return name if own else "AutoModelForCausalLM"

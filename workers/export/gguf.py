@@ -20,6 +20,7 @@ from moevolve.workers.contract.methods import ExpertSelection
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
+# Names of tensors within a block: gguf-py/gguf/constants.py of llama.cpp.
 _EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)_exps\.\w+")
 _ROUTER = re.compile(r"ffn_gate_inp\.\w+|exp_probs_b(\.bias)?")
 _BIAS = re.compile(r"ffn_gate_inp\.bias|exp_probs_b(\.bias)?")

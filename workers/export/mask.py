@@ -8,7 +8,6 @@ the chosen.
 
 from __future__ import annotations
 
-import json
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from moevolve.workers.checkpoints.headers import file_tensors, stored_tensors
 from moevolve.workers.checkpoints.pruning import MASK
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport
 from moevolve.workers.contract.methods import ExpertSelection
+from moevolve.workers.export.config_files import write_json
 from moevolve.workers.export.folder import finished, new_checkpoint, write_card
 from moevolve.workers.export.source import (
     SourceCheckpoint,
@@ -76,7 +76,7 @@ def export_mask(model: ModelConfig, edit: Edit, directory: Path, card: ExportCar
             "tensors": sorted(data),
             "masked_experts": {str(layer): experts for layer, experts in by_layer if experts},
         }
-        (part / MASK_SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_json(part / MASK_SETTINGS, settings)
         note = f"It has the {len(tensors)} biases that differ from the base model's, and nothing else."
         summary = exporter.selection_summary(edit, facts, note)
         write_card(part, card, CardFacts(summary, "mask", facts.parameters, edit.phenotype_hash))

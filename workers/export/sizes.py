@@ -7,10 +7,9 @@ from typing import Literal
 
 from moevolve.workers.checkpoints.files import gguf_parts
 from moevolve.workers.checkpoints.headers import StoredTensor, stored_tensors
-from moevolve.workers.checkpoints.pruning import KeptTensor
 from moevolve.workers.checkpoints.shards import MAX_SHARD_BYTES, header_room
 from moevolve.workers.checkpoints.state import SavedNames
-from moevolve.workers.contract.facts import FileSizes, ModelFacts
+from moevolve.workers.contract.facts import FileSizes
 from moevolve.workers.contract.methods import ExpertSelection
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.gguf import kept_gguf
@@ -32,43 +31,31 @@ def file_sizes(model: ModelConfig, form: Literal["source", "stock"]) -> FileSize
         UserError: The checkpoint can't be read, or has no experts that can be told apart.
     """
     source = SourceCheckpoint(model)
-    experts = source.facts.experts
-    selections = [_selection(source.facts, count) for count in (experts, 1)]
-    if source.gguf is not None and form == "source":
-        every, one = _gguf(source, source.gguf, selections)
-    else:
-        stored = stored_tensors(source.folder) if form == "source" else _saved(model)
-        every, one = (_safetensors(source, stored, each) for each in selections)
-    facts = source.facts
+    facts, file = source.facts, source.gguf if form == "source" else None
+    stored = {} if file else stored_tensors(source.folder) if form == "source" else _saved(model)
+    sizes: list[int] = []
+    headers = 0
+    for count in (facts.experts, 1):
+        rows = (tuple(range(count)),) * len(facts.moe_layers)
+        selection = ExpertSelection(rows, rows, min(facts.active, count))
+        if file is None:
+            kept = source.pruning(stored, selection).kept()
+            size = sum(tensor.nbytes for tensor in kept)
+            files = len({tensor.file for tensor in stored.values()}) + size // MAX_SHARD_BYTES
+            sizes.append(size + header_room(tensor.name for tensor in kept) + files * header_room(()))
+        else:
+            kept = kept_gguf(file, facts, selection, source.layers, "drop")[0]
+            size = sum(tensor.nbytes for tensor in kept)
+            # Of the source, whose experts are all kept first: a pruned file has the same metadata.
+            headers = headers or sum(part.stat().st_size for part in gguf_parts(file)) - size
+            sizes.append(headers + size + _GGUF_PADDING * len(kept))
+    every, one = sizes
     neurons = len(facts.moe_layers) * facts.expert_neurons * facts.neuron_parameters * facts.dtype_bytes
-    if experts == 1:
+    if facts.experts == 1:
         return FileSizes(0, every, neurons)
     # All experts of a layer are equally large, so the size is linear in their number.
-    expert = -(-(every - one) // (experts - 1))
-    return FileSizes(every - experts * expert, expert, neurons)
-
-
-def _selection(facts: ModelFacts, experts: int) -> ExpertSelection:
-    kept = (tuple(range(experts)),) * len(facts.moe_layers)
-    return ExpertSelection(kept, kept, min(facts.active, experts))
-
-
-def _safetensors(source: SourceCheckpoint, stored: dict[str, StoredTensor], selection: ExpertSelection) -> int:
-    kept = source.pruning(stored, selection).kept()
-    size = _bytes(kept)
-    files = len({tensor.file for tensor in stored.values()}) + size // MAX_SHARD_BYTES
-    return size + header_room(tensor.name for tensor in kept) + files * header_room(())
-
-
-def _gguf(source: SourceCheckpoint, file: Path, selections: list[ExpertSelection]) -> list[int]:
-    """Sizes by selection, of which the first keeps all experts."""
-    kept = [kept_gguf(file, source.facts, each, source.layers, "drop")[0] for each in selections]
-    headers = sum(part.stat().st_size for part in gguf_parts(file)) - _bytes(kept[0])
-    return [headers + _bytes(each) + _GGUF_PADDING * len(each) for each in kept]
-
-
-def _bytes(kept: list[KeptTensor]) -> int:
-    return sum(tensor.nbytes for tensor in kept)
+    expert = -(-(every - one) // (facts.experts - 1))
+    return FileSizes(every - facts.experts * expert, expert, neurons)
 
 
 def _saved(model: ModelConfig) -> dict[str, StoredTensor]:

@@ -300,7 +300,7 @@ def _write_tensors(plan: SourceExport, part: Path) -> dict[str, int]:
         order = {name: position for position, name in enumerate(content["weight_map"])}
         names = sorted(places, key=lambda name: (order.get(name, len(order)), name))
         content["weight_map"] = {name: places[name] for name in names}
-        (part / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(part / INDEX_FILE, content)
     return checksums
 
 

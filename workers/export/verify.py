@@ -38,6 +38,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 # Share of positions that must agree: in 16 bits two experts can tie, and the order of a sum decides between them.
 _AGREEING = {torch.float32: 1.0, torch.bfloat16: 0.9, torch.float16: 0.9}
 
+# Different kinds of text, so that routers choose many experts.
 PROMPTS = (
     "The quick brown fox jumps over the lazy dog.",
     "Question: which of these numbers is the largest: 17, 4 or 23?\nAnswer:",

@@ -73,6 +73,7 @@ def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
 @contextmanager
 def skipped(layers: Sequence[nn.Module], state: Tensor | None = None) -> Iterator[None]:
     """Context manager that makes consecutive layers return their input instead of running, or the last one `state`."""
+    # An instance's own `forward` hides its class's; another wrapper may have set one already.
     before = [layer.__dict__.get("forward") for layer in layers]
     try:
         for i, layer in enumerate(layers):

@@ -31,6 +31,7 @@ UNLISTED = {
 """Classes that `AutoModelForCausalLM` doesn't know, by model type: of causal language models, or of the text models of
 multimodal ones, which have no causal language model of their own."""
 
+# Messages give these reasons, and a test compares the model types with all mixtures of transformers.
 _REASONS: dict[str, tuple[str, ...]] = {
     "its requests are images of pages": ("deepseek_ocr2", "unlimited_ocr"),
     "its experts' matrices are stored transposed, in a form that exports don't write": ("aria",),

@@ -9,7 +9,7 @@ from torch import nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import CalibrationRecipe, Edit, IdentityEdit, underlying
-from moevolve.workers.contract.methods import Calibrator, Exporter, Method, ModuleUse, RoutingReader
+from moevolve.workers.contract.methods import Calibrator, ExpertsOwner, Exporter, Method, ModuleUse, RoutingReader
 from moevolve.workers.methods.eep.method import EEP
 from moevolve.workers.methods.factorllm.method import FACTORLLM
 from moevolve.workers.methods.nanomoe.method import NANOMOE
@@ -29,7 +29,7 @@ def method_of(kind: type) -> Method:
 
 def experts_owner() -> Method:
     """The method whose applicator takes over the experts of MoE models."""
-    return next(method for method in METHODS.values() if method.owns_experts)
+    return next(method for method in METHODS.values() if issubclass(method.applicator, ExpertsOwner))
 
 
 def calibrator_of(recipe: CalibrationRecipe) -> Calibrator:
@@ -53,7 +53,7 @@ def exporter_of(edit: Edit) -> Exporter:
 
 def routing_reader(module: nn.Module) -> RoutingReader | None:
     """The reader of a router module's choices; None for modules that aren't routers."""
-    found = (method.usage.routing.get(type(module)) for method in METHODS.values())
+    found = (method.routing.get(type(module)) for method in METHODS.values())
     return next((reader for reader in found if reader is not None), None)
 
 

@@ -87,8 +87,8 @@ def _active(layer: MoELayer, settings: PretrainedConfig, path: str) -> int:
     if active is None:
         raise UserError(f"model {path}: its config doesn't say {layer.family.active_field}; add it to config.json")
     if not 1 <= int(active) <= layer.count:
-        said = f"{layer.family.active_field} is {active}, but a layer has {layer.count} experts"
-        raise UserError(f"model {path}: in its config {said}; correct config.json")
+        problem = f"{layer.family.active_field} is {active}, but a layer has {layer.count} experts"
+        raise UserError(f"model {path}: in its config {problem}; correct config.json")
     return int(active)
 
 

@@ -14,7 +14,7 @@ from moevolve.evaluators.errors import opening
 from moevolve.workers.checkpoints.loading import load_config, load_model, load_without_experts, resolve_device
 from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.edits import ROW_TOKENS, Edit, IdentityEdit, LayeredEdit, Tokens
-from moevolve.workers.contract.methods import Applicator, ExpertFiles, ExpertsOwner, ModelParts, ReportingApplicator
+from moevolve.workers.contract.methods import Applicator, ExpertFiles, ExpertsOwner, ModelParts
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.decoder import decoder_layers, decoder_of
 from moevolve.workers.families.layers import adapt_blocks, check_router, find_dense_layers, find_moe_layers
@@ -134,17 +134,15 @@ class ResidentModel:
         self.applied = IdentityEdit()
 
     def report(self) -> tuple[tuple[str, str], ...]:
-        """See `ReportingApplicator.report`; empty for most kinds of edits."""
+        """Details of the edit as (title, value); empty for most kinds of edits."""
         applicator = self._applicators.get(type(self.applied))
-        return applicator.report() if isinstance(applicator, ReportingApplicator) else ()
+        return () if applicator is None else applicator.report()
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """See `ReportingApplicator.arrays`."""
         applicator = self._applicators.get(type(self.applied))
-        return applicator.arrays() if isinstance(applicator, ReportingApplicator) else {}
+        return {} if applicator is None else applicator.arrays()
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
-        """See `ExpertsOwner.original_experts`."""
         owner = self._applicator(experts_owner().edit)
         assert isinstance(owner, ExpertsOwner)
         return owner.original_experts(ordinal)

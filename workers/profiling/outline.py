@@ -88,12 +88,17 @@ def outline_model(config: ModelConfig) -> ModelOutline:
         intermediate = facts.dense.width if facts.dense else facts.expert_parameters // (3 * hidden)
         mixers = [mixer_bytes(layer, hidden, size) for layer in decoder.layers]
         dense = max(map(dense_width, decoder.layers))
+        # Correction biases are loaded in float32, whatever the dtype.
+        buffers = sum(
+            (4 if name.endswith(CORRECTION_BIAS) else each.itemsize) * each.numel()
+            for name, each in model.named_buffers()
+        )
         cached = DynamicCache(config=model.config).layers
         packed = config.attn_implementation in KINDS and packs(model, cached)
         return ModelOutline(
             facts=facts,
             layers=len(decoder.layers),
-            weight_bytes=_weight_bytes(model),
+            weight_bytes=sum(each.nbytes for each in model.parameters()) + buffers,
             expert_bytes=tuple(
                 tuple(tensor.nbytes for tensor in layer.expert_tensors().values())
                 for layer in find_moe_layers(model, config.path)
@@ -110,14 +115,6 @@ def outline_model(config: ModelConfig) -> ModelOutline:
             intermediate=intermediate,
             positions=int(model.config.max_position_embeddings),
         )
-
-
-def _weight_bytes(model: PreTrainedModel) -> int:
-    # Correction biases are loaded in float32, whatever the dtype.
-    buffers = (
-        (4 if name.endswith(CORRECTION_BIAS) else each.itemsize) * each.numel() for name, each in model.named_buffers()
-    )
-    return sum(each.nbytes for each in model.parameters()) + sum(buffers)
 
 
 def _cached_values(model: PreTrainedModel) -> int:

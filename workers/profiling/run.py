@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.children.process import ChildError, ChildProcess
+from moevolve.workers.children.process import ChildError, ChildProcess, R, Ts
 from moevolve.workers.profiling.process import load, measure
 from moevolve.workers.profiling.report import (
     BatchProfile,
@@ -26,9 +25,8 @@ from moevolve.workers.profiling.report import (
     ProfileSettings,
 )
 
-R = TypeVar("R")
-Ts = TypeVarTuple("Ts")
 Stage = Callable[[str], None]
+# The log is for errors: its last line becomes the message if the process ends.
 _ENV = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",

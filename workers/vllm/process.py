@@ -5,20 +5,18 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.children.process import ChildError, ChildProcess
+from moevolve.workers.children.process import ChildError, ChildProcess, R, Ts
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.messages import WorkerFault
 from moevolve.workers.vllm import child
 
-R = TypeVar("R")
-Ts = TypeVarTuple("Ts")
-
+# Importing vLLM itself would take seconds.
 _FIND = "import importlib.util as u, sys; sys.exit(0 if u.find_spec('vllm') else 3)"
 
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from moevolve.search.genomes.contract.operators import divided, rounded
 from moevolve.workers.contract.facts import ModelFacts
 
+# Bounds of a layer's width, as multiples of the mean width. They limit the memory of the largest fit.
 _NARROWEST, _WIDEST = 0.25, 2.5
-"""Bounds of a layer's width, as multiples of the mean width. They limit the memory of the largest fit."""
+# Shares and means may fall short of a whole number by a rounding error.
 _EPS = 1e-9
-"""Shares and means may fall short of a whole number by a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The genome kind `capacity`: its one-shot candidates, and what candidates cost.
 
-One-shot candidates have REAP's choice of experts. Where the number of kept experts is searched, `even`, `line` and
-`coverage` keep the largest one; `few` and `few_line` are `even` and `line` with the smallest one.
+One-shot candidates have REAP's choice of experts. Where the number of kept experts is searched, `equal`, `rising` and
+`coverage` keep the largest one; `fewest` and `fewest_rising` are `equal` and `rising` with the smallest one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from moevolve.workers.contract.facts import ModelFacts
 
 REAP_EXPONENTS = (1.0, 1.0, 1.0)
 """With these, importance is REAP's: the mean over an expert's tokens of routing weight times output norm."""
+# Shares are in [0, 1], and float64 can't tell those apart that 60 halvings leave.
 _BISECTIONS = 60
 
 
-def even(space: CapacitySpace) -> CapacityGenome:
+def equal(space: CapacitySpace) -> CapacityGenome:
     """The same width in all layers, and as many active experts, as far as these divide."""
     kept = np.full(space.searched[1], space.log2_kept(space.retained))
     return space.genome(log2_kept=kept, exponents=np.array(REAP_EXPONENTS))
@@ -42,10 +43,10 @@ def fewest(genome: CapacityGenome) -> CapacityGenome:
     return replace(genome, log2_kept=np.full_like(genome.log2_kept, genome.space.log2_kept(genome.space.fewest)))
 
 
-def line(space: CapacitySpace) -> CapacityGenome:
+def rising(space: CapacitySpace) -> CapacityGenome:
     """Widths that rise linearly with depth, from half to one and a half of the mean."""
     widths = np.linspace(0.5, 1.5, space.layers) if space.layers > 1 else np.ones(1)
-    return replace(even(space), log_widths=np.log(widths))
+    return replace(equal(space), log_widths=np.log(widths))
 
 
 def coverage(space: CapacitySpace) -> CapacityGenome:
@@ -64,7 +65,7 @@ def coverage(space: CapacitySpace) -> CapacityGenome:
         share = (low + high) / 2
         counts = np.array([np.interp(share, layer, places) for layer in held])
         low, high = (share, high) if counts.sum() <= space.layers * space.share * space.experts else (low, share)
-    return replace(even(space), log_widths=np.log(counts))
+    return replace(equal(space), log_widths=np.log(counts))
 
 
 def _made(operator: str, make: Callable[[CapacitySpace], CapacityGenome]) -> Baseline:
@@ -72,10 +73,10 @@ def _made(operator: str, make: Callable[[CapacitySpace], CapacityGenome]) -> Bas
 
 
 BASELINES = {
-    "even": _made("even", even),
-    "few": _made("few", lambda space: fewest(even(space))),
-    "few_line": _made("few_line", lambda space: fewest(line(space))),
-    "line": _made("line", line),
+    "equal": _made("equal", equal),
+    "fewest": _made("fewest", lambda space: fewest(equal(space))),
+    "fewest_rising": _made("fewest_rising", lambda space: fewest(rising(space))),
+    "rising": _made("rising", rising),
     "coverage": _made("coverage", coverage),
 }
 

@@ -65,14 +65,15 @@ SUMS = "per_task_importance_sums"
 """Name of the calibration's sums of importance, float32 [tasks, layers, n, 3, 3]."""
 GRID = (0.0, 1.0, 2.0)
 """Exponents for which the sums of importance are measured."""
+# Factor on `tasks` before the exponential. A step that changes a width by a third changes a task's weight 2.5 times:
+# a subset of experts is less sensitive than a width.
 _TASK_SCALE = 3.0
-"""Factor on `tasks` before the exponential. A step that changes a width by a third changes a task's weight 2.5 times:
-a subset of experts is less sensitive than a width."""
+# Divisor of `log2_kept`, so that the usual step of a number often changes how many experts are kept.
 _KEPT_SCALE = 3.0
-"""Divisor of `log2_kept`, so that the usual step of a number often changes how many experts are kept."""
+# Standard deviation of a random candidate's logarithms of widths.
 _MOST_EXPONENTS = np.array([GRID[-1], GRID[-1], 1.0])
 _LOG_SPREAD = 0.5
-"""Standard deviation of a random candidate's logarithms of widths."""
+# Longer lists of active experts, widths and tasks don't fit into a line of a listing.
 _SUMMARY_ACTIVE, _SUMMARY_WIDTHS, _SUMMARY_TASKS = 36, 8, 4
 
 
@@ -340,9 +341,9 @@ def _searched_counts(space: CapacitySpace, section: CapacitySection) -> tuple[in
     rule, least = space.facts.rule, max(1.0, space.share * space.experts)
     halves = (space.experts >> times for times in range(space.experts.bit_length()))
     routable = [space.keeping(each) for each in halves if each >= least and not rule.groups.fault(each)]
-    _, asked = section.most_active
+    _, setting = section.most_active
     counts = tuple(
-        each.retained for each in routable if not rule.active_fault(each.retained, asked or each.active) and each.fits
+        each.retained for each in routable if not rule.active_fault(each.retained, setting or each.active) and each.fits
     )
     if not counts:
         raise UserError(

@@ -22,8 +22,8 @@ from moevolve.workers.contract.facts import ModelFacts
 
 Shape = tuple[int | None, ...]
 """Shape of an array; None stands for a size that the space doesn't know before it is calibrated."""
+# Bytes of `ArraySpace.tag`: among so few spaces, 64 bits of a hash don't collide.
 _TAG = 8
-"""Bytes of `ArraySpace.tag`: among so few spaces, 64 bits of a hash don't collide."""
 FLOATS = {"dtype": np.dtype(np.float32)}
 BYTES = {"dtype": np.dtype(np.uint8)}
 """Metadata by which a dataclass field of an `ArrayGenome` is declared as an array of this type."""

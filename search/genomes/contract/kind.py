@@ -44,7 +44,7 @@ class GenomeFigures(Generic[G]):
 
     Attributes:
         subject: Plural noun for what is drawn, such as `matrices`.
-        weights: Name of the experts' routing weights in the heading of an analysis; None leaves them out.
+        weights: Name of the experts' routing weights in the heading of an analysis; None if they have none.
     """
 
     subject: ClassVar[str] = ""

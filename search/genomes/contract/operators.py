@@ -131,7 +131,9 @@ def balanced_swaps(rng: np.random.Generator, labels: NDArray[Label], rate: float
     return child
 
 
+# After 200 halvings the interval of the level is a rounding error wide, whatever the weights.
 _BISECTIONS = 200
+# Bisection leaves sizes that should be whole a rounding error below.
 _SIZE_TOLERANCE = 1e-9
 
 

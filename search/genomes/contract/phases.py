@@ -62,12 +62,11 @@ class ThresholdParents(Section):
     mutation_margin: float = Field(0.03, ge=0, le=1e6)
 
 
-def _by_rule(value: Any) -> Any:
-    """Give a mapping without `rule` the default one."""
-    return {"rule": "top_k"} | value if isinstance(value, dict) else value
-
-
-Parents = Annotated[TopKParents | ThresholdParents, Field(discriminator="rule"), BeforeValidator(_by_rule)]
+Parents = Annotated[
+    TopKParents | ThresholdParents,
+    Field(discriminator="rule"),
+    BeforeValidator(lambda value: {"rule": "top_k"} | value if isinstance(value, dict) else value),
+]
 
 
 class EvolutionSection(Section):
@@ -102,12 +101,12 @@ class SurrogateSection(Section):
     In other phases evolution makes all children. See `moevolve.search.strategies.surrogate`.
 
     Attributes:
-        bred: Share of the children that evolution makes. The default was the best that was tried.
+        evolution_share: Share of the children that evolution makes. The default was the best that was tried.
         memory: Number of newest individuals that the model is fitted to; bounds the time to make a child.
     """
 
     kind: Literal["surrogate"] = "surrogate"
-    bred: float = Field(0.3, ge=0, le=1)
+    evolution_share: float = Field(0.3, ge=0, le=1)
     memory: int = Field(1000, ge=2, le=MOST_EVALUATIONS)
 
 
@@ -150,8 +149,8 @@ class PhaseBase(Section):
         group_rate: Probability that mutation changes a group of layers, or for dense models a layer.
         init: Baselines of the genome kind, and `random`; random individuals fill the rest in any case.
         repair: Recipe by which every candidate of the phase is repaired before it is scored.
-        repeats: A child that repeats an earlier individual stays, reuses the earlier evaluation, and counts among the
-            parents each time it occurs. Otherwise its operator and parents are drawn again.
+        allow_duplicates: A child that repeats an earlier individual stays, reuses the earlier evaluation, and counts
+            among the parents each time it occurs. Otherwise its operator and parents are drawn again.
     """
 
     evaluations: int = Field(ge=1, le=MOST_EVALUATIONS)
@@ -162,7 +161,7 @@ class PhaseBase(Section):
     group_rate: float = Field(0.25, ge=0, le=1)
     init: tuple[str, ...] = Field(("random",), min_length=1)
     repair: Repair = None
-    repeats: bool = False
+    allow_duplicates: bool = False
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -194,13 +193,13 @@ class PrunePhase(PhaseBase):
     authors' released configuration. The paper describes crossover for both phases, the authors' code only for merging.
 
     Attributes:
-        row_rate: Probability that a retained expert of a changed group is replaced.
+        replace_rate: Probability that a retained expert of a changed group is replaced.
     """
 
     kind: Literal["prune"] = "prune"
     initial: int = Field(31, ge=0, le=MOST_EVALUATIONS)
     group_rate: float = Field(0.25, ge=0.01, le=1)
-    row_rate: float = Field(0.15, ge=0, le=1)
+    replace_rate: float = Field(0.15, ge=0, le=1)
 
 
 class MergePhase(PhaseBase):
@@ -259,34 +258,36 @@ class CapacityPhase(PhaseBase):
     their layer.
 
     Attributes:
-        init: The default is `even`, for searched widths `line`, and `random`.
-        widths: `searched`, or `even`: all layers are equally wide, and only importance is searched.
-        repair: Settings of the repair, with `neurons` if widths are searched. Even widths need no repair.
+        init: The default is `equal`, for searched widths `rising`, and `random`.
+        widths: `searched`, or `equal`: all layers are equally wide, and only importance is searched.
+        repair: Settings of the repair, with `neurons` if widths are searched. Equal widths need no repair.
         entry_rate: Probability that a number is changed; at least one is.
         sigma: Standard deviation of the change.
     """
 
     kind: Literal["capacity"] = "capacity"
     initial: int = Field(8, ge=0, le=MOST_EVALUATIONS)
-    init: tuple[str, ...] = Field(("even", "line", "random"), min_length=1)
-    widths: Literal["searched", "even"] = "searched"
+    init: tuple[str, ...] = Field(("equal", "rising", "random"), min_length=1)
+    widths: Literal["searched", "equal"] = "searched"
     repair: Repair = RepairRecipe(neurons=NeuronRecipe())
     entry_rate: float = Field(0.4, ge=0, le=1)
     sigma: float = Field(0.3, gt=0, le=1000)
 
     @model_validator(mode="before")
     @classmethod
-    def _even_widths_begin_evenly(cls, data: Any) -> Any:
-        return {"init": ("even", "random")} | data if isinstance(data, dict) and data.get("widths") == "even" else data
+    def _equal_widths_begin_equally(cls, data: Any) -> Any:
+        return (
+            {"init": ("equal", "random")} | data if isinstance(data, dict) and data.get("widths") == "equal" else data
+        )
 
     @model_validator(mode="after")
     def _has_neurons(self) -> Self:
         if self.widths == "searched" and (self.repair is None or self.repair.neurons is None):
             raise ValueError(
-                "repair.neurons: searched widths take neurons of all experts; set it, or {}, or set widths: even"
+                "repair.neurons: searched widths take neurons of all experts; set it, or {}, or set widths: equal"
             )
-        uneven = [name for name in self.init if name in ("line", "coverage")]
-        if self.widths == "even" and uneven:
+        uneven = [name for name in self.init if name in ("rising", "coverage")]
+        if self.widths == "equal" and uneven:
             raise ValueError(f"init: {uneven[0]} gives layers different widths; set widths: searched")
         return self
 
@@ -309,8 +310,10 @@ class RepairPhase(PhaseBase):
 
     @model_validator(mode="after")
     def _has_no_baselines(self) -> Self:
-        if self.named or self.strategy is not None or self.repeats:
-            raise ValueError("a repair phase has no `init`, `strategy` or `repeats`: it starts from earlier phases")
+        if self.named or self.strategy is not None or self.allow_duplicates:
+            raise ValueError(
+                "a repair phase has no `init`, `strategy` or `allow_duplicates`: it starts from earlier phases"
+            )
         return self
 
 

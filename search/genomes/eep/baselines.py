@@ -39,10 +39,10 @@ from moevolve.search.genomes.experts.subsets import mean_shares
 from moevolve.workers.contract.edits import CalibrationRecipe
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe
 
+# As many subsets are all tried as `naee` tries by default.
 _EXHAUSTIVE = 5000
-"""Largest number of subsets that are all tried."""
+# Smallest gain of a swap, as a share of the error of dropping all experts; smaller ones are rounding errors.
 _LEAST_GAIN = 1e-12
-"""Smallest gain of a swap, as a share of the error of dropping all experts; smaller ones are rounding errors."""
 
 
 def _hope(space: EepSpace) -> Offspring[EepGenome]:

@@ -16,12 +16,12 @@ from moevolve.search.genomes.eep.space import EepGenome
 if TYPE_CHECKING:
     from moevolve.search.drawing import Figure
 
+# Largest number of layer groups side by side on a wide page.
 _MAX_GROUPS = 8
-"""Largest number of layer groups side by side on a wide page."""
+# Smallest coefficient with which an original expert counts as part of a new one.
 _MIN_COEFFICIENT = 1e-6
-"""Smallest coefficient with which an original expert counts as part of a new one."""
+# Width of a group in inches.
 _GROUP_WIDTH = 2.0
-"""Width of a group in inches."""
 _NAMES = ("router mapping", "expert merging")
 
 
@@ -35,7 +35,7 @@ class EepFigures(GenomeFigures[EepGenome]):
         return True
 
     def page(self, genome: EepGenome, start: EepGenome | None) -> tuple[Figure, str]:
-        """See `GenomeFigures.page`: one row per group of layers, router mapping left of expert merging."""
+        """Draw a row per group of layers, router mapping left of expert merging."""
         picked = spread(genome.space.groups, MAX_ROWS)
         share = min(1.0, genome.space.retained / genome.space.experts)
         with drawing(0.9 + len(picked) * (0.55 + 1.55 * share)) as figure:
@@ -52,7 +52,7 @@ class EepFigures(GenomeFigures[EepGenome]):
         return figure, caption + left_out(genome.space.groups, MAX_ROWS, "groups of layers")
 
     def draw(self, figure: Any, genome: EepGenome, start: EepGenome | None, label: str) -> None:
-        """See `GenomeFigures.draw`: router mapping above, expert merging below, one column per group of layers."""
+        """Draw router mapping above, expert merging below, and a column per group of layers."""
         picked = spread(genome.space.groups, _MAX_GROUPS)
         some = f" ({len(picked)} of {genome.space.groups} groups)" if len(picked) < genome.space.groups else ""
         figure.suptitle(f"{self.subject} of {label}{some}", fontsize="medium")

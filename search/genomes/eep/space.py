@@ -59,6 +59,7 @@ class EepSection(ExpertsSection):
 MEAN_SCORES = {"reap": (1, 1), "man": (0, 1), "msan": (0, 2)}
 """Exponents of routing weight and output norm in scores that are means of their products over an expert's tokens."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+# More digits than fit into a line of a listing are summed up by their number.
 _SUMMARY_DIGITS = 72
 # Positions of the two matrices in stacked arrays.
 _MAPPING, _MERGING = 0, 1
@@ -195,7 +196,7 @@ class EepSpace(ExpertsSpace[EepGenome]):
             child = np.stack([self.subsets.crossover(rng, one, two) for one, two in zip(*sets, strict=True)])
         mutated = select_matrices(rng, (2, self.groups), phase.group_rate)
         for group in np.flatnonzero(mutated[_MERGING]):
-            child[group] = self.subsets.mutate(rng, child[group], phase.row_rate)
+            child[group] = self.subsets.mutate(rng, child[group], phase.replace_rate)
         return self.from_kept(child)
 
     def _breed_merging(self, rng: np.random.Generator, phase: MergePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
@@ -241,8 +242,10 @@ class EepSpace(ExpertsSpace[EepGenome]):
         return super().unflatten(vector, phase)
 
     def describe(self, genome: EepGenome) -> Description:
-        if genome.one_hot:
-            summary = self._summary_of_pruning(genome)
+        if genome.one_hot and self.experts <= len(_DIGITS) and self.groups * (self.retained + 1) <= _SUMMARY_DIGITS:
+            summary = "keep " + " ".join("".join(_DIGITS[each] for each in row) for row in self.kept(genome))
+        elif genome.one_hot:
+            summary = f"keep {self.retained} of {self.experts}, {self.groups} groups"
         else:
             off = float(np.abs(genome.expert_merging - np.round(genome.expert_merging)).mean())
             summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
@@ -266,9 +269,3 @@ class EepSpace(ExpertsSpace[EepGenome]):
         facts, native = self.facts, self.native(one_hot) and not identity
         used = active_parameters(facts, self.retained, self.active, native)
         return parameters_after(facts, self.retained, native), used
-
-    def _summary_of_pruning(self, genome: EepGenome) -> str:
-        """The retained experts of every group, one digit each, or only their number if that gets too long."""
-        if self.experts > len(_DIGITS) or self.groups * (self.retained + 1) > _SUMMARY_DIGITS:
-            return f"keep {self.retained} of {self.experts}, {self.groups} groups"
-        return "keep " + " ".join("".join(_DIGITS[expert] for expert in row) for row in self.kept(genome))

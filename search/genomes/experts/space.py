@@ -158,8 +158,8 @@ def _check_family(section: ExpertsSection, retained: int, facts: ModelFacts) -> 
     problem = groups.fault(retained)
     if problem is not None:
         raise UserError(f"genome.experts: {retained} experts of a {facts.family} model {problem}")
-    name, asked = section.most_active
-    active = asked or min(facts.active, groups.reach(retained))
+    name, setting = section.most_active
+    active = setting or min(facts.active, groups.reach(retained))
     problem = facts.rule.active_fault(retained, active)
     if problem is not None:
         raise UserError(f"genome.{name}: {active} active experts of a {facts.family} model {problem}")

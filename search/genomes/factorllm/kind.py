@@ -24,8 +24,8 @@ from moevolve.workers.contract.edits import ROW_TOKENS, CalibrationRecipe, combi
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe, MoeficationRecipe
 
+# Number of neurons that count as activated by a token, CMoE's `K_a`.
 _FIRING = 10
-"""Number of neurons that count as activated by a token, CMoE's `K_a`."""
 
 
 def moefication(space: FactorLlmSpace) -> Offspring[FactorLlmGenome]:
@@ -37,11 +37,6 @@ def cmoe(space: FactorLlmSpace) -> Offspring[FactorLlmGenome]:
     """Make half of the active experts shared, and route to the others: CMoE (arXiv 2502.04416)."""
     note = f"cmoe, {space.active // 2} of the experts are shared"
     return Offspring(space.from_partition(space.statistics["cmoe_experts"], "cmoe"), "cmoe", (), note)
-
-
-def _cmoe_recipe(space: FactorLlmSpace) -> CalibrationRecipe:
-    section, firing = space.section, min(_FIRING, space.dense.width)
-    return CmoeRecipe(space.experts, space.active // 2, firing, section.ridge, section.calibration_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +61,18 @@ BASELINES = {
     "moefication": FactorLlmBaseline(
         moefication, ("tune",), lambda space: MoeficationRecipe(space.experts, space.section.calibration_tokens)
     ),
-    "cmoe": FactorLlmBaseline(cmoe, ("tune",), _cmoe_recipe, shared_experts=True),
+    "cmoe": FactorLlmBaseline(
+        cmoe,
+        ("tune",),
+        lambda space: CmoeRecipe(
+            experts=space.experts,
+            shared=space.active // 2,
+            firing=min(_FIRING, space.dense.width),
+            ridge=space.section.ridge,
+            tokens=space.section.calibration_tokens,
+        ),
+        shared_experts=True,
+    ),
 }
 
 
@@ -77,20 +83,17 @@ class FactorLlmCosts(GenomeCosts[FactorLlmSpace]):
         return down_projection_bytes(self.outline, self.space.dense) if repaired else 0
 
     def calibration_bytes(self, longest: int) -> int:
-        """See `GenomeCosts.calibration_bytes`: routers, and for CMoE how often neurons are activated together."""
+        """Count routers, and for CMoE how often neurons are activated together."""
         from moevolve.workers.methods.shared.input_statistics import STATISTICS_MEMORY, directions_bytes
 
         dense, counts = self.space.dense, 4 * self.space.dense.width**2
-        held = counts * (min(dense.layers, max(1, STATISTICS_MEMORY // counts)) + 1) if self._measures_cmoe else 0
+        cmoe = any(isinstance(part, CmoeRecipe) for part in recipe_parts(self.space.baseline_recipe))
+        held = counts * (min(dense.layers, max(1, STATISTICS_MEMORY // counts)) + 1) if cmoe else 0
         row = 8 * max(longest, ROW_TOKENS) * dense.hidden  # float64 inputs; short sequences share a row of the batch
         return max(held, directions_bytes(dense.hidden, dense.layers)) + row
 
-    @property
-    def _measures_cmoe(self) -> bool:
-        return any(isinstance(part, CmoeRecipe) for part in recipe_parts(self.space.baseline_recipe))
-
     def calibration_host_bytes(self) -> int:
-        """See `GenomeCosts.calibration_host_bytes`: k-means keeps three float32 copies of a network's input weights."""
+        """Count k-means, which keeps three float32 copies of a network's input weights."""
         partitions = [getattr(part, "partition", "kmeans") for part in recipe_parts(self.space.recipe)]
         return 3 * 4 * self.space.dense.hidden * self.space.dense.width if "kmeans" in partitions else 0
 

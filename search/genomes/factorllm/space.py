@@ -83,8 +83,8 @@ class FactorLlmSection(GenomeSection):
         return self
 
 
+# Distance of two experts' scores in a flattened genome; with it, steps of 0.1 per score move few neurons.
 _SPACING = 0.5
-"""Distance of two experts' scores in a flattened genome; with it, steps of 0.1 per score move few neurons."""
 
 
 ROUTERS = ("router", "moefication", "cmoe")
@@ -121,11 +121,6 @@ class FactorLlmGenome(ArrayGenome):
         firsts = np.stack([np.unique(row, return_index=True)[1] for row in self.assignment])
         return np.argsort(firsts, axis=1)
 
-    @cached_property
-    def _renumbered(self) -> NDArray[np.int64]:
-        """Expert of every neuron under that numbering: int64 [layers, width]."""
-        return np.take_along_axis(np.argsort(self._numbering, axis=1), self.assignment.astype(np.int64), axis=1)
-
     def express(self) -> FactorLlmEdit:
         """Return the edit; the space must be calibrated."""
         return self._edit
@@ -145,8 +140,9 @@ class FactorLlmGenome(ArrayGenome):
         for component, steps in enumerate(np.moveaxis(self.coordinates, 3, 0)):
             weight = weight + steps[..., None] * start["directions"][:, None, None, component]
             bias = bias - steps * start["offsets"][:, None, None, component]
+        renumbered = np.take_along_axis(np.argsort(numbering, axis=1), self.assignment.astype(np.int64), axis=1)
         return FactorLlmEdit(
-            order=np.argsort(self._renumbered, axis=1, kind="stable").astype(np.int32),
+            order=np.argsort(renumbered, axis=1, kind="stable").astype(np.int32),
             router_weight=_renumber(weight, numbering),
             router_bias=_renumber(bias, numbering),
             active=self.space.active,
@@ -306,7 +302,7 @@ class FactorLlmSpace(ArraySpace[FactorLlmGenome]):
     def describe(self, genome: FactorLlmGenome) -> Description:
         """Return costs as in the paper's Fig. 3: K of N experts, and R routers.
 
-        With several routers they are upper bounds, since routers that disagree leave experts out.
+        With several routers they are upper bounds, since tokens use fewer experts where routers disagree.
         """
         dense = self.dense
         network = dense.matrices * dense.hidden * dense.width

@@ -38,12 +38,12 @@ class NanoMoeCosts(GenomeCosts[NanoMoeSpace]):
     """Costs of NanoMoE candidates, the same for all."""
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
-        """See `GenomeCosts.buffer_bytes`: the factors of all chosen layers."""
+        """Count the factors of all chosen layers."""
         values = sum(self.space.form.rank * (linear.inputs + linear.outputs) for linear in self.space.layers)
         return self.outline.facts.dtype_bytes * values
 
     def calibration_bytes(self, longest: int) -> int:
-        """See `GenomeCosts.calibration_bytes`: a weight's decomposition in float64, and its inputs' second moments."""
+        """Count a weight's decomposition in float64, and its inputs' second moments."""
         from moevolve.workers.methods.shared.input_statistics import STATISTICS_MEMORY
 
         moments = [8 * linear.inputs**2 for linear in self.space.layers]

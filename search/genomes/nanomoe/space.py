@@ -60,8 +60,8 @@ class NanoMoeSection(GenomeSection):
     calibration_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
 
 
+# Step size at which rank-one parts and diagonals change equally in norm; it determines the unit of rank-one parts.
 _STEP = 0.1
-"""Step size at which rank-one parts and diagonals change equally in norm; it determines the unit of rank-one parts."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

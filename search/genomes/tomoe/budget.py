@@ -22,8 +22,9 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.operators import divided, rounded
 from moevolve.workers.contract.facts import ModelFacts
 
+# Limit on absolute shares: exp(8) exceeds the ratio of any two widths.
 _LIMIT = 8.0
-"""Limit on absolute shares: exp(8) exceeds the ratio of any two widths."""
+# Bisection leaves widths that should be whole a rounding error below.
 _EPS = 1e-9
 
 

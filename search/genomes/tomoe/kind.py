@@ -78,7 +78,7 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
     """
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
-        """See `GenomeCosts.buffer_bytes`: repaired output projections, also of attention with masked heads."""
+        """Count repaired output projections, also of attention with masked heads."""
         if not repaired:
             return 0
         dense, attended = self.space.dense, self._masked * self.space.dense.heads * self.space.dense.head_dim
@@ -95,7 +95,7 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
     def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
         dense = self.space.dense
         attention = (FitOutline(dense.heads * dense.head_dim, 1, 1.0),) if self._masked else ()
-        # A feature is zero only for tokens whose masks leave it out, and these differ by feature.
+        # A feature is zero only for tokens whose masks drop it, and these differ by feature.
         return ((*attention, FitOutline(dense.width, 1, 1.0)),) * dense.layers
 
     @property

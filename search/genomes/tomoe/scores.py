@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
+# Scale of embeddings per latent coordinate; steps of 0.1 in a few coordinates replace a few percent of a mask.
 _GAIN = 5.0
-"""Scale of embeddings per latent coordinate; steps of 0.1 in a few coordinates replace a few percent of a mask."""
 
 
 @dataclass(frozen=True)

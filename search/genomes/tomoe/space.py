@@ -86,10 +86,10 @@ class ToMoeSection(GenomeSection):
     calibration_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
 
 
+# Number of calibration tokens on which coverage and balance are estimated.
 _SAMPLE = 512
-"""Number of calibration tokens on which coverage and balance are estimated."""
+# Standard deviation of random coordinates.
 _SPREAD = 0.3
-"""Standard deviation of random coordinates."""
 
 
 SEEDS = 1 << 24
@@ -98,11 +98,11 @@ SHARPNESS = 10.0
 """Logits per router coordinate. It affects only the softmax in the load-balance term, not the choice of experts."""
 FLUCTUATION = -1
 """Special seed for a mask by fluctuation."""
+# Lower bound of the saliency expected on an expert's tokens, as a share of the mean over all tokens; the linear model
+# can give negative values.
 _MIN_EXPECTED = 0.05
-"""Lower bound of the saliency expected on an expert's tokens, as a share of the mean over all tokens; the linear
-model can give negative values."""
+# Standard deviation of random value-router coefficients: that of the projection at coordinates of 0.3.
 _ROUTED = 0.5
-"""Standard deviation of random value-router coefficients: that of the projection at coordinates of 0.3."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -248,18 +248,13 @@ class ToMoeSpace(ArraySpace[ToMoeGenome]):
             raise UserError(f"genome.components: {section.components} is too many for {dense.hidden} inputs")
         return cls(section, dense, WidthBudget.of(facts, section.attention, section.budget), facts=facts)
 
-    @property
-    def sizes(self) -> tuple[int, int, int, int, int]:
-        """Numbers of layers, experts N, latent coordinates, components, and widths per layer."""
-        section = self.section
-        return self.dense.layers, section.experts, section.latent, section.components, len(self.budget.full_widths)
-
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of a genome's arrays."""
-        layers, experts, latent, components, kinds = self.sizes
+        section, layers = self.section, self.dense.layers
+        experts, latent, components = section.experts, section.latent, section.components
         return {
-            "shares": (layers, kinds),
+            "shares": (layers, len(self.budget.full_widths)),
             "latents": (layers, experts, latent),
             "routers": (layers, experts, 1 + components),
             "heads": (layers if self.section.attention else 0, latent, 2 + components),
@@ -273,9 +268,9 @@ class ToMoeSpace(ArraySpace[ToMoeGenome]):
 
     def start(self, phase: PhaseConfig) -> Offspring[ToMoeGenome]:
         """Return the genome of even widths, with an expert for each end of every principal direction."""
-        _, experts, _, components, _ = self.sizes
         rows = np.zeros(self.shapes["routers"])
-        for expert, row in zip(range(experts), _spread_out(components), strict=False):
+        directions = _spread_out(self.section.components)
+        for expert, row in zip(range(self.section.experts), directions, strict=False):
             rows[:, expert, 1:] = row
         return Offspring(self.genome(routers=rows), "start", ())
 
@@ -321,7 +316,7 @@ class ToMoeSpace(ArraySpace[ToMoeGenome]):
 
         The exported code runs an expert's neurons and the kept query and key dimensions, but all value dimensions of
         layers where they differ between tokens, since masks are applied to computed values. The paper and the budget
-        count masked values as inactive and leave routers out.
+        count masked values as inactive and don't count routers.
         """
         widths, terms, heads = genome.widths, genome.terms, genome.express().heads
         used = self.active_parameters(widths, None if heads is None else heads.static)

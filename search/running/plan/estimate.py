@@ -41,8 +41,15 @@ def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOu
     ranked = reader.splits("dev") if config.final.rerank else ()
     tested = (*reader.splits("test"), *reader.held_out()) if config.final.test else ()
     splits = (*searched, *ranked, *tested)
-    _check_positions(splits, outline)
-
+    for split in splits:
+        longest = max((one.longest for one in (*split.passes.required, *split.passes.decoding)), default=0)
+        if longest > outline.positions:
+            raise UserError(
+                f"task {split.task}, split {split.split}: prompts and answers reach {longest} tokens, the model "
+                f"has {outline.positions} positions; set engine.max_prompt_tokens, or give fewer"
+            )
+    busy, least = make_schedule(config).in_flight, config.workers.least
+    idle = [f"the run's window keeps {busy} of {least} workers busy"] if busy < least else []
     repairs = repair_works(config, costs, outline)
     on_cpu = config.model.device == "cpu" or (config.model.device == "auto" and not config.workers.num_gpus)
     ranked_count, tested_count = final_evaluations(config)
@@ -61,7 +68,7 @@ def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOu
         ranked=ranked_count,
         tested=tested_count,
         repairs=repairs,
-        remarks=(*set_aside, *rounds_notes(config), *_idle_workers(config)),
+        remarks=(*set_aside, *rounds_notes(config), *idle),
     )
 
 
@@ -79,19 +86,3 @@ def _memory(
     if outline.experts_bytes:
         places.append("host" if config.model.originals == "device" else config.model.originals)
     return {place: worker_memory(config, outline, costs, passes, on_gpu, place, repairs) for place in places}
-
-
-def _idle_workers(config: RunConfig) -> list[str]:
-    """A remark if workers beyond the run's window will have nothing to do."""
-    busy, workers = make_schedule(config).in_flight, config.workers.least
-    return [f"the run's window keeps {busy} of {workers} workers busy"] if busy < workers else []
-
-
-def _check_positions(splits: Iterable[SplitWork], outline: ModelOutline) -> None:
-    for split in splits:
-        longest = max((one.longest for one in (*split.passes.required, *split.passes.decoding)), default=0)
-        if longest > outline.positions:
-            raise UserError(
-                f"task {split.task}, split {split.split}: prompts and answers reach {longest} tokens, the model "
-                f"has {outline.positions} positions; set engine.max_prompt_tokens, or give fewer"
-            )

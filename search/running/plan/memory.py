@@ -58,7 +58,10 @@ def worker_memory(
         items.append(MemoryItem("candidates' own weights", buffers, 0))
     else:
         layers = len(outline.facts.moe_layers)
-        items.append(_original(outline, place, on_gpu))
+        in_host = outline.pinned_bytes if on_gpu else experts
+        items.append(
+            MemoryItem("original experts", experts if place == "device" else 0, in_host if place == "host" else 0)
+        )
         at_once = max(experts, buffers) if host else 0
         # With originals on the host, layers take turns in one buffer, but repaired layers stay in buffers of their own.
         items.append(MemoryItem("buffers for candidates' experts", 0 if host and not repairs else buffers, 0))
@@ -75,13 +78,20 @@ def worker_memory(
         # Merging happens between passes or between layers, calibration between batches, and fits before a candidate is
         # scored, so that none adds to another or to a batch's activations.
         MemoryItem("what merging or calibrating takes beyond these", beyond, costs.calibration_host_bytes()),
-        *_repairing(repairs, cached + activations + beyond),
     ]
+    if repairs:
+        # A fit may use what scoring takes.
+        fit = max(0, max(each.taken for each in repairs) - cached - activations - beyond)
+        needed += [
+            MemoryItem("what a layer's fit, with states of its tokens, takes beyond these", fit, 0),
+            MemoryItem("fitted layers kept for other candidates", max(each.kept for each in repairs), 0),
+            MemoryItem("states of all layers to fit to", 0, max(each.streams for each in repairs)),
+        ]
     beside = sum(item.device for item in needed)
     exporting = 0
     if experts:
-        retained, *_ = costs.counts(described_as(config.phases)[config.phases[-1].kind])
-        exporting = sum(item.device for item in items) + _exported(outline, retained)
+        kept, *_ = costs.counts(described_as(config.phases)[config.phases[-1].kind])
+        exporting = sum(item.device for item in items) + _exported(outline, kept)
     return WorkerMemory((*items, *needed), _loading(config, outline, on_gpu, place), beside, at_once, exporting)
 
 
@@ -98,6 +108,11 @@ def launch_memory(
     def taken(place: Originals, batch_tokens: int) -> WorkerMemory:
         return worker_memory(config, outline, costs, _largest(batch_tokens, outline), on_gpu, place, repairs)
 
+    def rank(way: SmallerSettings) -> int:
+        # More GPUs and reading from disk count most, then the number of changed settings.
+        slow = way.settings.count("num_gpus") + 2 * way.settings.count("originals=disk")
+        return way.settings.count("--set") + 10 * slow
+
     repairs = repair_works(config, costs, outline)
     own, tokens = config.model.originals, config.engine.batch_tokens
     ways: list[SmallerSettings] = []
@@ -112,7 +127,7 @@ def launch_memory(
         for size in halves:
             settings = (*named, *(() if size == tokens else (f"engine.batch_tokens={size}",)))
             ways += _ways(settings, taken(place, size), config)
-    return NeededMemory(taken(own, tokens), config.workers.num_gpus or 0.0, tuple(sorted(ways, key=_way_rank)))
+    return NeededMemory(taken(own, tokens), config.workers.num_gpus or 0.0, tuple(sorted(ways, key=rank)))
 
 
 def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) -> Iterator[SmallerSettings]:
@@ -134,24 +149,12 @@ def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) ->
                 )
 
 
-def _way_rank(way: SmallerSettings) -> int:
-    """Rank of an alternative: more GPUs and reading from disk count most, then the number of changed settings."""
-    slow = way.settings.count("num_gpus") + 2 * way.settings.count("originals=disk")
-    return way.settings.count("--set") + 10 * slow
-
-
 def _largest(batch_tokens: int, outline: ModelOutline) -> tuple[Pass, ...]:
     """The largest passes that a batch of this size can need: over the prompts, and of a decoding step."""
     read = max(1, batch_tokens // _TOKENS_PER_LOGITS)
     first = Pass(batch_tokens, read, 0, outline.caches, 1, batch_tokens)
     step = Pass(read, read, batch_tokens, outline.caches, 1, batch_tokens, batch_tokens)
     return first, step
-
-
-def _original(outline: ModelOutline, place: Originals, on_gpu: bool) -> MemoryItem:
-    in_host = outline.pinned_bytes if on_gpu else outline.experts_bytes
-    on_device, on_host = {"device": (outline.experts_bytes, 0), "host": (0, in_host), "disk": (0, 0)}[place]
-    return MemoryItem("original experts", on_device, on_host)
 
 
 def _loading(config: RunConfig, outline: ModelOutline, on_gpu: bool, place: Originals) -> int:
@@ -169,14 +172,14 @@ _COMPARED = 128
 """Number of positions whose logits are compared at once, roughly (`workers/export/verify.py`)."""
 
 
-def _exported(outline: ModelOutline, retained: int) -> int:
+def _exported(outline: ModelOutline, kept: int) -> int:
     """Bytes of the largest part of a checkpoint that is compared with the resident model: a layer, or the embeddings.
 
-    `retained` is the checkpoint's number of experts per layer.
+    The checkpoint has `kept` experts per layer.
     """
     embeddings = outline.vocabulary * outline.hidden * outline.facts.dtype_bytes
     others = max(0, outline.weight_bytes - outline.experts_bytes - 2 * embeddings) // outline.layers
-    experts = max(map(sum, outline.expert_bytes)) * retained // outline.facts.experts
+    experts = max(map(sum, outline.expert_bytes)) * kept // outline.facts.experts
     # Gate and up projections, two thirds of an expert, are fused first, while the single ones are still there.
     logits = _COMPARED * outline.vocabulary * outline.facts.dtype_bytes
     return max(embeddings + logits, experts * 4 // 3, experts + others)
@@ -188,16 +191,6 @@ def _merging(config: RunConfig, outline: ModelOutline) -> int:
         return 0
     count, itemsize = outline.facts.experts, outline.facts.dtype_bytes
     return staged_bytes(count, count, max(outline.expert_bytes[0]) // (count * itemsize), itemsize)
-
-
-def _repairing(repairs: Sequence[RepairWork], free: int) -> Iterator[MemoryItem]:
-    """Memory of repairs in addition to scoring, at most; `free` is what scoring takes, and fits may use."""
-    if not repairs:
-        return
-    taken = max(each.taken for each in repairs)
-    yield MemoryItem("what a layer's fit, with states of its tokens, takes beyond these", max(0, taken - free), 0)
-    yield MemoryItem("fitted layers kept for other candidates", max(each.kept for each in repairs), 0)
-    yield MemoryItem("states of all layers to fit to", 0, max(each.streams for each in repairs))
 
 
 def _cached(outline: ModelOutline, one: Pass) -> int:

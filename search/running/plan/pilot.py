@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from math import ceil
 from pathlib import Path
 from statistics import mean
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import Split
 from moevolve.search.config.run import FinalSection
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.execute import PoolFactory, execute, ray_pool
 from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
+from moevolve.search.running.plan.records import Pilot
 from moevolve.search.running.set_up import with_changes
 from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
@@ -27,50 +26,13 @@ _LEAST = 2
 """Fewest individuals of a phase, since a worker's first one is slower than the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a few individuals of a search took.
-
-    Attributes:
-        individuals, workers: Number of individuals, and of the workers that evaluated them.
-        seconds: Mean duration of one evaluation on `search` by kind of phase, making and repairing its candidate
-            included.
-        other_seconds: Duration of everything else: starting workers, loading the model, calibrating.
-    """
-
-    individuals: int
-    workers: int
-    seconds: Mapping[str, float]
-    other_seconds: float
-
-    def of(self, kind: str) -> float:
-        """Seconds of one evaluation in a phase; of a phase that wasn't measured, those of the slowest one."""
-        return self.seconds.get(kind, max(self.seconds.values()))
-
-    def final(self, kind: str, ranked: int, tested: int, tokens: Mapping[Split, int]) -> float:
-        """Seconds until the final scores are there, on all workers.
-
-        Args:
-            kind: Kind of the last phase.
-            ranked, tested: Numbers of evaluations on `dev` and `test`.
-            tokens: Tokens of all tasks' prompts and answers by split.
-        """
-
-        def rounds(evaluations: int, split: Split) -> float:
-            # A split of fewer tokens than `search` takes as long to make and repair the candidate for.
-            share = max(1.0, tokens.get(split, 0) / max(1, tokens["search"]))
-            return ceil(evaluations / self.workers) * share
-
-        return (rounds(ranked, "dev") + rounds(tested, "test")) * self.of(kind)
-
-
 def measure(
     setup: SearchSetup,
     individuals: int,
     make_pool: PoolFactory | None = None,
     probe: ModelProbe | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
-) -> Measured:
+) -> Pilot:
     """Run a search with fewer individuals; see `execute`. Nothing is scored on `dev` or `test`.
 
     Args:
@@ -108,7 +70,7 @@ def _shortened(setup: SearchSetup, individuals: int, folder: Path) -> SearchSetu
     return replace(short, prepared=searched, held_out=())
 
 
-def _measured(found: list[tuple[str, tuple[EvaluationRecord, ...]]], wall: float) -> Measured:
+def _measured(found: list[tuple[str, tuple[EvaluationRecord, ...]]], wall: float) -> Pilot:
     """Summarise (phase, evaluations) of the individuals, which took `wall` seconds in all."""
     taken: dict[str, list[float]] = {}
     workers = set()
@@ -120,4 +82,4 @@ def _measured(found: list[tuple[str, tuple[EvaluationRecord, ...]]], wall: float
     if not taken:
         raise UserError("pilot: no individual could be evaluated; `moevolve launch` says why")
     busy = sum(map(sum, taken.values())) / len(workers)
-    return Measured(len(found), len(workers), {kind: mean(each) for kind, each in taken.items()}, max(0, wall - busy))
+    return Pilot(len(found), len(workers), {kind: mean(each) for kind, each in taken.items()}, max(0, wall - busy))

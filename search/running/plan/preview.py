@@ -33,7 +33,7 @@ class Preview:
         sizes: Sizes of the full model and of a candidate of each kind of phase; empty if the model is on a hub.
         weight_bytes: Bytes of the full model's weights as a worker loads them.
         memory: Memory of one worker.
-        notes: What the numbers leave out, or why they are missing, a line each.
+        notes: What the numbers don't count, or why they are missing, a line each.
     """
 
     phases: tuple[PhaseCount, ...]

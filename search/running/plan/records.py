@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
 from pydantic import computed_field
 
+from moevolve.evaluators.types import Split
 from moevolve.search.running.plan.counts import ModelSize, PhaseCount
 from moevolve.search.running.plan.repairs import RepairWork
 from moevolve.search.running.plan.workload import SplitWork
@@ -18,18 +20,42 @@ from moevolve.workers.contract.settings import Originals
 
 @dataclass(frozen=True, slots=True)
 class Pilot:
-    """A few evaluations measured on this machine, and how long the search takes if all evaluations are like them.
+    """What a few individuals of a search took on this machine.
 
     Attributes:
         individuals, workers: Number of evaluated individuals, and of workers that evaluated them.
-        seconds: Mean duration of one evaluation by kind of phase, making and repairing its candidate included.
-        hours: Duration of the whole search with as many workers, its final evaluations included.
+        seconds: Mean duration of one evaluation on `search` by kind of phase, making and repairing its candidate
+            included.
+        other_seconds: Duration of everything else: starting workers, loading the model, calibrating.
+        hours: Duration of the whole search if all evaluations are like these, with as many workers, its final
+            evaluations included; 0 as long as nothing was scaled to the whole search.
     """
 
     individuals: int
     workers: int
     seconds: Mapping[str, float]
-    hours: float
+    other_seconds: float
+    hours: float = 0.0
+
+    def of(self, kind: str) -> float:
+        """Seconds of one evaluation in a phase; of a phase that wasn't measured, those of the slowest one."""
+        return self.seconds.get(kind, max(self.seconds.values()))
+
+    def final(self, kind: str, ranked: int, tested: int, tokens: Mapping[Split, int]) -> float:
+        """Seconds until the final scores are there, on all workers.
+
+        Args:
+            kind: Kind of the last phase.
+            ranked, tested: Numbers of evaluations on `dev` and `test`.
+            tokens: Tokens of all tasks' prompts and answers by split.
+        """
+
+        def rounds(evaluations: int, split: Split) -> float:
+            # A split of fewer tokens than `search` takes as long to make and repair the candidate for.
+            share = max(1.0, tokens.get(split, 0) / max(1, tokens["search"]))
+            return ceil(evaluations / self.workers) * share
+
+        return (rounds(ranked, "dev") + rounds(tested, "test")) * self.of(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +99,7 @@ class Estimate:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the numbers rest on, and what they leave out."""
+        """What the numbers rest on, and what they don't count."""
         return tuple(_notes(self))
 
 
@@ -109,4 +135,4 @@ def _notes(found: Estimate) -> Iterator[str]:
         yield f"loading takes {memory_size(memory.loading)} of host memory at its peak, in every worker"
     if memory is not None and memory.exporting:
         yield f"exporting a candidate takes {memory_size(memory.exporting)} of the device at its peak"
-    yield "memory leaves out the CUDA context and what the allocator keeps in reserve"
+    yield "memory doesn't count the CUDA context and what the allocator keeps in reserve"

@@ -22,7 +22,7 @@ from moevolve.workers.profiling.outline import ModelOutline
 
 @dataclass(frozen=True, slots=True)
 class RepairWork:
-    """Memory for repairing a candidate of one phase by the phase's recipe, which candidates of a repair phase vary.
+    """Memory for repairing a candidate of one phase by the phase's settings, which candidates of a repair phase vary.
 
     Attributes:
         phase: Position of the phase in the run.
@@ -98,7 +98,7 @@ def _block_width(fit: FitOutline) -> int:
 
 
 class _RepairCounter:
-    """Counts the memory of one repair recipe."""
+    """Counts the memory of repairs with the same settings."""
 
     def __init__(
         self, recipe: RepairRecipe, fits: Sequence[tuple[FitOutline, ...]], outline: ModelOutline, tokens: int

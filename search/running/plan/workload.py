@@ -39,9 +39,9 @@ class SplitWork:
 
     Attributes:
         examples: Number of prompts.
-        tokens: Number of tokens of prompts and answers that the model reads, padding left out.
+        tokens: Number of tokens of prompts and answers that the model reads, without padding.
         source: Description of where the lengths come from.
-        passes: Forward passes of one evaluation; left out of JSON.
+        passes: Forward passes of one evaluation; not in JSON.
     """
 
     task: str

@@ -9,7 +9,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from moevolve.search.pools.node_failures import LEFT_OUT_S
+from moevolve.search.pools.node_failures import AVOIDED_S
 from moevolve.search.server.dependencies import ServerDep
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.pages.views import view_of_summary, workers_of
@@ -20,7 +20,7 @@ _SEARCHES = 8
 """Number of searches whose workers are listed."""
 _NODES: tuple[EventKind, ...] = ("node",)
 _ASKED: tuple[EventKind, ...] = ("asked", "exported", "retried")
-"""Kinds of events that tell which nodes are left out, and who asked for something."""
+"""Kinds of events that name avoided nodes, and who requested something."""
 _REQUESTS = 50
 """Number of requests that are listed, the latest."""
 
@@ -39,7 +39,7 @@ def show_health(request: Request, server: ServerDep) -> HTMLResponse:
         if one.search.id in controls
     ]
     alive = [view for view in views if view.control.alive]
-    since = datetime.now(UTC) - timedelta(seconds=LEFT_OUT_S)
+    since = datetime.now(UTC) - timedelta(seconds=AVOIDED_S)
     running = {view.search.id for view in alive}
     nodes = [
         event
@@ -57,7 +57,7 @@ def show_health(request: Request, server: ServerDep) -> HTMLResponse:
         alive=alive,
         damaged=[view for view in views if view.control.fault is not None],
         nodes=nodes,
-        minutes=round(LEFT_OUT_S / 60),
+        minutes=round(AVOIDED_S / 60),
         asked=server.store.latest_events(limit=_REQUESTS, kinds=_ASKED),
         searches={view.search.id: view.search for view in views},
         orphaned=[view for view in views if view.is_orphaned],

@@ -87,7 +87,15 @@ def show_genome(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespon
 @routes.get("/individuals/{ref}/genome.svg")
 async def draw_genome(server: ServerDep, ref: RefPath) -> Response:
     """The figure of a genome."""
-    return await server.drawings.run(_genome_figure, server.store, ref)
+
+    def draw() -> Response:
+        _, genome, start = _genome_and_start(server.store, ref)
+        figures = figures_for(genome)
+        if not figures.has_figure(genome, start):
+            raise NotFoundError(f"there is nothing to draw of {ref}")
+        return _svg_document(figures.page(genome, start)[0], f"{figures.subject} of {ref}")
+
+    return await server.drawings.run(draw)
 
 
 @routes.get("/individuals/{ref}/lineage")
@@ -116,7 +124,14 @@ def show_lineage(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespo
 @routes.get("/individuals/{ref}/lineage.svg")
 async def draw_lineage(server: ServerDep, ref: RefPath) -> Response:
     """The figure of an individual's ancestors."""
-    return await server.drawings.run(_lineage_figure, server.store, ref)
+
+    def draw() -> Response:
+        graph = server.store.ancestors(ref)
+        if not _can_be_drawn(graph):
+            raise NotFoundError(f"{ref} has no ancestors to draw")
+        return _svg_document(lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score")
+
+    return await server.drawings.run(draw)
 
 
 def size_words(detail: IndividualDetail) -> dict[str, str]:
@@ -176,21 +191,6 @@ def _starts(store: StoreReader, subject: Candidate) -> list[IndividualRecord]:
         return [store.individual(f"{subject.search.id}:{phases[0].named.index(START)}").individual]
     except NotFoundError:
         return []
-
-
-def _genome_figure(store: StoreReader, ref: str) -> Response:
-    _, genome, start = _genome_and_start(store, ref)
-    figures = figures_for(genome)
-    if not figures.has_figure(genome, start):
-        raise NotFoundError(f"there is nothing to draw of {ref}")
-    return _svg_document(figures.page(genome, start)[0], f"{figures.subject} of {ref}")
-
-
-def _lineage_figure(store: StoreReader, ref: str) -> Response:
-    graph = store.ancestors(ref)
-    if not _can_be_drawn(graph):
-        raise NotFoundError(f"{ref} has no ancestors to draw")
-    return _svg_document(lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score")
 
 
 def _svg_document(figure: Figure, description: str) -> Response:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
-from pathlib import Path
+from itertools import chain, count
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
@@ -131,10 +130,17 @@ def show_launch(
     if record is not None:
         asked = request_like(record, server.settings)
     if asked is None:
-        files = [_read(name, path) for name, path in sorted(server.settings.run_files().items())]
+        files = []
+        for name, path in sorted(server.settings.run_files().items()):
+            try:
+                files.append(RunFile(name, load_run_config(path)))
+            except UserError as error:
+                files.append(RunFile(name, None, str(error).removeprefix(f"{path}: ")))
         return render(request, "launch.jinja", files=files, like=record, started=started)
     given, _ = resolve(RemoteLaunchRequest(configuration=asked.configuration), server.settings)
     taken = {one.search.name for one in server.listings.summaries()}
+    base = given.name if record is None else record.name
+    names = chain([base], (f"{base}-{number}" for number in count(2)))
     fields = list(_fields(given, asked))
     own = {field.setting for field in fields}
     return render(
@@ -145,13 +151,13 @@ def show_launch(
         like=record,
         given=given,
         settings=settings_text(given.canonical_json()),
-        name=_free_name(given.name if record is None else record.name, taken),
+        name=next(name for name in names if name not in taken),
         models=sorted(server.settings.models),
         tasks=list_tasks(),
         fields=fields,
         further=[f"{key} = {json.dumps(value)}" for key, value in asked.overrides.items() if key not in own],
         settable=LAUNCH_SETTINGS,
-        server=_address(request),
+        server=f"{browser_scheme(request.scope, request.headers)}://{request.url.netloc}",
         changes=[as_override(key, value) for key, value in asked.overrides.items()],
     )
 
@@ -187,13 +193,6 @@ def show_started(request: Request, server: ServerDep) -> HTMLResponse:
 def _arrival(request: Request, server: ServerState, job: Job) -> HTMLResponse:
     lines = server.processes.log(job.name).splitlines()[-_LOG_LINES:]
     return render(request, "launch_arrival.jinja", job=job, log="\n".join(lines))
-
-
-def _read(name: str, path: Path) -> RunFile:
-    try:
-        return RunFile(name, load_run_config(path))
-    except UserError as error:
-        return RunFile(name, None, str(error).removeprefix(f"{path}: "))
 
 
 def _fields(given: RunConfig, asked: RemoteLaunchRequest) -> Iterator[FormField]:
@@ -270,16 +269,3 @@ def _started(server: ServerState) -> list[StartedSearch]:
     jobs = [job for job in server.processes.jobs() if job.command != "export"][: -_JOBS - 1 : -1]
     known = {one.search.name: one.search for one in server.listings.summaries()} if jobs else {}
     return [StartedSearch(job, known.get(job.name)) for job in jobs]
-
-
-def _free_name(name: str, taken: Collection[str]) -> str:
-    """The name, followed by the first number that makes it unique if it is taken."""
-    if name not in taken:
-        return name
-    return next(other for number in count(2) if (other := f"{name}-{number}") not in taken)
-
-
-def _address(request: Request) -> str:
-    """URL of the server as the browser sees it."""
-    scheme = browser_scheme(request.scope, request.headers)
-    return f"{scheme}://{request.url.netloc}"

@@ -147,6 +147,9 @@ def view_of_search(store: StoreReader, search: SearchRecord, control: Control) -
     best, newest = (store.page(search.id, order, limit=1) for order in ("best", "newest"))
     progress = control.progress
     full = None if progress is None else progress.full
+    winner, reranked, config = None, False, config_of(search)
+    if search.status == "finished" and config is not None:
+        winner, reranked = winner_of(store, search, config)
     return SearchView(
         search=search,
         control=control,
@@ -155,16 +158,8 @@ def view_of_search(store: StoreReader, search: SearchRecord, control: Control) -
         failed=None if progress is None else progress.failed,
         best=(best[0].index, best[0].fitness or 0.0) if best else None,
         full=full_fitness(store, search) if full is None else full,
-        winner=_winner(store, search),
+        winner=None if winner is None else (winner, reranked),
     )
-
-
-def _winner(store: StoreReader, search: SearchRecord) -> tuple[IndividualRecord, bool] | None:
-    config = config_of(search)
-    if search.status != "finished" or config is None:
-        return None
-    winner, reranked = winner_of(store, search, config)
-    return None if winner is None else (winner, reranked)
 
 
 def config_of(search: SearchRecord) -> RunConfig | None:

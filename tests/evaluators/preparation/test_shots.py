@@ -77,8 +77,6 @@ def test_whole_texts_show_nothing_before_them_and_are_no_conversation(write_task
         ({"from": "all", "count": 13}, "shots: .*can't take 13 rows"),
         ({"from": "train", "count": 1}, "`shots.from` is `train`, but `source.files` has: all"),
         ({"from": "all"}, "`shots`: say how many with `count`"),
-        ({"form": "all", "count": 2}, "shots.form: unknown key"),
-        (3, "shots: expected a mapping of settings or expected a list"),
         ([{"label": True}], "field prompt: shots, row 1: 'text' is undefined"),
         ({"from": "all", "count": 1, "per": "topic", "where": {"topic": ["x"]}}, "shots: there are none of topi"),
         ({"from": "all", "count": 12}, "shots: all rows of `search` are shots"),

@@ -23,11 +23,6 @@ WriteTask = Callable[..., Path]
     ("changes", "said"),
     [
         ({"promt": "x"}, "promt: unknown key (did you mean `prompt`?)"),
-        ({"splits": {"search": {"from": "all", "limit": 3}}}, "splits.search.limit: unknown key"),
-        (
-            {"matching": {"kind": "regex"}},
-            "matching.kind: unknown matching kind `regex`; known: capital, contains",
-        ),
         ({"metric": "bleu"}, "metric: unknown metric `bleu`; known: accuracy, geometric_mean, mean"),
         ({"answer": None}, "give `answer`"),
         ({"choices": None}, "`option` looks for one of the choices"),
@@ -41,10 +36,6 @@ WriteTask = Callable[..., Path]
         ({"source": {"hub": "a/b"}, "splits": {"test": {"from": "train[:9]"}}}, "must be a plain split name"),
         ({"splits": {"test": {"from": "all", "indices": [1, 1]}}}, "`indices` names a row twice"),
         ({"splits": {"test": {"from": "all", "indices": [1], "seed": 1}}}, "can't be combined"),
-        (
-            {"fitness": "bleu"},
-            "fitness: unknown fitness `bleu`; known: generate, rank, perplexity, kl, agreement, lm_eval",
-        ),
         ({"fitness": "lm_eval"}, "a task of lm-evaluation-harness is judged by it, and no other task is"),
         ({"name": "other"}, "a task is called like its file: `small`"),
     ],

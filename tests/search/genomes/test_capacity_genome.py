@@ -17,7 +17,7 @@ from search_samples import CAPACITY, PRUNE, capacity_space, deepseek, many, mixt
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.capacity.budget import evenly_divided
-from moevolve.search.genomes.capacity.kind import REAP_EXPONENTS, coverage, even, fewest, line
+from moevolve.search.genomes.capacity.kind import REAP_EXPONENTS, coverage, equal, fewest, rising
 from moevolve.search.genomes.capacity.space import SUMS, CapacitySection, CapacitySpace, expert_importance
 from moevolve.search.genomes.contract.phases import RepairPhase
 from moevolve.search.genomes.registry import make_space
@@ -118,9 +118,9 @@ def test_parameters_of_a_token_are_those_of_the_layers_active_experts() -> None:
     assert found.parameters == space.parameters()[0]
     assert "widths 80 160 80 240 80, active 1 4 1 1 3" in found.summary
     assert genome.express().active == (1, 4, 1, 1, 3)
-    equal, usual = even(space), even(space_of(4))
-    assert equal.express().phenotype_hash == usual.express().phenotype_hash, "the model has two active experts"
-    assert space.describe(equal).active_parameters == space_of(4).describe(usual).active_parameters
+    same, usual = equal(space), equal(space_of(4))
+    assert same.express().phenotype_hash == usual.express().phenotype_hash, "the model has two active experts"
+    assert space.describe(same).active_parameters == space_of(4).describe(usual).active_parameters
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_searched_numbers_of_experts_are_halves_that_hold_the_share(
 ) -> None:
     space = space_of(None, width, share=share)
     assert space.counts == counts and (space.retained, space.fewest) == (counts[0], counts[-1])
-    for make in (even, line, coverage):
+    for make in (equal, rising, coverage):
         assert make(space).retained == counts[0] and fewest(make(space)).retained == counts[-1]
     neurons = share * EXPERTS * width * LAYERS
     for count in counts:
@@ -158,7 +158,7 @@ def test_a_search_of_the_number_of_experts_meets_all_of_them() -> None:
     space = space_of(None, share=0.125)
     drawn = Counter(space.sample(np.random.default_rng(seed), CAPACITY).genome.retained for seed in range(200))
     assert all(drawn[count] == pytest.approx(50, abs=25) for count in (8, 4, 2, 1))
-    genome, met = even(space), set()
+    genome, met = equal(space), set()
     for seed in range(40):
         genome = space.breed(np.random.default_rng(seed), CAPACITY, (genome,)).genome
         met.add(genome.retained)
@@ -177,13 +177,13 @@ def test_coverage_is_the_same_in_all_layers() -> None:
     np.testing.assert_allclose(np.exp(coverage(space).log_widths), [0.4, 1.6], rtol=1e-5)
     alike = space_of(2)
     flat = alike.calibrated(Calibration({SUMS: np.ones((1, LAYERS, EXPERTS, 3, 3), np.float32)}))
-    assert coverage(flat).widths == even(flat).widths
+    assert coverage(flat).widths == equal(flat).widths
 
 
 def test_equal_capacities_are_equal_widths_and_a_line_rises() -> None:
-    assert even(space_of()).widths == (128,) * LAYERS
-    assert line(space_of()).widths == (64, 96, 128, 160, 192)
-    assert line(space_of(8, 14336, layers=3)).widths == (14336,) * 3, "there are no more neurons than that"
+    assert equal(space_of()).widths == (128,) * LAYERS
+    assert rising(space_of()).widths == (64, 96, 128, 160, 192)
+    assert rising(space_of(8, 14336, layers=3)).widths == (14336,) * 3, "there are no more neurons than that"
     for width, step in ((14336, 64), (1408, 64), (128, 16), (48, 8), (100, 4), (7, 1)):
         assert space_of(width=width).widths.step == step
 
@@ -242,7 +242,7 @@ def test_the_most_important_experts_are_kept() -> None:
     assert np.array_equal(edit.router_mapping, edit.expert_merging)
     assert edit.widths is None and genome.widths == (128,) * LAYERS, "widths of original experts are no edit"
     assert (
-        genome.express().phenotype_hash == even(space).express().phenotype_hash
+        genome.express().phenotype_hash == equal(space).express().phenotype_hash
         and tuple(genome.exponents) == REAP_EXPONENTS
     )
 
@@ -267,16 +267,16 @@ def test_weights_of_tasks_decide_which_experts_are_kept() -> None:
 
 
 def test_even_widths_leave_importance_to_search() -> None:
-    space, equal = space_of(3), CAPACITY.model_copy(update={"widths": "even"})
-    genomes = [space.sample(np.random.default_rng(seed), equal).genome for seed in range(8)]
+    space, narrow = space_of(3), CAPACITY.model_copy(update={"widths": "equal"})
+    genomes = [space.sample(np.random.default_rng(seed), narrow).genome for seed in range(8)]
     assert {genome.widths for genome in genomes} == {(128,) * LAYERS}
     assert {genome.express().widths for genome in genomes} == {None}
     assert len({genome.express().phenotype_hash for genome in genomes}) > 4
-    assert all(len(space.flatten(genome, equal)) == 3 for genome in genomes), "the three exponents"
+    assert all(len(space.flatten(genome, narrow)) == 3 for genome in genomes), "the three exponents"
     assert space.from_bytes(genomes[0].to_bytes()) == genomes[0]
     # A phase that searches widths takes them up with equal ones, and the other way round.
     assert np.array_equal(space.flatten(genomes[0], CAPACITY)[:LAYERS], np.zeros(LAYERS))
-    assert np.array_equal(space.flatten(line(space), equal), [1, 1, 1])
+    assert np.array_equal(space.flatten(rising(space), narrow), [1, 1, 1])
     child = space.breed(np.random.default_rng(0), CAPACITY, (genomes[0],))
     assert len(child.genome.log_widths) == LAYERS and child.operator == "mutation"
 

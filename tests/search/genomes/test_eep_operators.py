@@ -151,7 +151,7 @@ def test_a_replaced_expert_may_be_drawn_again() -> None:
 
 def test_a_pruning_child_changes_where_the_expert_merging_was_drawn() -> None:
     """Groups of the router mapping are drawn too, and change nothing: a quarter of the children equal their parents."""
-    before, after = replacements(row_rate=1.0)
+    before, after = replacements(replace_rate=1.0)
     changed = gone(before, after) > 0
     # All rows of a drawn group are replaced one after the other, and may end as they were.
     outcomes = one_after_the_other(tuple(before[0].tolist()), rate=1.0)

@@ -33,7 +33,7 @@ from tomoe_samples import tomoe_space
 from toy_kind import RUNS, RunsSpace
 
 from moevolve.search.drawing import drawing, to_svg
-from moevolve.search.genomes.capacity.kind import even
+from moevolve.search.genomes.capacity.kind import equal
 from moevolve.search.genomes.capacity.space import CapacityGenome
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace
 from moevolve.search.genomes.contract.phases import PhaseConfig
@@ -357,7 +357,7 @@ def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None
     costs, genome = costs_of(kind.space, outline), start_of(kind) or grown(kind, phase, 1, steps=6)
     # The largest number of experts where that is searched, and the same number of active ones in all layers.
     if getattr(kind.space, "counts", ()) or getattr(kind.space, "mean_active", None):
-        genome = even(kind.space)  # type: ignore[arg-type]
+        genome = equal(kind.space)  # type: ignore[arg-type]
     described = kind.space.describe(genome)
     experts, active, parameters, active_parameters = costs.counts(phase)
     assert (experts, active) == (described.experts, described.active)

@@ -10,7 +10,7 @@ import pytest
 from search_samples import PRUNE, capacity_space, continuous, dense_model, eep_space
 
 from moevolve.search.genomes.capacity.figures import CapacityFigures
-from moevolve.search.genomes.capacity.kind import line
+from moevolve.search.genomes.capacity.kind import rising
 from moevolve.search.genomes.contract.outline import (
     GenomeOutline,
     LayerOutline,
@@ -77,7 +77,7 @@ def test_an_eep_candidate_keeps_experts_of_each_layer() -> None:
 
 
 def test_a_capacity_candidate_has_experts_and_sizes_of_each_layer() -> None:
-    genome = line(capacity_space(3, 4, mean_active=2))
+    genome = rising(capacity_space(3, 4, mean_active=2))
     outline = outline_of(genome)
     assert outline.settings[:2] == (("kept experts", "3 of 8"), ("exponent of routing weights", "1"))
     assert [label for label, _ in outline.sizes] == ["neurons per expert", "active experts"]

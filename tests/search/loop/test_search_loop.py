@@ -155,7 +155,7 @@ def test_a_search_reports_its_progress_and_a_finished_one_asks_for_nothing(store
 
 def test_evolution_climbs(store: Store) -> None:
     phases = [
-        {"kind": "prune", "evaluations": 100, "initial": 20, "row_rate": 0.3},
+        {"kind": "prune", "evaluations": 100, "initial": 20, "replace_rate": 0.3},
         {"kind": "merge", "evaluations": 100},
     ]
     drive(store, start(store, run_config(phases=phases)), UnrulyPool(0))

@@ -18,7 +18,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools import ray_actor, ray_pool
 from moevolve.search.pools.base import PoolError, StopRequested
-from moevolve.search.pools.node_failures import LEFT_OUT_S, NodeFailures
+from moevolve.search.pools.node_failures import AVOIDED_S, NodeFailures
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault, WorkerInfo
@@ -161,9 +161,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return found
 
 
-def pool_of(fates: Fates, on_left_out: Callable[[str], object] = print, **settings: Any) -> RayPool:
+def pool_of(fates: Fates, on_avoided: Callable[[str], object] = print, **settings: Any) -> RayPool:
     workers = WorkersSection(**settings)
-    return RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=fates, on_left_out=on_left_out)
+    return RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=fates, on_avoided=on_avoided)
 
 
 def poll_until_ready(pool: RayPool, count: int) -> None:
@@ -298,11 +298,11 @@ def test_three_failures_in_a_row_leave_a_node_out_for_a_while() -> None:
     assert [nodes.failed("bad", what) for what in ("start 1", "start 1", "run 1", "run 1")] == [False] * 4
     nodes.succeeded("bad")
     assert [nodes.failed("bad", what) for what in ("start 2", "run 2", "run 3")] == [False, False, True]
-    assert nodes.left_out == {"bad"} and not nodes.failed("other", "run 4")
+    assert nodes.avoided == {"bad"} and not nodes.failed("other", "run 4")
     assert not nodes.failed("bad", "run 5"), "by a worker that is still there"
-    now += LEFT_OUT_S
-    assert nodes.left_out == set()
-    assert nodes.failed("bad", "start 6") and nodes.left_out == {"bad"}, "once more was enough"
-    now += LEFT_OUT_S
+    now += AVOIDED_S
+    assert nodes.avoided == set()
+    assert nodes.failed("bad", "start 6") and nodes.avoided == {"bad"}, "once more was enough"
+    now += AVOIDED_S
     nodes.succeeded("bad")
     assert not nodes.failed("bad", "start 7"), "it is counted anew"

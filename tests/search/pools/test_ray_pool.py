@@ -151,7 +151,7 @@ def test_no_worker_is_started_on_a_node_that_is_left_out(
     bad = add_node(cluster).node_id
     told: list[str] = []
     workers = WorkersSection(num_cpus=1, address=cluster.address, count=2)
-    pool = RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=PickyWorker, on_left_out=told.append)
+    pool = RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=PickyWorker, on_avoided=told.append)
     with contextlib.closing(pool):
         while not told:  # the other node has no room for a second worker
             pool.poll(0.1)

@@ -152,7 +152,7 @@ def test_what_failed_is_tried_again_and_not_for_ever(
         store.set_status("id-alpha", "failed", "PoolError: full")
     assert len(receiver.got) == 3
     assert {told["name"] for told in receiver.got} == {f"id-alpha.{store.latest_events('id-alpha', 1)[0].seq}"}
-    assert ("was not told of failed: PoolError: full in 3 attempts" in caplog.text) == (refused > 2)
+    assert ("did not take failed: PoolError: full in 3 attempts" in caplog.text) == (refused > 2)
     assert caplog.text.count("it answered 302") == min(refused, 3)
 
 
@@ -176,7 +176,7 @@ def test_a_target_that_cannot_be_told_keeps_nothing_from_the_others_and_no_url_i
     with posting_webhooks(store, "id-alpha", AT_ONCE):
         store.set_status("id-alpha", "failed")
     assert len(receiver.got) == 1
-    assert "T0KEN" not in caplog.text and caplog.text.count("was not told of failed in 3 attempts") == len(hosts)
+    assert "T0KEN" not in caplog.text and caplog.text.count("did not take failed in 3 attempts") == len(hosts)
 
 
 def test_what_is_wrong_in_the_environment_is_named_before_the_search_runs_and_not_quoted(

@@ -17,7 +17,7 @@ from tiny_models import word_tokenizer
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.shrink.budget import (
-    Budget,
+    SizeBudget,
     budget_of,
     fitting_experts,
     fitting_share,
@@ -89,7 +89,7 @@ def test_the_largest_number_of_experts_that_fits_is_kept() -> None:
 def test_the_largest_share_of_neurons_that_fits_is_kept() -> None:
     files = FileSizes(fixed=1000, expert=100, neurons=90)
     budget = budget_of(asked(size="1.5kB"))
-    assert isinstance(budget, Budget)
+    assert isinstance(budget, SizeBudget)
     # 1,000 bytes besides the experts, 80 for the routers of all, and 420 for neurons.
     assert fitting_share(budget, files, 7, 8) == math.floor(1e6 * 420 / 720) / 1e6
     cached = replace(budget, positions=30)
@@ -119,7 +119,7 @@ def test_a_budget_that_is_none_is_refused(parameters: dict[str, Any], said: str)
 
 @pytest.mark.parametrize("kept", [4, 8])
 def test_files_of_narrower_experts_are_as_large_as_predicted(tmp_path: Path, kept: int) -> None:
-    budget = Budget("3MB", 3_000_000, 0)
+    budget = SizeBudget("3MB", 3_000_000, 0)
     share = fitting_share(budget, file_sizes(DEMO, "stock"), 0, 8)
     widths = int(share * 8 / kept * 16) * 8 + np.array([8, 0, 0, 0, -8]) * (kept == 8)
     narrow = replace(edit_of_kind(5, 8, "prune", kept), widths=tuple(widths.tolist()))

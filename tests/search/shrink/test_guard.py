@@ -13,7 +13,7 @@ from known_experts import ENDS, GERMAN, SPARE, TOOLS, known_split, save_known_mo
 
 from moevolve.search.loop.final_table import Score
 from moevolve.search.shrink import guard
-from moevolve.search.shrink.first_look import retained
+from moevolve.search.shrink.first_look import kept_mass
 from moevolve.search.shrink.guard import (
     Probe,
     check_edit,
@@ -96,14 +96,13 @@ def test_a_winner_without_a_score_on_test_is_a_fault() -> None:
 
     def why(best: str | None, full: str | None, task: str = "chats") -> str | None:
         table: Any = SimpleNamespace(best=model(best), full=model(full))
-        return guard._unscored(table, task)
+        return guard.recovery_of(table, task)[1]
 
     assert why("out of memory", None) == why("out of memory", "lost") == "out of memory"
     assert why(None, "lost") == "lost" and why(None, None) is None
     assert why("out of memory", None, "texts") is None, "a task that isn't scored on test"
     nothing: Any = SimpleNamespace(best=model(None), full=model(None, score=0.0))
-    assert guard._unscored(nothing, "chats") == "the full model's own score is 0"
-    assert guard._recovery(nothing, "chats") is None, "any score would be as much as that"
+    assert guard.recovery_of(nothing, "chats") == (None, "the full model's own score is 0"), "any would be as much"
 
 
 def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,8 +200,8 @@ def test_the_general_set_has_five_domains_with_answers() -> None:
 def test_a_domain_that_shares_no_experts_keeps_the_least_mass() -> None:
     """Two domains use experts 0 and 1, one uses 2 and 3, in both layers."""
     shares = np.array([[[0.6, 0.4, 0, 0]] * 2, [[0.5, 0.5, 0, 0]] * 2, [[0, 0, 0.95, 0.05]] * 2])
-    code, chat, german = retained(["code", "chat", "german"], shares, np.ones(3), 2)
+    code, chat, german = kept_mass(["code", "chat", "german"], shares, np.ones(3), 2)
     assert (code.mass, chat.mass, german.mass) == pytest.approx((0.6, 0.5, 0.95)), "experts 0 and 2"
     assert (code.alone, german.alone) == pytest.approx((1.0, 1.0))
-    heavy = retained(["code", "chat", "german"], shares, np.array([1, 9, 1.0]), 2)
+    heavy = kept_mass(["code", "chat", "german"], shares, np.array([1, 9, 1.0]), 2)
     assert [each.mass for each in heavy] == pytest.approx([1.0, 1.0, 0.0])

@@ -12,7 +12,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SPLITS
 from moevolve.search.config.files import parse_run_config, with_preset
 from moevolve.search.running.plan.estimate import estimate
-from moevolve.search.running.plan.pilot import Measured
+from moevolve.search.running.plan.records import Pilot
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.shrink.timing import chosen, count_tokens, guard_seconds, seconds_of, shortened
 
@@ -26,7 +26,7 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
         "tasks": [{"name": "demo-count"}],
         "genome": {"kind": "capacity", "experts": 2},
         "phases": [
-            {"kind": "capacity", "evaluations": 3, "initial": 3, "init": ["even", "line", "coverage"]},
+            {"kind": "capacity", "evaluations": 3, "initial": 3, "init": ["equal", "rising", "coverage"]},
             {"kind": "repair", "evaluations": 24, "initial": 3, "repair": {"neurons": {}}},
         ],
         "final": {"rerank": 5},
@@ -36,7 +36,7 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
     tokens = count_tokens(config, prepared)
     planned = {each.split: each.tokens for each in estimate(config).splits}
     assert {name: tokens[name] for name in planned} == planned
-    found = Measured(5, 2, {"capacity": 6.0, "repair": 3.0}, other_seconds=10.0)
+    found = Pilot(5, 2, {"capacity": 6.0, "repair": 3.0}, other_seconds=10.0)
     # On dev 5 candidates, three rounds of two workers, which is fewer tokens than `search` has; on test the full model,
     # the best, and three one-shot choices.
     assert tokens["dev"] < tokens["search"] < tokens["test"]

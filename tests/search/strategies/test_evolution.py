@@ -114,7 +114,10 @@ def test_a_space_without_anything_new_repeats() -> None:
 
 
 def test_a_phase_with_repeats_keeps_them_and_its_initial_ones_differ() -> None:
-    phases = (PrunePhase(evaluations=120, initial=31, repeats=True), MergePhase(evaluations=20, repeats=True))
+    phases = (
+        PrunePhase(evaluations=120, initial=31, allow_duplicates=True),
+        MergePhase(evaluations=20, allow_duplicates=True),
+    )
     members = evolve(phases, 1, space=eep_space(2, layers=8))
     assert len({proposal.phenotype_hash for proposal in members[:31]}) == 31
     assert len({proposal.phenotype_hash for proposal in members}) < 100
@@ -124,7 +127,7 @@ def test_a_phase_with_repeats_keeps_them_and_its_initial_ones_differ() -> None:
 def test_a_repeat_counts_among_the_parents_if_it_may_be(repeats: bool, expected: float) -> None:
     """Three times one genome and once another: as often a parent as there are individuals, or genomes."""
     space = eep_space(layers=4)
-    phase = MergePhase(evaluations=9, crossover_rate=0.0, repeats=repeats)
+    phase = MergePhase(evaluations=9, crossover_rate=0.0, allow_duplicates=repeats)
     strategy = Evolution(space, phase, 0)
     one, two = (space.sample(generator(seed, 0), PHASES[0]).genome for seed in range(2))
     for index, genome in enumerate((one, one, one, two)):
@@ -139,7 +142,7 @@ def test_a_repeat_counts_among_the_parents_if_it_may_be(repeats: bool, expected:
 def test_the_crossover_rate_decides_on_the_second_parent() -> None:
     """Among draws; where repeats are drawn anew crossover is more frequent, since mutation alone repeats more often."""
     for rate in (0.0, 0.3, 1.0):
-        phases = (PrunePhase(evaluations=210, initial=10, crossover_rate=rate, repeats=True),)
+        phases = (PrunePhase(evaluations=210, initial=10, crossover_rate=rate, allow_duplicates=True),)
         members = evolve(phases, window=1, score=lambda _: (0.5, -1.0), space=eep_space(layers=8))
         crossed = [len(proposal.parents) == 2 for proposal in members[10:]]
         assert abs(np.mean(crossed) - rate) <= 4 * np.sqrt(rate * (1 - rate) / len(crossed))

@@ -131,7 +131,7 @@ def test_what_the_calibration_says_of_experts_is_believed_as_far_as_scores_agree
     if told:
         space = space.calibrated(Calibration(measured))
     phase = PrunePhase(evaluations=32, initial=24)
-    members = run(space, (phase,), SurrogateSection(bred=0.0), planted(space, failing=0), window=1)
+    members = run(space, (phase,), SurrogateSection(evolution_share=0.0), planted(space, failing=0), window=1)
     made = np.mean([one.tie_break or 0.0 for one in members[24:]]) / best_of(space)
     assert made > 0.5 if told else made < 0.3
 
@@ -159,12 +159,12 @@ def test_a_share_of_the_children_is_evolution_s() -> None:
         return float(np.mean([one.operator in EVOLUTION for one in run(space, phases, section, planted(space))[20:]]))
 
     assert bred(LEARNING) == pytest.approx(0.3, abs=0.15)
-    assert bred(SurrogateSection(bred=1.0)) == 1.0
-    assert bred(SurrogateSection(bred=0.0)) == 0.0
+    assert bred(SurrogateSection(evolution_share=1.0)) == 1.0
+    assert bred(SurrogateSection(evolution_share=0.0)) == 0.0
 
 
 def test_no_individual_repeats_an_earlier_one_while_there_are_others() -> None:
-    space, alone = eep_space(2, 2, layers=4), SurrogateSection(bred=0.0)  # 784 in all
+    space, alone = eep_space(2, 2, layers=4), SurrogateSection(evolution_share=0.0)  # 784 in all
     members = run(space, (PrunePhase(evaluations=100, initial=20),), alone, planted(space), 7)
     assert len({one.phenotype_hash for one in members}) == len(members)
     space = eep_space(7, 1, layers=4)
@@ -191,7 +191,7 @@ def test_only_the_newest_are_remembered() -> None:
     members[38] = decided(rows[38], None)
 
     def answer(told: list[IndividualRecord]) -> Any:
-        section = SurrogateSection(memory=10, bred=0.0)
+        section = SurrogateSection(memory=10, evolution_share=0.0)
         strategy = Surrogate(space, PrunePhase(evaluations=50, initial=0), section, 0)
         for one in told:
             strategy.tell(one)

@@ -85,7 +85,6 @@ def test_remote_code_needs_consent(checkpoint: Checkpoints, tmp_path: Path) -> N
         describe_model(ModelConfig(str(directory)))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_config_with_a_wrong_value_is_named(model_config: Configs, tmp_path: Path) -> None:
     settings = json.loads((Path(model_config("mixtral").path) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(settings | {"hidden_size": "wide"}))
@@ -93,6 +92,7 @@ def test_a_config_with_a_wrong_value_is_named(model_config: Configs, tmp_path: P
         load_config(ModelConfig(str(tmp_path)))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device_is_refused(model_config: Configs) -> None:
     with pytest.raises(UserError, match="no CUDA device"):
         ResidentModel.load(replace(model_config("mixtral"), device="cuda"))

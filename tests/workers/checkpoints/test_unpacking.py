@@ -39,33 +39,26 @@ if TYPE_CHECKING:
 MakeModel = Callable[..., "PreTrainedModel"]
 
 
-def test_fp8_blocks_that_do_not_divide_a_weight(
-    tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+# DeepSeek-V3's `kv_a_proj_with_mqa` has ceil(rows / block) rows of scales, the last block cut. DeepSeek-V4 has FP8
+# blocks and MXFP4 experts with scales named `.scale`, in tensors of the decoder's own names. Mistral 4 has FP8 with a
+# scale per matrix, and per expert of fused ones. compressed-tensors stores no fused experts.
+PUBLISHED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "deepseek_v3": (fp8_checkpoint, {}),
+    "deepseek_v4": (deepseek_v4_checkpoint, V4_SIZES),
+    "mistral4": (mistral4_checkpoint, {}),
+    "llama4_text": (llama4_checkpoint, LLAMA4_SIZES),
+}
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_eight_and_four_bits_as_published(
+    family: str, tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    """As DeepSeek-V3's `kv_a_proj_with_mqa` is published: ceil(rows / block) rows of scales, the last block cut."""
-    config, plain = fp8_checkpoint(tiny_model("deepseek_v3"), tiny_tokenizer, tmp_path)
+    write, sizes = PUBLISHED[family]
+    config, plain = write(tiny_model(family, **sizes), tiny_tokenizer, tmp_path)
     same_numbers(config, plain)
     (Path(config.path) / "generation_config.json").write_text('{"eos_token_id": [2, 77], "pad_token_id": 0}')
     assert load_model(config)[0].generation_config.eos_token_id == [2, 77]
-
-
-def test_deepseek_v4_as_published(
-    tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    """FP8 blocks and MXFP4 experts with scales named `.scale`, in tensors of the decoder's own names."""
-    same_numbers(*deepseek_v4_checkpoint(tiny_model("deepseek_v4", **V4_SIZES), tiny_tokenizer, tmp_path))
-
-
-def test_mistral4_as_published(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    """FP8 with a scale per matrix, and per expert of fused ones; scales of activations are left out."""
-    same_numbers(*mistral4_checkpoint(tiny_model("mistral4"), tiny_tokenizer, tmp_path))
-
-
-def test_llama4_with_experts_one_by_one(
-    tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    """compressed-tensors stores no fused experts."""
-    same_numbers(*llama4_checkpoint(tiny_model("llama4_text", **LLAMA4_SIZES), tiny_tokenizer, tmp_path))
 
 
 def test_mxfp4_as_published(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.checkpoints.state import empty_model, layer_state
 from moevolve.workers.contract.card import CheckpointForm, ExportCard, ExportSummary
 from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit, Tokens
-from moevolve.workers.contract.methods import Blueprint, Method, ModelParts, ModuleUse, Resident, UsageReaders
+from moevolve.workers.contract.methods import Applicator, Blueprint, Method, ModelParts, ModuleUse, Resident
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.registry import METHODS
@@ -50,7 +50,7 @@ class ScaleEdit:
         return hashlib.sha256(f"scale/1 {self.factor!r}".encode()).hexdigest()
 
 
-class ScaleApplicator:
+class ScaleApplicator(Applicator):
     def __init__(self, parts: ModelParts) -> None:
         self._networks: list[nn.Module] = [layer.mlp for layer in parts.model.get_decoder().layers]
         self._handles: list[RemovableHandle] = []
@@ -80,7 +80,7 @@ def measure_lengths(resident: Resident, sequences: Sequence[Tokens], recipe: Sca
 class FoldingExporter:
     """Exports of dense models: the factor is folded into the down projections."""
 
-    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
         if not resident.dense_layers:
             raise UserError("scaled experts have no checkpoint form")
         return None
@@ -106,7 +106,7 @@ WHOLE = Method(
     applicator=ScaleApplicator,
     exporter=FoldingExporter(),
     calibrators={ScaleRecipe: measure_lengths},
-    usage=UsageReaders(described=lambda layer, position, edit: replace(layer, layer=90 + position)),
+    described=lambda layer, position, edit: replace(layer, layer=90 + position),
     module_uses={"Strange": lambda module, config: ModuleUse(0, 7)},
 )
 

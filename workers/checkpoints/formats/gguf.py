@@ -53,6 +53,7 @@ _FIELDS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "expert_used_count": "num_experts_per_tok",
 }
+# Qwen's experts have their own width, and may have heads that aren't hidden size / heads wide.
 _QWEN = {
     "attention.key_length": "head_dim",
     "expert_count": "num_experts",

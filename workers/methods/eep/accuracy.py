@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# Errors by which an expert is so far from the boundary that nothing is lost in float64.
 Floats = NDArray[np.float64]
 _FAR = 40.0
-"""Errors by which an expert is so far from the boundary that nothing is lost in float64."""
 
 
 def expected_losses(arrays: Mapping[str, NDArray[Any]], retained: int) -> Floats:

@@ -11,16 +11,17 @@ from torch import Tensor
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING, SAME_ACTIVE, RoutingRule
 from moevolve.workers.contract.edits import Edit
-from moevolve.workers.contract.methods import ModelParts, host_tensor
+from moevolve.workers.contract.methods import ExpertsOwner, ModelParts, host_tensor
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.expert_memory import ExpertMemory
 from moevolve.workers.methods.eep.experts import LayerExperts, SharedExpert
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
 from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan, fold, skipping_thresholds
+from moevolve.workers.methods.shared.outputs import Repairable
 
 
-class EepApplicator:
+class EepApplicator(ExpertsOwner, Repairable):
     """Router mapping and expert merging (EEP, arXiv 2407.00945, Eq. 5 and 6) on a resident model.
 
     A layer with one-hot `W_EM` copies no weights: its routing points at the resident originals. Merged layers write
@@ -73,7 +74,7 @@ class EepApplicator:
         return tuple(ExpertOutputs(*each, self._edit, ordinal) for ordinal, each in enumerate(parts))
 
     def revert(self) -> None:
-        """See `Applicator.revert`. Originals on the host are copied back when a forward pass next needs them."""
+        """Originals on the host are copied back when a forward pass next needs them."""
         for router, experts in zip(self.routers, self.experts, strict=True):
             router.plan = None
             experts.reset()

@@ -170,13 +170,13 @@ def measuring_bytes(recipe: ExpertsRecipe, facts: ModelFacts, hidden: int, row_b
     return most
 
 
+# Scores over all experts of families that take no softmax, by `RoutingRule.scores`.
 _softmax = partial(torch.softmax, dim=-1)
 _SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "sigmoid_of_chosen": torch.sigmoid,
     "sqrt_softplus_of_chosen": lambda logits: nn.functional.softplus(logits).sqrt(),
 }
-"""Scores over all experts of families that take no softmax, by `RoutingRule.scores`."""
 
 
 class _Usage:

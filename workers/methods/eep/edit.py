@@ -82,15 +82,14 @@ class ExpertsRecipe:
 
     @property
     def most(self) -> int:
-        """See `GrowingRecipe`."""
         return self.tokens if self.until is None else max(self.tokens, self.until.tokens)
 
     def is_met(self, arrays: Mapping[str, NDArray[Any]]) -> bool:
-        """See `GrowingRecipe`: whether the expected loss of every layer is small enough."""
+        """Whether the expected loss of every layer is small enough."""
         return self.until is None or float(expected_losses(arrays, self.until.retained).max()) <= self.until.loss
 
     def note(self, arrays: Mapping[str, NDArray[Any]]) -> str:
-        """See `GrowingRecipe`: how many tokens chose an expert, and what errors of its scores are expected to cost."""
+        """Say how many tokens chose an expert, and what errors of its scores are expected to cost."""
         assert self.until is not None, "there is nothing to say of a fixed number of tokens"
         layers, experts = arrays["importance_sums"].shape[-4:-2]
         counts = arrays["importance_sums"][..., 0, 0].reshape(-1, layers, experts).sum(axis=0)

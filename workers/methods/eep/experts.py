@@ -20,8 +20,8 @@ from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.expert_memory import ExpertMemory, ExpertSpec, Fill, MemoryUser
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 
+# Number of tokens whose activations of a shared expert are computed at once.
 _ROWS = 1024
-"""Number of tokens whose activations of a shared expert are computed at once."""
 
 
 class LayerExperts:
@@ -37,7 +37,7 @@ class LayerExperts:
     Attributes:
         ordinal: Index of the layer among the MoE layers.
         originals: Fused tensors of all n experts, by name, on the device or on the host, where those in files are read
-            to when they are asked for.
+            to on access.
         on_host: True if the originals are kept in host memory or in files, separate from the tensors that the model
             runs on.
     """
@@ -63,7 +63,9 @@ class LayerExperts:
         if stored is not None:
             self.originals = stored.layer(layer.index, parameters)
         elif self.on_host:
-            self.originals = {name: _to_host(each, device.type == "cuda") for name, each in self.originals.items()}
+            hosted = {name: each.to("cpu").contiguous() for name, each in self.originals.items()}
+            pins = device.type == "cuda"
+            self.originals = {name: each.pin_memory() if pins else each for name, each in hosted.items()}
         self._full = None if self.on_host else parameters
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         # Reading neurons takes shapes only, for which tensors on the meta device do.
@@ -279,8 +281,3 @@ class SharedExpert:
 
 def _parameters(tensors: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
     return {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()}
-
-
-def _to_host(tensor: Tensor, pin: bool) -> Tensor:
-    host = tensor.to("cpu").contiguous()
-    return host.pin_memory() if pin else host

@@ -88,9 +88,9 @@ def _eep_edit(edit: Edit, layers: int, experts: int, active: int) -> EepEdit:
 
 
 class EepExporter:
-    """See `Exporter`; also exports unedited MoE models."""
+    """Exports models with fewer or merged experts, and unedited MoE models."""
 
-    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
         if not resident.layers:
             raise UserError("only an edited dense model can be exported; the full one is a checkpoint already")
         model = _EditedModel.of(resident, edit)
@@ -98,7 +98,7 @@ class EepExporter:
             obstacle = width_obstacle(resident.model)
             if obstacle is not None:
                 return f"its experts' width isn't the full model's, and {obstacle}"
-            if asked != "stock" and len(set(model.widths)) > 1:
+            if requested != "stock" and len(set(model.widths)) > 1:
                 return "its layers' experts differ in width, so a stock checkpoint fills them up with zeros"
         return form_obstacle(model.edit, model.first.rule)
 

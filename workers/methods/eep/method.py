@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moevolve.workers.contract.methods import Method, UsageReaders
-from moevolve.workers.contract.usage import RoutedLayer
+from moevolve.workers.contract.methods import Method
 from moevolve.workers.methods.eep.apply import EepApplicator
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
@@ -19,7 +18,6 @@ from moevolve.workers.methods.eep.router import EditableRouter
 
 
 def _read_routing(router: EditableRouter, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:
-    """See `RoutingReader`."""
     plan = router.plan
     if plan is not None and plan.positions is not None:
         # Two kept experts may share a position in the expert tensors: route again, to the kept experts themselves.
@@ -34,16 +32,14 @@ def _read_routing(router: EditableRouter, args: tuple[Any, ...], output: Any) ->
     return picked, scaled.scatter_add_(1, chosen, weights.double())
 
 
-def _with_origins(layer: RoutedLayer, position: int, edit: EepEdit) -> RoutedLayer:
-    return replace(layer, origins=tuple(np.abs(edit.expert_merging[position]).argmax(axis=1).tolist()))
-
-
 EEP = Method(
     edit=EepEdit,
     applicator=EepApplicator,
-    owns_experts=True,
     exporter=EepExporter(),
     calibrators={ExpertsRecipe: calibrate_experts},
-    usage=UsageReaders({EditableRouter: _read_routing}, _with_origins),
+    routing={EditableRouter: _read_routing},
+    described=lambda layer, position, edit: replace(
+        layer, origins=tuple(np.abs(edit.expert_merging[position]).argmax(axis=1).tolist())
+    ),
     module_uses={"EditedRouter": edited_router_use},
 )

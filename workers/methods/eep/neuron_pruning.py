@@ -16,12 +16,12 @@ from torch import Tensor
 from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, TopK
 
+# Share of the remaining features pruned before the costs of all are computed again.
 _STEP_SHARE = 0.25
-"""Share of the remaining features pruned before the costs of all are computed again."""
+# Each step considers this many times the features that it prunes, the cheapest ones.
 _POOL = 2
-"""Each step considers this many times the features that it prunes, the cheapest ones."""
+# Rows of a float32 product that are added to a float64 sum at once.
 _ROWS = 1024
-"""Rows of a float32 product that are added to a float64 sum at once."""
 
 
 def prune_features(gram: Tensor, right: Tensor, count: int) -> tuple[Tensor, Tensor] | None:

@@ -30,16 +30,16 @@ from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter, RatioHistogram, Routing
 from moevolve.workers.methods.shared.outputs import FeatureBlock, NeuronSelection, Recorded, recording
 
+# Lower bound on a group's routing mass: how far below it lies isn't worth fitting.
 _LEAST_MASS = 1e-6
-"""Lower bound on a group's routing mass: how far below it lies isn't worth fitting."""
+# Ridge strength of router rows as a multiple of the mean square of an input, summed over tokens.
 _ROWS_LAMBDA = 1e-3
-"""Ridge strength of router rows as a multiple of the mean square of an input, summed over tokens."""
+# Rows of a float32 product that are added to a float64 sum at once.
 _PRODUCT_ROWS = 1024
-"""Rows of a float32 product that are added to a float64 sum at once."""
 
 
 class ExpertOutputs:
-    """See `LayerOutput`: all experts of one MoE layer, the `ordinal`-th, with an edit applied.
+    """All experts of one MoE layer, the `ordinal`-th, with an edit applied, as a `LayerOutput`.
 
     If the edit uses originals in place, it gets copies of them here, which can be changed.
     """
@@ -72,7 +72,7 @@ class ExpertOutputs:
         return self._layer.index
 
     def recording(self) -> AbstractContextManager[list[Recorded]]:
-        """See `LayerOutput.recording`: inputs of the experts, routing weights, and chosen experts."""
+        """Record inputs of the experts, routing weights, and chosen experts."""
         return recording(self._layer.gate, lambda hidden, routed: (hidden, routed[1], routed[2]))
 
     def features(self, recorded: Recorded) -> ExpertFeatures:
@@ -216,7 +216,7 @@ class ExpertOutputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertFeatures:
-    """See `Features`: columns are the experts' neurons, expert by expert, then those of the shared expert, if any.
+    """`Features` whose columns are the experts' neurons, expert by expert, then those of the shared expert, if any.
 
     Attributes:
         neurons: Neurons of the layer's n' experts.

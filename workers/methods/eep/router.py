@@ -26,8 +26,8 @@ from moevolve.workers.methods.shared.passes import padded_batches
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Number of equal bins over [0, 1]; medians are exact to within 2^-17.
 _BINS = 1 << 16
-"""Number of equal bins over [0, 1]; medians are exact to within 2^-17."""
 
 Routing = tuple[Tensor, Tensor, Tensor]
 """A router's logits [tokens, n or n'], routing weights [tokens, k], and expert indices int64 [tokens, k]."""

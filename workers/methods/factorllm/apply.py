@@ -15,9 +15,10 @@ from moevolve.workers.families.layers import DenseLayer, Replacement
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.methods.shared.dense import check_shape, dense_layers_for, weights_of
 from moevolve.workers.methods.shared.dense_outputs import ActiveMask, CopyOnWriteWeights, NetworkOutput, check_additive
+from moevolve.workers.methods.shared.outputs import Repairable
 
+# Rows whose columns are permuted at once: pieces that fit into the cache take half the time of a whole matrix.
 _ROWS = 256
-"""Rows whose columns are permuted at once: pieces that fit into the cache take half the time of a whole matrix."""
 
 
 class NeuronOrder:
@@ -88,7 +89,7 @@ class FactorizedNetwork(nn.Module):
         return choose_experts(hidden, self.router_weight, self.router_bias, self.active)
 
 
-class FactorLlmApplicator:
+class FactorLlmApplicator(Repairable):
     """Networks divided into experts (FactorLLM, arXiv 2408.11855, Eq. 5 to 7) on a resident model.
 
     The experts of a layer are slices of its own matrices, whose neurons are permuted in place. No weights are copied,
@@ -122,7 +123,6 @@ class FactorLlmApplicator:
             order.restore()
 
     def outputs(self) -> tuple[NetworkOutput, ...]:
-        """See `Repairable`."""
         check_additive(self._layers[0])
         parts = zip(self._layers, self._weights, self.networks, self._replacements, strict=True)
         return tuple(

@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+# Path costs that differ by less than this share of the largest cost count as equal, so that paths have no cycles.
 _ROUNDS = 30
 _TOLERANCE = 1e-12
-"""Path costs that differ by less than this share of the largest cost count as equal, so that paths have no cycles."""
 
 
 def balanced_kmeans(points: NDArray[np.float32], clusters: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 MoEfication (arXiv 2110.01786). Sec. 3.2, "parameter clustering split": neurons with similar input weights form an
 expert (balanced k-means on unit vectors). Sec. 3.3, "similarity center": a token goes to the experts whose mean input
 weights have the largest cosine with its input. In a gated network the input weights are the gate's, which decide
-whether a neuron is active. The paper's best router is left out: a small network trained to predict the sum of an
+whether a neuron is active. The paper's best router is missing: a small network trained to predict the sum of an
 expert's positive activations, which has no closed form.
 
 CMoE (arXiv 2502.04416, Sec. 3). A token activates the neurons with its largest activations. Those activated most often

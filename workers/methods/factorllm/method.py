@@ -19,8 +19,7 @@ from moevolve.workers.checkpoints.native import native_config
 from moevolve.workers.checkpoints.state import empty_model, layer_state
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit
-from moevolve.workers.contract.methods import Blueprint, Method, ModuleUse, Resident, UsageReaders, host_tensor
-from moevolve.workers.contract.usage import RoutedLayer
+from moevolve.workers.contract.methods import Blueprint, Method, ModuleUse, Resident, host_tensor
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.factorllm.apply import FactorizedNetwork, FactorLlmApplicator
 from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm
@@ -33,20 +32,15 @@ if TYPE_CHECKING:
 
 
 def _read_routing(network: FactorizedNetwork, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:
-    """See `RoutingReader`."""
     flat = args[0].reshape(-1, args[0].shape[-1])
     chosen = choose_experts(flat, network.router_weight, network.router_bias, network.active)
     return chosen, chosen.double() * network.output_scale
 
 
-def _with_neurons(layer: RoutedLayer, position: int, edit: FactorLlmEdit) -> RoutedLayer:
-    return replace(layer, neurons=(edit.width // edit.experts, edit.width, edit.width))
-
-
 class FactorLlmExporter:
-    """See `Exporter`."""
+    """Exports models of divided networks."""
 
-    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
         assert isinstance(edit, FactorLlmEdit)
         if edit.active == 1 and edit.routers == 1 and edit.output_scale == 1 and not edit.router_bias.any():
             return mixtral_obstacle(resident)
@@ -141,6 +135,7 @@ FACTORLLM = Method(
         MoeficationRecipe: calibrate_moefication,
         CmoeRecipe: calibrate_cmoe,
     },
-    usage=UsageReaders({FactorizedNetwork: _read_routing}, _with_neurons),
+    routing={FactorizedNetwork: _read_routing},
+    described=lambda layer, _, edit: replace(layer, neurons=(edit.width // edit.experts, edit.width, edit.width)),
     module_uses={"FactorizedNetwork": factorized_network_use},
 )

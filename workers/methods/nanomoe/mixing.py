@@ -23,14 +23,14 @@ from torch import Tensor
 
 from moevolve.workers.methods.shared.spectra import leading_eigenvectors, peak_signs
 
+# Damping toward the previous solution, as a share of a least-squares problem's mean curvature.
 _DAMPING = 1e-10
-"""Damping toward the previous solution, as a share of a least-squares problem's mean curvature."""
+# Damping if there is no curvature at all, as for a factor that M gives no influence.
 _LEAST_DAMPING = 1e-30
-"""Damping if there is no curvature at all, as for a factor that M gives no influence."""
+# Singular values below this share of the largest are lost in rounding, since their squares are computed.
 _NEGLIGIBLE = 1e-8
-"""Singular values below this share of the largest are lost in rounding, since their squares are computed."""
+# Addition to second moments as a share of their mean, so that rare directions of the inputs count too.
 _MOMENT_FLOOR = 1e-3
-"""Addition to second moments as a share of their mean, so that rare directions of the inputs count too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,7 +243,7 @@ def fit_mixing(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, metric: Met
 
 
 def _fit_mixing_by(metric: Metric, weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor) -> Tensor:
-    """See `fit_mixing`: block after block, with the others fixed."""
+    """Fit block after block, with the others fixed."""
     found, size = mixing.clone(), v.shape[2]
     for i, row in enumerate(weight.chunk(len(u))):
         left = (u[i].t() @ u[i])[None]

@@ -30,23 +30,23 @@ from moevolve.workers.methods.shared.outputs import NeuronSelectingOutput, Neuro
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# One sequence in this many is the gate's: as many as the fits hold out.
 _GATE_SHARE = 8
-"""One sequence in this many is the gate's."""
+# Descriptions of a recipe's strengths.
 _FITS: dict[Strength, str] = {
     "none": "no fit",
     "scalar": "fit of one factor per layer",
     "ridge": "ridge regression of output projections",
     "matched": "ridge regression of output projections, scaled to the target's energy,",
 }
-"""Descriptions of a recipe's strengths."""
+# Descriptions of a recipe's targets.
 _TARGETS = {
     "global": "the unedited model's residual stream behind each layer",
     "local": "what each unedited layer makes of the same input",
 }
-"""Descriptions of a recipe's targets."""
 
 
-class RepairApplicator:
+class RepairApplicator(Applicator):
     """Ridge fits of layers' outputs to the unedited model's (`moevolve.workers.methods.repair.ridge`).
 
     A layer's fit depends on the layers up to it, the recipe and the rows. So a candidate whose first layers equal those

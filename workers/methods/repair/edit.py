@@ -102,5 +102,5 @@ class RepairedEdit:
 
     @cached_property
     def layer_hashes(self) -> tuple[str, ...]:
-        """See `LayeredEdit`. A layer's fit depends on all layers before it."""
+        """A layer's fit depends on all layers before it."""
         return prefix_hashes(self._head, self.base.layer_hashes)

@@ -18,8 +18,8 @@ from moevolve.workers.methods.repair.ridge import Fit, FitOutcome, LayerSystem, 
 from moevolve.workers.methods.repair.streams import ResidualStreams
 from moevolve.workers.methods.shared.outputs import LayerOutput, NeuronSelectingOutput, NeuronSelection, Recorded
 
+# One sequence in this many is held out: it isn't fitted, but used to check fits.
 _CHECKED = 8
-"""One sequence in this many is held out: it isn't fitted, but used to check fits."""
 FIT_CACHE_BYTES = 512 << 20
 """Limit on the bytes of fitted layers that are cached for later candidates."""
 

@@ -24,10 +24,10 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.methods.shared.outputs import FeatureBlock, Features
 
+# Rows of a float32 product that are added to a float64 sum at once.
 _ROWS = 1024
-"""Rows of a float32 product that are added to a float64 sum at once."""
+# One part in this many of the memory is reserved for blocks of features.
 _BLOCKS_SHARE = 8
-"""One part in this many of the memory is reserved for blocks of features."""
 
 
 PresentWeights = Callable[[slice], Tensor]
@@ -246,7 +246,7 @@ def _solutions(
 ) -> Iterator[tuple[float, Tensor]]:
     """Solve `(gram + ridge_lambda * scale * I) x = right` for every ridge lambda, and yield both.
 
-    Systems that aren't positive definite are left out. Of `gram` the lower triangle is read, and its diagonal is
+    Systems that aren't positive definite are skipped. Of `gram` the lower triangle is read, and its diagonal is
     overwritten. `scale` is the mean square of the features, summed over tokens.
     """
     if not 0 < scale < float("inf"):

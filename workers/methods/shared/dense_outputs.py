@@ -104,7 +104,7 @@ class _DenseOutput:
 
 
 class NetworkOutput(_DenseOutput):
-    """See `LayerOutput`: the down projection of one feed-forward network.
+    """The down projection of one feed-forward network as a `LayerOutput`.
 
     The first input of `input_module` is the network's. `active_mask` computes the active neurons for inputs
     [tokens, hidden]; without it all are active.
@@ -130,7 +130,7 @@ class NetworkOutput(_DenseOutput):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NetworkFeatures:
-    """See `Features`: columns are neurons of the layer's network in their current order.
+    """`Features` whose columns are neurons of the layer's network in their current order.
 
     Attributes:
         hidden: Inputs of the network, [tokens, hidden].
@@ -166,7 +166,7 @@ class _NetworkFeatures:
 
 
 class AttentionOutput(_DenseOutput):
-    """See `LayerOutput`: the output projection of one attention."""
+    """The output projection of one attention as a `LayerOutput`."""
 
     def __init__(self, layer: DenseLayer, weights: CopyOnWriteWeights, without_edit: WithoutEdit) -> None:
         projection = layer.attention.o_proj
@@ -185,7 +185,7 @@ class AttentionOutput(_DenseOutput):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DenseFeatures:
-    """See `Features`: `values` [tokens, columns], none of them masked."""
+    """`Features` that are `values` [tokens, columns], none of them masked."""
 
     values: Tensor
 

@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 STATISTICS_MEMORY = 1 << 30
 """Bytes of statistics held at once. Calibrations measure layers in as many passes as that takes."""
+# Inputs don't vary along a direction whose standard deviation is below this share of the largest.
 _NEGLIGIBLE = 1e-6
-"""Inputs don't vary along a direction whose standard deviation is below this share of the largest."""
 
 
 def memory_batches(layers: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class FeatureBlock:
 
 @contextmanager
 def recording(module: nn.Module, read: Callable[[Tensor, Any], Recorded]) -> Iterator[list[Recorded]]:
-    """See `LayerOutput.recording`: what `read` returns for a module's first input [tokens, size] and its output."""
+    """Record what `read` returns for a module's first input [tokens, size] and its output."""
     records: list[Recorded] = []
 
     def keep(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -52,14 +53,12 @@ class Features(Protocol):
     @property
     def width(self) -> int:
         """Number of columns."""
-        ...
 
     def blocks(self, memory: int) -> Iterator[FeatureBlock]:
         """Iterate over the columns, each in one block that takes at most `memory` bytes to compute and use.
 
-        Columns that are zero for all tokens may be left out.
+        Columns that are zero for all tokens may be missing.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,19 +87,16 @@ class LayerOutput(Protocol):
     @property
     def layer(self) -> int:
         """Index of the decoder layer."""
-        ...
 
     @property
     def next_part(self) -> nn.Module | None:
         """The module that takes the residual stream after this part; None if the decoder layer ends with the part."""
-        ...
 
     def recording(self) -> AbstractContextManager[list[Recorded]]:
         """Record passes through the layer within a `with` block, as the inputs of `features`.
 
         Every pass appends to the list. Padding tokens are recorded too.
         """
-        ...
 
     def features(self, recorded: Recorded) -> Features: ...
 
@@ -109,15 +105,12 @@ class LayerOutput(Protocol):
 
         Returns the change after rounding the weights to their dtype.
         """
-        ...
 
     def weights(self, columns: slice) -> Tensor:
         """Present weights of some columns of the features, float32 [columns, hidden]."""
-        ...
 
     def unedited(self) -> AbstractContextManager[None]:
         """Let this part compute what the unedited model's part does within a `with` block."""
-        ...
 
 
 @runtime_checkable
@@ -126,7 +119,6 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
 
     def keep_shared_expert(self) -> None:
         """Leave the neurons of the layer's shared expert, if it has one, out of the features."""
-        ...
 
     def select_neurons(
         self, recorded: Recorded, token_weights: Tensor | None, recipe: NeuronRecipe, memory: int
@@ -136,7 +128,6 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
         `token_weights` are the tokens' weights in importance, float32 [tokens] (None for 1), and `memory` the bytes
         that may be allocated.
         """
-        ...
 
     def prune_neurons(
         self,
@@ -159,17 +150,14 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
             recipe: Settings of the choice.
             memory: Bytes that may be allocated.
         """
-        ...
 
     def use_neurons(self, selection: NeuronSelection) -> None:
         """Use the neurons and router rows of an earlier selection."""
-        ...
 
 
-@runtime_checkable
-class Repairable(Applicator, Protocol):
+class Repairable(Applicator):
     """An applicator whose edits can be repaired."""
 
+    @abstractmethod
     def outputs(self) -> Sequence[LayerOutput]:
         """The linear maps to fit, in order of depth. Changing them changes no weights of the unedited model."""
-        ...

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Matrices up to this size are decomposed in full, which takes a tenth of a second.
 _DIRECT_SIZE = 512
-"""Matrices up to this size are decomposed in full, which takes a tenth of a second."""
+# Matrices are also decomposed in full if more than one eigenvector in this many is wanted: iterating as many vectors
+# would take as long.
 _DIRECT_SHARE = 8
-"""Matrices are also decomposed in full if more than one eigenvector in this many is wanted: iterating as many vectors
-would take as long."""
+# Vectors to iterate in addition to those wanted.
 _OVERSAMPLING = 16
-"""Vectors to iterate in addition to those wanted."""
 _ITERATIONS = 8
 
 

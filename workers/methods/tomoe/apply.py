@@ -26,7 +26,7 @@ from moevolve.workers.methods.shared.dense_outputs import (
     NetworkOutput,
     check_additive,
 )
-from moevolve.workers.methods.shared.outputs import LayerOutput
+from moevolve.workers.methods.shared.outputs import LayerOutput, Repairable
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
 
@@ -117,7 +117,7 @@ class _MaskedHeads:
         return (_times(args[0], kept), *args[1:])
 
 
-class ToMoeApplicator:
+class ToMoeApplicator(Repairable):
     """Masked networks and heads (ToMoE, arXiv 2501.15316, Eq. 2 to 5) on a resident model, whose weights stay."""
 
     def __init__(self, parts: ModelParts) -> None:
@@ -129,7 +129,7 @@ class ToMoeApplicator:
         self._weights: dict[nn.Module, CopyOnWriteWeights] = {}
 
     def apply(self, edit: Edit) -> None:
-        """See `Applicator.apply`. A network whose experts keep all neurons isn't replaced."""
+        """A network whose experts keep all neurons isn't replaced."""
         assert isinstance(edit, ToMoeEdit)
         self._check(edit)
         self.revert()
@@ -144,7 +144,7 @@ class ToMoeApplicator:
         self._edit = edit
 
     def outputs(self) -> tuple[LayerOutput, ...]:
-        """See `Repairable`. Where heads are masked, every layer's attention and then its network."""
+        """Where heads are masked, every layer's attention and then its network."""
         assert self._edit is not None, "there is no edit on the model"
         check_additive(self._layers[0])
         found: list[LayerOutput] = []

@@ -22,7 +22,7 @@ from moevolve.workers.checkpoints.native import native_config
 from moevolve.workers.checkpoints.state import empty_model, layer_state, layers_prefix
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit
-from moevolve.workers.contract.methods import Blueprint, Method, ModuleUse, Resident, UsageReaders, host_tensor
+from moevolve.workers.contract.methods import Blueprint, Method, ModuleUse, Resident, host_tensor
 from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.families.base import EXPERT_ALIGNMENT
 from moevolve.workers.families.layers import DenseLayer
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 
 def _read_routing(network: MaskedNetwork, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:
-    """See `RoutingReader`."""
     logits, chosen = choose_expert(args[0].reshape(-1, args[0].shape[-1]), network.router)
     return nn.functional.one_hot(chosen, logits.shape[-1]), torch.softmax(logits, dim=-1)
 
@@ -53,9 +52,9 @@ def _with_neurons(layer: RoutedLayer, position: int, edit: ToMoeEdit) -> RoutedL
 
 
 class ToMoeExporter:
-    """See `Exporter`."""
+    """Exports models with masked networks and heads."""
 
-    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
         assert isinstance(edit, ToMoeEdit)
         heads = edit.heads
         if heads is not None and not (heads.pairs.all() and (heads.active == heads.head_dim).all()):
@@ -256,6 +255,7 @@ TOMOE = Method(
     applicator=ToMoeApplicator,
     exporter=ToMoeExporter(),
     calibrators={ToMoeRecipe: calibrate_tomoe},
-    usage=UsageReaders({MaskedNetwork: _read_routing}, _with_neurons),
+    routing={MaskedNetwork: _read_routing},
+    described=_with_neurons,
     module_uses={"MaskedNetwork": masked_network_use, "MaskedValues": masked_values_use},
 )

@@ -71,7 +71,7 @@ def test_a_whole_mixtral_by_hand() -> None:
 def test_searched_widths_are_planned_for_the_widest_layer() -> None:
     neurons = recipe(4096, neurons={"candidates": 1})
     searched = {"kind": "capacity", "evaluations": 4, "initial": 2, "repair": neurons}
-    phases = [searched | {"widths": "even"}, searched, {"kind": "repair", "evaluations": 4, "repair": neurons}]
+    phases = [searched | {"widths": "equal"}, searched, {"kind": "repair", "evaluations": 4, "repair": neurons}]
     plan = planned(None, genome={"kind": "capacity", "experts": 4}, phases=phases)
     even, widened, after = plan.repairs
     assert [each.kind for each in plan.repairs] == ["capacity", "capacity", "repair"]

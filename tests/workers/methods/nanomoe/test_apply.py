@@ -18,8 +18,8 @@ from torch import Tensor
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.families.layers import find_linears
-from moevolve.workers.methods.nanomoe.apply import BlockMixedLinear
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
+from moevolve.workers.methods.nanomoe.method import BlockMixedLinear
 from moevolve.workers.methods.nanomoe.mixing import low_rank_factors, split_factors
 from moevolve.workers.model.resident import ResidentModel
 

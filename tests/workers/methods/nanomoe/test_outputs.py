@@ -15,8 +15,8 @@ from repair_samples import rows_of, sequences_of
 from torch import Tensor
 
 from moevolve.workers.families.layers import find_linears
-from moevolve.workers.methods.nanomoe.apply import input_moments
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
+from moevolve.workers.methods.nanomoe.method import input_moments
 from moevolve.workers.methods.shared import input_statistics
 
 SEQUENCES = sequences_of((30, 3, 41, 12, 55, 20))
