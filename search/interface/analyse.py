@@ -27,7 +27,7 @@ class AnalyseRequest(Request):
     _: KW_ONLY
     task: Task
     split: TaskSplit = "dev"
-    tokens: Annotated[int | None, about("Stop after about this many tokens. All are run if left out.", ge=1)] = None
+    tokens: Annotated[int | None, about("Stop after about this many tokens; default: run all.", ge=1)] = None
     model: ModelPath = None
 
     def answer(self, store: StoreReader) -> Analysis:

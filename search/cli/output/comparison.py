@@ -119,7 +119,7 @@ def _summary(tasks: Sequence[str], rows: Sequence[StudyRow]) -> tuple[list[str],
 
 
 def _table(rows: Sequence[StudyRow]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells; columns that would be empty are left out."""
+    """Headings and cells, without columns that would be empty."""
     tasks = ["", *dict.fromkeys(score.task for row in rows for score in row.scores if score.task)]
     several = any(score.task for row in rows for score in row.scores if score.split != "test")
     columns = {"method": [_label(row) for row in rows]}

@@ -66,6 +66,6 @@ def _strip(one: LayerOutline | None, other: LayerOutline | None, experts: int) -
 
 def _legend(ref: str, against: str | None, strips: bool) -> str:
     if against is None:
-        return "experts: # kept, . left out" if strips else "experts: those that are kept"
+        return "experts: # kept, . pruned" if strips else "experts: those that are kept"
     marks = "# both keep it, " if strips else ""
     return f"experts: {marks}+ only {ref}, - only {against}; numbers: {ref} / {against}; * the layers differ"
