@@ -40,14 +40,11 @@ def score(metric: str, outcomes: ArrayLike) -> float:
 
 
 def confidence_interval(outcomes: ArrayLike, *, metric: str = "mean") -> tuple[float, float]:
-    """Return a score's two-sided 95 % confidence interval `(low, high)`; equal arguments give equal numbers.
+    """Return a score's two-sided 95 % confidence interval `(low, high)`, of outcomes [examples] in [0, 1].
 
     For the mean of right-or-wrong outcomes it is the Wilson score interval, which stays inside [0, 1] and has the right
-    coverage near its ends and for few examples. Otherwise it is a percentile bootstrap over examples.
-
-    Args:
-        outcomes: Outcomes in [0, 1], shape [examples].
-        metric: Name of the score's metric.
+    coverage near its ends and for few examples. Otherwise it is a percentile bootstrap over examples. Equal arguments
+    give equal numbers.
 
     Raises:
         ValueError: There are no outcomes, or not all are finite.

@@ -18,7 +18,6 @@ class SplitCost:
     Attributes:
         evaluations: Number of evaluations, one per phenotype, failed ones included.
         earlier: Number of evaluations that were older than the search and so were reused from other searches.
-        failed: Number of evaluations without a score.
         examples: Total number of prompts scored.
         seconds: Total worker time of the evaluations that are not `earlier`.
         seconds_alone: Total worker time of the individuals' evaluations, as if none had been reused.

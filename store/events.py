@@ -103,11 +103,9 @@ def read_course(connection: Connection, search_id: str) -> Course:
 
 
 def read_events(connection: Connection, after: Mapping[str, int], limit: int = 1000) -> list[Event]:
-    """The events of some searches after the last known ones, in order of time.
+    """The events of some searches, at most `limit` of each, in order of time.
 
-    Args:
-        after: Number of the last known event by search id.
-        limit: Maximum number of events per search; call again with the last number for more.
+    `after` has the number of the last known event by search id; the last numbers of the result give the next ones.
     """
     e = events.c
     found: list[list[Event]] = []

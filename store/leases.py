@@ -49,11 +49,8 @@ def free_lease(search_id: str) -> dict[str, Any]:
 def acquire(connection: Connection, search_id: str, owner: str, seconds: float, priority: int | None = None) -> Lease:
     """Acquires a search's lease, the right to write to it, and clears the requests to its previous driver.
 
-    Args:
-        search_id: Id of the search.
-        owner: Name of the process (`this_process`).
-        seconds: Seconds until the lease expires, unless it is renewed.
-        priority: New priority of the search; None keeps the previous one.
+    It expires after `seconds` unless it is renewed. `owner` names the process (`this_process`), and a priority of
+    None keeps the previous one.
 
     Raises:
         LeaseHeldError: Another driver has the lease, and its process isn't known to have ended.
@@ -95,12 +92,8 @@ def renew(
 ) -> Control:
     """Extends a lease, also an expired one that no other driver has acquired, and stores its owner's state.
 
-    Args:
-        lease: Lease of the driver.
-        seconds: Seconds from now until the lease expires.
-        stage: A line about what the driver is doing; None keeps the previous one, as for the others.
-        progress: Progress of the search.
-        claim: Workers that the search could use.
+    It then lasts `seconds` from now. Of the stage (a line about what the driver is doing), progress and claim
+    (the workers that the search could use) None keeps the previous one.
 
     Returns:
         The state of the search, with what users ask of the driver.
@@ -129,12 +122,7 @@ def release(connection: Connection, lease: Lease) -> None:
 def fence(connection: Connection, writer: str | Lease) -> str:
     """Refuses a write to a search that comes neither from its driver nor at a time when it has no driver.
 
-    Args:
-        connection: The transaction of the write.
-        writer: The driver's lease; or the search's id if the writer is no driver.
-
-    Returns:
-        Id of the search.
+    The writer is the driver's lease, or the search's id if it is no driver. Returns the id of the search.
 
     Raises:
         LeaseLostError: Another driver has the lease.

@@ -44,7 +44,6 @@ class Mark:
     Attributes:
         label: `full model`, or the operator that made it: `random`, or the name of a one-shot method.
         ref: The individual as SEARCH:INDEX; None for a full model.
-        score: Score on the split.
         parameters, active_parameters: Its size; None where the store doesn't know it.
     """
 
@@ -123,11 +122,8 @@ def read_marks(
 ) -> list[Mark]:
     """Models to compare candidates with: the full model, and the first individuals that some operators made.
 
-    Args:
-        task: Name of the task.
-        split: Split of the scores.
-        search: Name or id of a search; None takes the newest 20 that have the task.
-        operators: Operators of individuals without parents, among the first 64 individuals of a search.
+    The latter have no parents, and are among the first 64 individuals of the search, or of the newest 20 that have the
+    task.
     """
     only = find_named(connection, search)
     here = [one for one in _scored_contexts(connection, task, split, only) if one.split == split]

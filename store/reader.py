@@ -86,8 +86,6 @@ class StoreReader:
     A reader may be used from several threads. Use it as a context manager, or call `close()`.
 
     Attributes:
-        url: URL of the database.
-        is_new: True if opening the store created it.
         retry_timeout_s: Seconds for which an operation is retried while the database is unreachable or another process
             writes to the file. Drivers set it.
     """

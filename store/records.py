@@ -52,7 +52,6 @@ class SearchRecord:
         config: Resolved config as JSON text.
         config_hash: Hash of everything in the config that can change the population.
         model_fingerprint: Hash that identifies the checkpoint; begins with `UNBOUND` while the weights are unknown.
-        model_path: Path or hub id that the model was loaded from.
         engine_fingerprint: Hash of everything in the evaluation engine that can change a score.
         seed: Signed 64-bit seed.
         status_reason: One-line reason for the status `interrupted` or `failed`.
@@ -105,7 +104,6 @@ class Progress:
 
     Attributes:
         done: Number of individuals that are complete, failed ones included.
-        total: Number of individuals of the whole search.
         phase: Kind of the newest individual's phase.
         best: Index and fitness of the best individual so far.
         full: Fitness of the unedited model; None while unknown.
@@ -132,7 +130,6 @@ class ResourceRequest:
     """Workers that a running search could use of a Ray cluster, which other searches may share.
 
     Attributes:
-        cluster: Id of the Ray cluster.
         least, most: Smallest and largest useful number of workers.
         cpus, gpus: CPUs and GPUs that each worker reserves.
     """
@@ -155,7 +152,6 @@ class Control:
         workers: Number of workers that users ask for; None means that of the config.
         priority: Priority among searches that want the same workers; the highest gets them first.
         stage, progress: What the driver was doing at the last renewal, in a line and in numbers.
-        events: Number of the search's events.
         claim: Workers that the search could use; None if it has not joined a cluster.
         fault: Damage to the lease's row; None if there is none.
     """
@@ -179,7 +175,6 @@ class Event:
 
     Attributes:
         seq: Number of the event within the search: 1, 2, ... in the order of commits.
-        text: A line for users.
         index: Index of the individual that the event is about, if it is about one.
     """
 
@@ -215,7 +210,6 @@ class Course:
     Attributes:
         steps: The best individuals in the order in which they were recorded. With several workers, one with a lower
             index may have come later; one that was recorded after a better one is no step.
-        individuals: Number of individuals so far.
         hours: Hours that the search has run so far, without pauses and without the time between a driver's end and the
             next one's start.
     """
@@ -287,12 +281,10 @@ class IndividualRecord:
     Attributes:
         index: 0-based index within the search.
         phase: Kind of the phase, such as `prune` or `merge`.
-        operator: Description of the operator that made the genome.
         phenotype_hash: Hash of the edit that the genome expresses to; part of the key of its evaluations.
         experts: Number of retained experts n' per MoE layer.
         active: Number of active experts k per token.
         parameters, active_parameters: Numbers of parameters of the edited model, and of those it uses per token.
-        parameters_full: Number of parameters of the unedited model.
         depth: 0 without parents, else 1 + the largest depth of a parent.
         parents: Indices of the parents in the same search, in order, each smaller than `index`.
         status: `ok` individuals have a `fitness` and a `tie_break`, `failed` ones a `failure` and a `failure_kind`.
@@ -338,8 +330,6 @@ class EvaluationRecord:
     Attributes:
         metric: Name of the metric that computes the score from the outcomes; a property of the task split.
         outcomes: Little-endian float32 values in [0, 1], one per example; None if they were not kept.
-        seconds: Wall time on the worker.
-        attempt: Number of the attempt, from 1.
         experts, active, parameters, active_parameters: Size of the edited model, as in `IndividualRecord`; None for the
             full model. Repeated here so that rankings by number of experts and Pareto fronts read a single index.
     """
@@ -467,8 +457,6 @@ class LineageGraph:
     """Ancestors or descendants of one individual, itself included.
 
     Attributes:
-        root: Index of the individual that was asked for.
-        nodes: Individuals in ascending order of their index.
         edges: Pairs of indices (parent, child) among the nodes, in ascending order.
     """
 

@@ -85,10 +85,7 @@ class Store(StoreReader):
     ) -> None:
         """Adds a search with its task splits, in order.
 
-        Args:
-            search: The search.
-            tasks: Its task splits.
-            model_facts: Facts of its model as JSON, with which its genomes can be read without the model.
+        The facts of its model, as JSON, allow reading its genomes without the model.
 
         Raises:
             NameTakenError: Another search has this name.

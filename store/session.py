@@ -305,8 +305,7 @@ def _is_unreachable(error: Exception) -> bool:
 def lock_against_prune(connection: Connection, alone: bool = False) -> None:
     """Keeps others from pruning data that a new search or a new driver might reuse, until the transaction ends.
 
-    Args:
-        alone: Take the lock for pruning itself, which excludes all others.
+    The lock `alone` is for pruning itself, and excludes all others.
     """
     if connection.dialect.name != "postgresql":
         return  # SQLite has one writer at a time anyway

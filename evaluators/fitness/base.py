@@ -29,7 +29,6 @@ class Fitness(ABC):
     one of each in `moevolve.evaluators.fitness.kinds`.
 
     Attributes:
-        name: Name in task files.
         metric: Default metric, which turns the outcomes into a score.
         reads: Part of the engine that is read. A fitness that reads `choices` needs them in every example.
         needs_references: True if every example needs an accepted answer.
@@ -37,7 +36,6 @@ class Fitness(ABC):
         compares: True if predictions on texts are compared with the unedited model's, which the engine must `remember`
             before the model is edited.
         positions: Default of a task's `positions` where it has no answers; only for a fitness that compares.
-        tie_break: Name of the tie-breaker in messages.
     """
 
     name: ClassVar[str]

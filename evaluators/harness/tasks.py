@@ -45,9 +45,7 @@ class LoadedTask:
     """A task that lm-eval has loaded.
 
     Attributes:
-        task: The task as lm-eval's `ConfigurableTask`.
         tables: Source split -> its documents, after the task's `process_docs`.
-        metric: Name of the metric that gives the score.
         filter: Name of the filter whose answers the metric receives.
     """
 

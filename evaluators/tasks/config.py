@@ -64,7 +64,6 @@ class Source(TaskFileSection):
     Attributes:
         hub: Dataset id on the hub (`aps/super_glue`).
         config: Configuration of the hub dataset, if it has several.
-        revision: Branch, tag or commit of the hub dataset.
         files: Name of every source split -> its JSONL files, relative to the YAML's folder or absolute.
         lm_eval: Task of lm-evaluation-harness; set by `moevolve.evaluators.harness.tasks` only.
     """

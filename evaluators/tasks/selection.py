@@ -68,13 +68,7 @@ def check_disjoint(rows: Mapping[Split, list[int]], name: str) -> None:
 def unshared_rows(prompts: Sequence[Hashable], elsewhere: Collection[Hashable], name: str) -> list[int]:
     """Return the positions of the calibration prompts that are in no other split, each prompt once.
 
-    Args:
-        prompts: Prompts of the rows of `calibration`.
-        elsewhere: Prompts of the task's other splits.
-        name: Name of the task for messages.
-
-    Raises:
-        UserError: No row is left.
+    `elsewhere` has the prompts of the task's other splits. Raises a `UserError`, which names the task, if none is left.
     """
     first = {prompt: row for row, prompt in reversed(list(enumerate(prompts)))}
     kept = sorted(row for prompt, row in first.items() if prompt not in elsewhere)

@@ -172,8 +172,8 @@ def _kind(*settings: Mapping[str, Any]) -> str:
 def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, own: Overrides) -> Overrides:
     """The settings that make a search a one-shot baseline: its only individual, or all random draws.
 
-    Settings follow the baseline's paper (`GenomeKind.one_shot`). The method's own settings may add a repair and the
-    number of draws. A baseline is scored on `dev`, where the best baseline is chosen, unless the base sets
+    Settings follow the baseline's paper (`GenomeKind.baseline_settings`). The method's own settings may add a repair
+    and the number of draws. A baseline is scored on `dev`, where the best baseline is chosen, unless the base sets
     `final.rerank` to 0.
     """
     final = data.get("final")

@@ -216,6 +216,7 @@ def vary_recipe(
         recombinable: True if the recipe may have `neurons`.
     """
     changes: dict[str, Any] = {}
+    # About two settings change per child, numbers more often than choices among two or three.
     while not changes:
         if rng.random() < 0.5:
             centre = float(np.exp(np.mean(np.log(recipe.ridge_lambdas))))

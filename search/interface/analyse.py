@@ -34,6 +34,4 @@ class AnalyseRequest(Request):
         if self.individual == FULL:
             raise UserError(f"{FULL}: an analysis compares an individual with the full model; name one as SEARCH:INDEX")
         found = find_candidate(store, self.individual, model=self.model)
-        assert found.detail is not None
-        prepared, full = prepared_split(found, self.task, self.split), bool(found.facts.moe_layers)
-        return analyse(found.detail, found.edit, found.config, prepared, self.tokens, full)
+        return analyse(found, prepared_split(found, self.task, self.split), self.tokens)

@@ -103,7 +103,7 @@ class ImportEepRequest(Request):
 
             # A device rarely holds a large model's original experts in addition to the retained ones.
             path = resolved_model_path(find_model(self.experts_of, "--experts-of"))
-            model = ModelConfig(path=path, originals="host")
+            model = ModelConfig(path=path, expert_offload="host")
             engine = EngineConfig(chat_template=_AUTHORS_TEMPLATES.get(load_config(model).model_type, "auto"))
         loading = changed_loading(model, engine, override_lines(self.overrides))
         model = pinned(loading.model)

@@ -15,7 +15,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import Genome
-from moevolve.search.genomes.contract.phases import START, StrategySection
+from moevolve.search.genomes.contract.phases import StrategySection
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import Entry, FinalTable, Scorer, build_final_table
 from moevolve.search.loop.scores import full_fitness
@@ -23,7 +23,8 @@ from moevolve.search.loop.setup import calibration_rows_note
 from moevolve.search.report.lineage import main_line
 from moevolve.search.results.effects import Effects, effects
 from moevolve.search.results.expert_usage import Analysis
-from moevolve.search.running.calibration import calibration_notes, stored_calibration, stored_space
+from moevolve.search.running.calibration import calibration_notes, stored_calibration
+from moevolve.search.running.candidates import find_candidate, start_of
 from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
@@ -104,21 +105,18 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
         raise UserError(f"the analysis is of {analysis.ref}, which is no individual of search {search.name}")
     history = store.history(search.id)
     table = build_final_table(store, search, config, history)
-    space = genome = start = None
-    notes = []
+    candidate, start, notes = None, None, []
     if table.winner is not None:
         try:
-            space = stored_space(store, search, config)
+            candidate = find_candidate(store, table.winner, weights=False)
+            start = start_of(candidate, history)
         except UserError as error:
             notes.append(f"The searched matrices aren't shown: {' '.join(str(error).split())}")
-        else:
-            genome = base_genome(space.from_bytes(store.individual(table.winner).individual.genome))
-            starts = (row.genome for row in history if row.operator == START)
-            start = next((base_genome(space.from_bytes(each)) for each in starts), None)
     measured: list[str] = []
-    if space is not None and space.recipe is not None:
-        found = stored_calibration(space.recipe, config, store, search.id, search.model_fingerprint)
-        measured = [] if found is None else calibration_notes(space.recipe, found)
+    recipe = None if candidate is None else candidate.space.recipe
+    if recipe is not None:
+        found = stored_calibration(recipe, config, store, search.id, search.model_fingerprint)
+        measured = [] if found is None else calibration_notes(recipe, found)
     graph = None if table.winner is None else store.ancestors(table.winner)
     nodes = {} if graph is None else {node.index: node for node in graph.nodes}
     statuses = [row.status for row in history]
@@ -138,9 +136,9 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
         graph=graph,
         line=() if graph is None else tuple(nodes[index] for index in main_line(graph)),
         failures=group_failures(search, history),
-        effects=None if space is None else effects(store, search.id, _OPTIONS),
+        effects=None if candidate is None else effects(store, search.id, _OPTIONS),
         costs=store.costs(search),
-        genome=genome,
+        genome=None if candidate is None or candidate.genome is None else base_genome(candidate.genome),
         start=start,
         notes=(*notes, *_calibration_notes(store, search, config), *measured),
         commands=tuple(_commands(search, table, config)),

@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.config.files import parse_stored_config
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.registry import outline_of
-from moevolve.search.running.calibration import stored_space
+from moevolve.search.running.candidates import find_candidate
 from moevolve.search.strategies.surrogate import LinearPosterior
 from moevolve.search.text import ranges
 from moevolve.store.reader import StoreReader
@@ -175,7 +174,7 @@ def effects(store: StoreReader, name: str, limit: int, genes: bool = False) -> E
     """
     search = store.search(name)
     rows = [row for row in store.page(search.id, "newest", limit=_MOST) if row.fitness is not None][::-1]
-    space = stored_space(store, search, parse_stored_config(search.config)) if rows else None
+    space = find_candidate(store, f"{search.id}:{rows[0].index}", weights=False).space if rows else None
     outlines = [outline_of(space.from_bytes(row.genome)) for row in rows] if space is not None else []
     scores = np.array([row.fitness for row in rows], dtype=np.float64)
     varying = genes_of(outlines)

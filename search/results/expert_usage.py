@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.usage import Usage
 
 if TYPE_CHECKING:
     from moevolve.evaluators.types import PreparedSplit
-    from moevolve.search.config.run import RunConfig
-    from moevolve.store.records import IndividualDetail
+    from moevolve.search.running.candidates import Candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +36,24 @@ class Analysis:
     format: Literal["moevolve-analysis/3"] = "moevolve-analysis/3"
 
 
-def analyse(
-    detail: IndividualDetail, edit: Edit, config: RunConfig, prepared: PreparedSplit, tokens: int | None, full: bool
-) -> Analysis:
-    """Run an individual and, if `full`, the full model on a split's prompts and answers, in this process.
+def analyse(candidate: Candidate, prepared: PreparedSplit, tokens: int | None) -> Analysis:
+    """Run an individual and, if that has experts, the full model on a split's prompts and answers, in this process.
 
     Args:
-        detail: The individual.
-        edit: Its edit.
-        config: Configuration of its search, with the model's place.
+        candidate: The individual.
         prepared: The split.
         tokens: Most tokens of the split that are run; None runs all.
-        full: Whether the full model has experts to compare with.
 
     Raises:
         UserError: the individual can't be run.
     """
     from moevolve.workers.worker import EvaluationWorker
 
-    worker = EvaluationWorker(config.model, config.engine)
+    detail = candidate.detail
+    assert detail is not None
+    worker = EvaluationWorker(candidate.config.model, candidate.config.engine)
     try:
-        after = worker.analyse(edit, prepared, tokens)
+        after = worker.analyse(candidate.edit, prepared, tokens)
     except CandidateError as error:
         raise UserError(f"{detail.ref} can't be run: {error}") from None
     return Analysis(
@@ -67,6 +63,6 @@ def analyse(
         task=prepared.task,
         split=prepared.split,
         task_fingerprint=prepared.fingerprint,
-        before=worker.analyse(IdentityEdit(), prepared, tokens) if full else None,
+        before=worker.analyse(IdentityEdit(), prepared, tokens) if candidate.facts.moe_layers else None,
         after=after,
     )

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import G, GenomeSpace
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.running.weights import stored_facts
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import (
     Calibration,
@@ -64,16 +61,6 @@ def calibrated_space(
     if calibration is None:
         raise UserError(f"search {config.name} has no calibration in this store yet; resume it first")
     return space.calibrated(calibration)
-
-
-def stored_space(store: StoreReader, search: SearchRecord, config: RunConfig) -> GenomeSpace[Any]:
-    """The calibrated genome space of a recorded search, from the store alone.
-
-    Raises:
-        UserError: the facts of its model or its calibration aren't stored.
-    """
-    facts = stored_facts(store, search)
-    return calibrated_space(config.space(facts), config, store, search.id, facts.fingerprint)
 
 
 def stored_calibration(

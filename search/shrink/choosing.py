@@ -42,7 +42,7 @@ from moevolve.search.shrink.rows import Chat
 from moevolve.search.shrink.speed import chosen_share, seconds_by_share
 from moevolve.search.shrink.timing import plan_time, shortened
 from moevolve.workers.contract.facts import FileSizes
-from moevolve.workers.contract.settings import Originals
+from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.families.registry import only_inside
 from moevolve.workers.methods.eep.edit import stock_space
 
@@ -208,7 +208,7 @@ def _settings(
     data |= {"genome": genome, "preset": preset}
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
     _override(data, request)
-    data["model"]["originals"], most_workers = probe.call(room_for, _parsed(data))
+    data["model"]["expert_offload"], most_workers = probe.call(room_for, _parsed(data))
     if not data["workers"]["num_gpus"]:
         cores = len(os.sched_getaffinity(0))
         count = max(1, min(_WINDOW, cores, most_workers))
@@ -321,7 +321,7 @@ def sizes_of(config: RunConfig, stock: bool) -> Sizes:
     return Sizes(facts.experts, facts.rule, quantised, repairs, own_form, *sizes)
 
 
-def room_for(config: RunConfig) -> tuple[Originals, int]:
+def room_for(config: RunConfig) -> tuple[ExpertOffload, int]:
     """Choose the first place of the original experts that fits (device, host, disk), with the most workers that do.
 
     Raises:
@@ -338,9 +338,9 @@ def room_for(config: RunConfig) -> tuple[Originals, int]:
     costs = costs_of(config.space(outline.facts), outline)
     device = resolve_device(config.model)
     on_gpu = device.type == "cuda"
-    places: tuple[Originals, ...] = ("device", "host", "disk") if on_gpu else ("device", "disk")
+    places: tuple[ExpertOffload, ...] = ("device", "host", "disk") if on_gpu else ("device", "disk")
     for place in places:
-        placed = config.model_copy(update={"model": replace(config.model, originals=place)})
+        placed = config.model_copy(update={"model": replace(config.model, expert_offload=place)})
         needed = launch_memory(placed, outline, costs, on_gpu=on_gpu)
         try:
             check_room(needed, device)

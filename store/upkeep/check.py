@@ -20,10 +20,7 @@ class CheckReport:
     """The contents of a store, and problems found in it.
 
     Attributes:
-        revision: Revision of the schema.
         searches, individuals, evaluations, calibrations: Numbers of rows; 0 if damage keeps them from being counted.
-        bytes: Size of the database on disk.
-        problems: Descriptions of one line each.
     """
 
     revision: str

@@ -38,7 +38,6 @@ class CopyReport:
     """Numbers of rows that a copy added to the target; rows that existed there are not counted.
 
     Attributes:
-        searches: Names of all searches that were asked for.
         decided: Number of individuals that were pending in the target and now have an outcome.
     """
 
@@ -51,16 +50,10 @@ class CopyReport:
 
 
 def copy(source: StoreReader, target: Store, names: Sequence[str], calibrations_of: CalibrationsOf) -> CopyReport:
-    """Copies searches with all that belongs to them, in one transaction of the target.
+    """Copies searches, by name or id, with all that belongs to them, in one transaction of the target.
 
     A running search is copied in its present state, and can be resumed in the target. Repeating a copy brings it up to
     date: the same rules hold as for a driver that repeats its writes (`Store`).
-
-    Args:
-        source: Store to copy from.
-        target: Store to copy to.
-        names: Names or ids of the searches.
-        calibrations_of: Function that returns the calibrations a search needs.
 
     Raises:
         LeaseHeldError: One of the searches has a driver in the target.

@@ -50,16 +50,11 @@ CalibrationsOf = Callable[[SearchRecord], Collection[str]]
 
 
 def prune(store: Store, names: Sequence[str], calibrations_of: CalibrationsOf, dry_run: bool = False) -> PruneReport:
-    """Deletes searches, then evaluations and calibrations that no remaining search needs.
+    """Deletes searches, by name or id, then evaluations and calibrations that no remaining search needs.
 
     Evaluations with the model and engine of a running search stay, because its driver may be about to reuse them. While
-    pruning, no search can be added and no driver can start, and drivers with an expired lease lose it.
-
-    Args:
-        store: Store to prune.
-        names: Names or ids of the searches to delete.
-        calibrations_of: Function that returns the calibrations a search needs; called for each remaining search.
-        dry_run: Only report what would be deleted.
+    pruning, no search can be added and no driver can start, and drivers with an expired lease lose it. A dry run only
+    reports what would be deleted.
 
     Raises:
         LeaseHeldError: One of the searches has a driver. Nothing was deleted.

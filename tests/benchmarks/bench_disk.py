@@ -4,7 +4,7 @@
 
 The model has 1.6 GB of experts (float32), and the kernel refuses more than a quarter of that as private memory beyond
 what the libraries take. 30 individuals are searched, repairs among them, and the best pruned and the best repaired one
-are exported, with `originals: disk` under the limit, and with `originals: host` without it.
+are exported, with `expert_offload: disk` under the limit, and with `expert_offload: host` without it.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ def main() -> None:
             norm_topk_prob=True,
         )
         found = {place: measured(folder, place, room) for place, room in (("disk", ROOM), ("host", None))}
-    print(f"experts: {SIZE / 1e6:.0f} MB; private memory that `originals: disk` may take: {ROOM / 1e6:.0f} MB")
+    print(f"experts: {SIZE / 1e6:.0f} MB; private memory that `expert_offload: disk` may take: {ROOM / 1e6:.0f} MB")
     for place, one in found.items():
         print(
-            f"originals: {place}: {one['individuals']} individuals in {one['seconds']:.1f} s, {one['failures']} failed"
+            f"expert_offload: {place}: {one['individuals']} individuals in {one['seconds']:.1f} s, "
+            f"{one['failures']} failed"
         )
     same = all(found["disk"][key] == found["host"][key] for key in ("population", "exports"))
     print(f"population and exported bytes are {'equal' if same else 'different'}; pace of disk beside host:", end=" ")
@@ -60,7 +61,7 @@ def measured(folder: Path, place: str, room: int | None) -> dict[str, Any]:
         "larger_than_memory:search", {"run_file": str(write_run(here, folder / "model", place)), **limits}
     )
     if outcome.failure is not None:
-        raise SystemExit(f"originals: {place}: {outcome.failure}")
+        raise SystemExit(f"expert_offload: {place}: {outcome.failure}")
     found: dict[str, Any] = outcome.result
     exports = [
         in_child("larger_than_memory:export_one", {"individual": found["best"][phase], **limits})
@@ -94,7 +95,7 @@ def write_run(folder: Path, model: Path, place: str) -> Path:
     (folder / "pick.yaml").write_text(yaml.safe_dump(task))
     run = {
         "name": "large",
-        "model": {"path": str(model), "device": "cpu", "dtype": "float32", "originals": place},
+        "model": {"path": str(model), "device": "cpu", "dtype": "float32", "expert_offload": place},
         "tasks": [str(folder / "pick.yaml")],
         "genome": {"kind": "eep", "experts": 2, "groups": 2},
         "phases": [

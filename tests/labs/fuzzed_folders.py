@@ -239,7 +239,7 @@ def outcome(source: Path, folder: Path, case: int) -> str:
     rng = np.random.default_rng(case)
     CHANGES[case % len(CHANGES)](folder, rng)
     config = ModelConfig(
-        str(folder), device="cpu", originals="disk" if rng.random() < 0.3 else "device", dtype="float32"
+        str(folder), device="cpu", expert_offload="disk" if rng.random() < 0.3 else "device", dtype="float32"
     )
     try:
         describe_model(config)
@@ -255,7 +255,7 @@ def outcome(source: Path, folder: Path, case: int) -> str:
 
 
 def _logits(config: ModelConfig) -> Tensor:
-    if config.originals == "disk":
+    if config.expert_offload == "disk":
         resident = ResidentModel.load(config)
         model, tokenizer = resident.model, resident.tokenizer
     else:

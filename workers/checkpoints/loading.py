@@ -57,14 +57,15 @@ def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | Non
         dtype: None for the search's.
 
     Returns:
-        The new settings. On a CPU they have no device map, and `originals: device` instead of `host`.
+        The new settings. On a CPU they have no device map, and `expert_offload: device` instead of `host`.
     """
     if device is None:
         device = config.device if config.device != "cuda" or torch.cuda.is_available() else "cpu"
     settings = replace(config, device=device, dtype=dtype or config.dtype)
     if resolve_device(settings).type != "cpu":
         return settings
-    return replace(settings, device_map=None, originals="device" if config.originals == "host" else config.originals)
+    offload = "device" if config.expert_offload == "host" else config.expert_offload
+    return replace(settings, device_map=None, expert_offload=offload)
 
 
 def checkpoint_folder(config: ModelConfig) -> Path:
@@ -106,7 +107,6 @@ class Packing:
     """How a checkpoint's weights are packed.
 
     Attributes:
-        name: Name of the format.
         tensors: Returns the tensors by name in an unquantised checkpoint, each unpacked to a given dtype on
             `tensor[...]`.
     """
@@ -310,8 +310,9 @@ def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrain
 def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model for inference, and its tokenizer.
 
-    The weights are on `resolve_device(config)`, with a `device_map` spread over the GPUs, and with `originals="host"`
-    left on the host, from where `ResidentModel` moves them. Quantised checkpoints are dequantised to `dtype_of`.
+    The weights are on `resolve_device(config)`, with a `device_map` spread over the GPUs, and with
+    `expert_offload="host"` left on the host, from where `ResidentModel` moves them. Quantised checkpoints are
+    dequantised to `dtype_of`.
 
     Raises:
         UserError: The checkpoint is missing, has other tensors than its model, or doesn't load with these settings.
@@ -329,9 +330,9 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     if any(parameter.is_meta for parameter in model.parameters()):
         raise UserError(
             f"model {config.path}: device_map {config.device_map!r} leaves part of it off the devices; "
-            "use more GPUs, a smaller dtype, or originals: host"
+            "use more GPUs, a smaller dtype, or expert_offload: host"
         )
-    if config.device_map is None and config.originals == "device":
+    if config.device_map is None and config.expert_offload == "device":
         torch.nn.Module.to(model, device)
     model.eval()
     model.requires_grad_(False)

@@ -59,10 +59,7 @@ def mixtral_obstacle(resident: Resident) -> str | None:
 def empty_mixtral(resident: Resident, experts: int, width: int) -> PreTrainedModel:
     """Build the Mixtral for a dense model without `mixtral_obstacle`, on the meta device, with top-1 routing.
 
-    Args:
-        resident: Dense model.
-        experts: Experts per layer.
-        width: Neurons per expert.
+    Its layers have `experts` of `width` neurons each.
     """
     from transformers import MixtralConfig, MixtralForCausalLM
 

@@ -68,14 +68,9 @@ def native_config(source: PreTrainedModel, model_class: type[PreTrainedModel]) -
 def write_native(
     model: PreTrainedModel, directory: Path, template: str, title: str, **settings: object
 ) -> type[PreTrainedModel]:
-    """Write the modelling code of a native checkpoint and import its model class.
+    """Write the modelling code of a native checkpoint, and import its model class.
 
-    Args:
-        model: Model of the family.
-        directory: Folder of the checkpoint.
-        template: Template of the code; see `render`.
-        title: Name of the family for users.
-        settings: Further values for the template, besides names and versions.
+    The code is made of a template (see `render`) from names, versions, the family's `title` and further `settings`.
     """
     config_name, class_name, type_name = native_names(model)
     text = render(

@@ -52,8 +52,6 @@ class TableChange:
 
     Attributes:
         kept: Original expert that each kept one is routed like, [n'].
-        experts: Number n of original experts.
-        active: Experts k per token of the pruned model.
     """
 
     kept: tuple[int, ...]
@@ -82,8 +80,6 @@ class KeptTensor:
     """A tensor of a pruned checkpoint.
 
     Attributes:
-        name: Its name in the pruned checkpoint.
-        source: Tensor that it is copied from.
         rows: Indices along the source's first dimension, in order; None for the whole tensor.
         lead: Dimensions of size 1 that precede those of the source.
         anew: Tensor of the same shape to copy instead, if an edit changes its values.
@@ -194,13 +190,9 @@ class Pruning:
         return any(self._is_mtp(name) for name in self._tensors)
 
     def renamed(self, value: Any) -> Any:
-        """Rename experts in settings, such as the modules that a quantisation config leaves out.
+        """Rename experts in a JSON file's content, such as the modules that a quantisation config names.
 
-        Args:
-            value: Content of a JSON file, in which any string can be the name of a module or tensor.
-
-        Returns:
-            The same with the names of kept experts changed, without those of other experts and of dropped layers.
+        The result has no strings that name pruned experts or dropped layers.
         """
         if isinstance(value, list):
             return [each for item in value for each in (self._names(item) if isinstance(item, str) else [item])]

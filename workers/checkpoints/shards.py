@@ -62,9 +62,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 class ShardWriter:
     """Writes tensors, in any order, into `model.safetensors` or into several files with an index.
 
-    Args:
-        directory: Folder of the files.
-        planned: Approximate size in bytes of every tensor by name, in the approximate order of writing.
+    `planned` has the approximate size in bytes of every tensor by name, in the approximate order of writing.
 
     Attributes:
         checksums: CRC-32 of the written tensors by name.

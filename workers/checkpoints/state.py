@@ -26,13 +26,10 @@ def experts_prefix(model: PreTrainedModel) -> str:
 def empty_model(
     model_class: type[PreTrainedModel], config: PretrainedConfig, dtype: torch.dtype, **form: Any
 ) -> PreTrainedModel:
-    """Build a model on the meta device, with its tied tensors tied.
+    """Build a model on the meta device, with its tied tensors tied; the config is copied.
 
-    Args:
-        model_class: Class of the model.
-        config: Config of the model, which is copied.
-        dtype: Parameter dtype, except for modules that set their own.
-        form: Backends of attention and experts, as arguments of `from_pretrained`.
+    Modules may set a parameter dtype of their own instead of `dtype`. `form` has the backends of attention and experts,
+    as arguments of `from_pretrained`.
     """
     with torch.device("meta"):
         # `_from_config` is the only way to build a class that isn't registered with the auto classes.

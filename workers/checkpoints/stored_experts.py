@@ -56,12 +56,7 @@ class StoredExperts:
         self._pieces: dict[tuple[int, str], list[_Piece]] = {}
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> StoredLayer:
-        """Return the experts of a decoder layer.
-
-        Args:
-            index: Index of the decoder layer.
-            parameters: Fused tensors of the layer on the meta device, by name.
-        """
+        """Return the experts of a decoder layer, whose fused tensors on the meta device are given by name."""
         return StoredLayer(self, index, dict(parameters))
 
     def read(self, index: int, kept: Sequence[int], tensors: Mapping[str, Tensor]) -> None:

@@ -78,10 +78,9 @@ def text_config(settings: PretrainedConfig) -> PretrainedConfig:
 
 @contextmanager
 def published_names(whole: PretrainedConfig) -> Iterator[None]:
-    """Context manager in which `transformers` knows the names that a text model's tensors have in a checkpoint.
+    """Context manager in which `transformers` knows the names of a text model's tensors in a checkpoint.
 
-    Args:
-        whole: Config of the whole checkpoint.
+    The config is that of the `whole` checkpoint.
     """
     from transformers.conversion_mapping import (
         PermuteForRope,
@@ -199,9 +198,7 @@ def _llama4_tensors(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
 def text_tensors(tensors: Mapping[str, Any], config: PretrainedConfig) -> Mapping[str, Any]:
     """Return the tensors of a checkpoint's text model by their names in its family; all if there is nothing else.
 
-    Args:
-        tensors: Tensors of the whole checkpoint by name, as objects that return them on `tensor[...]`.
-        config: Config of the text model as its family has it.
+    Tensors are objects that return theirs on `tensor[...]`. The config is the text model's as its family has it.
     """
     named = {text_name(name): tensor for name, tensor in tensors.items()}
     if set(named) <= {None}:

@@ -48,8 +48,8 @@ class WorkerMemory:
         items: Parts that add up to the total.
         loading: Peak host memory while the model is loaded, including what stays on the host afterwards.
         beside: Device memory besides weights and experts: KV cache, activations and closed-form fits.
-        experts: Experts of all layers that candidates run on. With `originals: host` as many of them as fit stay on
-            the device; they aren't part of `items`.
+        experts: Experts of all layers that candidates run on. With `expert_offload: host` as many of them as fit stay
+            on the device; they aren't part of `items`.
         exporting: Peak device memory of exporting a candidate, which runs in a process of its own; 0 if unknown.
     """
 
@@ -130,12 +130,9 @@ def check_room(needed: NeededMemory, device: torch.device) -> None:
 
 
 def _refusal(needed: NeededMemory, takes: int, where: str, free: int, host: int, device: int) -> str:
-    """One line that says why a model is refused.
+    """Say in one line why a model is refused that `takes` more bytes than are `free` in a place, `where`.
 
-    Args:
-        takes, free: Bytes needed and free in the place that is too small.
-        where: Name of that place.
-        host, device: Bytes free on the host and on the device; on a CPU all of them count as the device's.
+    `host` and `device` are free there, to find settings that fit; on a CPU all bytes count as the device's.
     """
     on_device = where != "the host"
     items = needed.memory.items

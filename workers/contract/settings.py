@@ -20,7 +20,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 ExpertsImplementation = Literal["grouped_mm", "batched_mm", "eager"]
 OverContext = Literal["cut", "refuse"]
-Originals = Literal["device", "host", "disk"]
+ExpertOffload = Literal["device", "host", "disk"]
 """Place of the original experts; see `ModelConfig`."""
 
 
@@ -35,10 +35,10 @@ class ModelConfig:
             (`bfloat16` for a quantised one).
         device: `cpu`, `cuda`, or `auto` for CUDA if the worker has a GPU, else the CPU.
         device_map: `transformers` device map (`auto`, `balanced` ...) to spread one model over several GPUs.
-        originals: Place of the original experts: the `device`, or pinned `host` memory if the device can't hold them
-            in addition to the experts that a candidate runs on, or the `disk` if the host can't hold them either. As
-            many layers as fit then keep their current experts on the device; those of other layers are copied from the
-            host, or read from the checkpoint's files, in every forward pass.
+        expert_offload: Place of the original experts: the `device`, or pinned `host` memory if the device can't hold
+            them in addition to the experts that a candidate runs on, or the `disk` if the host can't hold them either.
+            As many layers as fit then keep their current experts on the device; those of other layers are copied from
+            the host, or read from the checkpoint's files, in every forward pass.
         attn_implementation: `transformers` attention backend (`sdpa`, `eager` ...). Families without an sdpa
             implementation run `eager` instead of `sdpa`.
         trust_remote_code: Allow modelling code in the checkpoint to run.
@@ -46,7 +46,7 @@ class ModelConfig:
             made without the checkpoint; loading a model reads it from the checkpoint instead.
 
     Raises:
-        ValueError: `originals` and `device_map` are both set.
+        ValueError: `expert_offload` and `device_map` are both set.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -56,7 +56,7 @@ class ModelConfig:
     dtype: Literal["auto"] | Dtype = "auto"
     device: Device = "auto"
     device_map: str | None = None
-    originals: Originals = "device"
+    expert_offload: ExpertOffload = "device"
     experts_implementation: ExpertsImplementation = "grouped_mm"
     attn_implementation: str = "sdpa"
     trust_remote_code: bool = False
@@ -68,8 +68,10 @@ class ModelConfig:
         return self.own_dtype or "auto" if self.dtype == "auto" else self.dtype
 
     def __post_init__(self) -> None:
-        if self.originals != "device" and self.device_map is not None:
-            raise ValueError(f"originals: {self.originals} and device_map exclude each other; use one of them")
+        if self.expert_offload != "device" and self.device_map is not None:
+            raise ValueError(
+                f"expert_offload: {self.expert_offload} and device_map exclude each other; use one of them"
+            )
 
 
 @dataclass(frozen=True, slots=True)

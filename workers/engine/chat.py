@@ -286,8 +286,7 @@ def _in_form(message: Message, silence: str | None, as_text: bool) -> Message:
 def _marked(messages: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
     """Put a mark of its own behind every content, and instead of every called name and every argument's name.
 
-    Returns:
-        The messages, and what each mark stands for.
+    Returns the messages, and what each mark stands for.
     """
     marks: dict[str, str] = {}
 

@@ -215,17 +215,11 @@ class GenerationEngine:
     def _read(
         self, batch: Batch, read: Sequence[NDArray[np.int64]], golds: Sequence[Tokens], cache: DynamicCache | None
     ) -> tuple[list[list[int]], NDArray[np.float64]]:
-        """Run one pass over prompts and drafts.
+        """Run one pass over a batch's prompts and drafts, and fill `cache` unless it is None.
 
-        Args:
-            batch: Examples of the pass.
-            read: Places of every example's last prompt token and draft tokens.
-            golds: Their gold answers.
-            cache: KV cache to fill; None to keep none.
-
-        Returns:
-            The most likely token after each of these places, and the mean log-probability of every gold answer's
-            tokens, float64 [examples].
+        `read` are the places of every example's last prompt token and draft tokens, and `golds` their gold answers.
+        Returns the most likely token after each of these places, and the mean log-probability of every gold answer's
+        tokens, float64 [examples].
         """
         places, index = np.unique(np.concatenate(read), return_inverse=True)
         logits = self.forward.logits(batch.columns, places, cache)

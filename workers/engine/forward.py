@@ -158,15 +158,11 @@ class Forward:
     def _run(
         self, columns: Columns, places: ArrayLike, cache: DynamicCache | None, recurs: bool = True, hidden: bool = False
     ) -> Tensor:
-        """Run one pass; returns the logits of some places, [places, vocabulary], unchecked.
+        """Run one pass; return the logits of some places, [places, vocabulary], unchecked.
 
-        Args:
-            columns: Inputs of the pass. Their mask also covers the cached columns.
-            places: Places to read.
-            cache: KV cache, extended in place; None to keep none.
-            recurs: True if other candidates will run the same pass and the cache is empty. Then leading layers may be
-                skipped, which also leaves them out of the cache (see `complete`).
-            hidden: Return the inputs of the output head, [places, hidden], instead of logits.
+        If `hidden`, they are the inputs of the output head instead. The mask of `columns` also covers the cached
+        columns, and `cache` is extended in place. `recurs` says that other candidates will run the same pass and the
+        cache is empty. Then leading layers may be skipped, and the cache lacks them (see `complete`).
         """
         with ExitStack() as stack:
             if columns.attention is not None:

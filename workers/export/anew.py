@@ -76,10 +76,7 @@ def patterns(names: set[str]) -> str:
 def rewrite(resident: Resident, blueprint: Blueprint, rewriter: Rewriter) -> tuple[list[KeptTensor], Rewritten]:
     """Write the tensors that an edit changes to a scratch file.
 
-    Args:
-        resident: Resident model with the edit applied.
-        blueprint: Its stock checkpoint.
-        rewriter: Rewriter of the source's format.
+    The resident model has the edit applied, and the blueprint is that of its stock checkpoint.
 
     Returns:
         The tensors of the export, of which changed ones are read from the scratch file, and a summary.
@@ -120,9 +117,6 @@ class Rewriter:
         kept: Tensors of the export.
         stream: Scratch file, opened for writing.
         requantise: Whether quantised tensors may be packed anew.
-
-    Attributes:
-        anew: What was written, by name.
     """
 
     def __init__(self, kept: Sequence[KeptTensor], stream: IO[bytes], requantise: bool) -> None:
@@ -148,12 +142,7 @@ class Rewriter:
     ) -> dict[str, Tensor]:
         """Return the parts of a matrix with other values; empty if it has these already or they may not be packed.
 
-        Args:
-            name: Name of the matrix, for the summary and messages.
-            codec: Codec of the matrix in the source.
-            parts: Its parts in the source.
-            values: Other values.
-            target: Codec to pack with, if that is another one.
+        The codec and parts are the matrix's in the source; `target` packs instead of the codec if it is given.
         """
         before = codec.unpack(parts, values.dtype)
         if torch.equal(before, values):

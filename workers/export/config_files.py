@@ -88,12 +88,9 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def copy_files(source: Path, part: Path, *left_out: str) -> None:
-    """Copy everything but weights and what is written anew: tokenizer, templates, licence, code.
+    """Copy all files of a folder but weights and what is written anew: tokenizer, templates, licence, code.
 
-    Args:
-        source: Folder of the source.
-        part: Folder of the export.
-        left_out: Ends of the names of further files that aren't copied.
+    Nor are files copied whose names end with one of `left_out`.
     """
     for file in sorted(source.iterdir()):
         skipped = file.suffix in _WEIGHTS or file.name in _NOT_COPIED or file.name.startswith(".")
@@ -107,10 +104,8 @@ def copy_files(source: Path, part: Path, *left_out: str) -> None:
 def copy_unpacked(source: ModelConfig, tokenizer: PreTrainedTokenizerBase, part: Path) -> None:
     """Copy files like `copy_files` for weights that are unpacked, and with no more code than the tokenizer needs.
 
-    Args:
-        source: Checkpoint and settings.
-        tokenizer: Its tokenizer, which is written anew if `transformers` wouldn't find the same by the copied files.
-        part: Folder of the export, with its config.json.
+    The tokenizer is written anew if `transformers` wouldn't find the same by the copied files. The folder `part` has
+    its config.json.
     """
     folder, known = checkpoint_folder(source), type(tokenizer).__module__.startswith("transformers.")
     code = (".py",) if known else ()

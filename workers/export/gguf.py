@@ -32,12 +32,7 @@ def kept_gguf(
 ) -> tuple[list[KeptTensor], dict[str, int]]:
     """Choose the tensors of a pruned GGUF model, and the numbers to change in its metadata, by key.
 
-    Args:
-        file: GGUF file of the source.
-        facts: Facts about the source model.
-        selection: Experts to keep.
-        layers: Number of decoder layers without those for MTP.
-        mtp: See `MtpLayers`.
+    `layers` is the number of decoder layers without those for MTP.
 
     Raises:
         UserError: A tensor of experts has another number of experts, or layers for MTP should keep all of theirs.

@@ -21,14 +21,12 @@ _GGUF_PADDING = 64
 
 
 def file_sizes(model: ModelConfig, form: Literal["source", "stock"]) -> FileSizes:
-    """Find out how large pruned checkpoints of a mixture of experts are. No weights are read.
+    """Find out how large pruned checkpoints of a mixture of experts are: in its format, or as numbers of its dtype.
 
-    Args:
-        model: The source.
-        form: `source` for its own format, `stock` for plain numbers of the model's dtype.
+    No weights are read.
 
     Raises:
-        UserError: The checkpoint can't be read, or has no experts that can be told apart.
+        UserError: The checkpoint can't be read, or its experts can't be told apart.
     """
     source = SourceCheckpoint(model)
     facts, file = source.facts, source.gguf if form == "source" else None

@@ -46,8 +46,6 @@ class SourceExport:
     """An export in the source checkpoint's format that has been checked, but not written.
 
     Attributes:
-        selection: Experts to keep.
-        kept: Tensors to write.
         settings: Contents of JSON files to write, by name.
         changes: New numbers in the metadata of a GGUF file, by key.
     """
@@ -76,7 +74,6 @@ class SourceCheckpoint:
     """What is known about a checkpoint of experts without its weights.
 
     Attributes:
-        gguf: Its GGUF file; None for safetensors.
         config: `transformers` config of its text model.
         layers: Number of decoder layers without those for MTP.
     """
@@ -136,11 +133,7 @@ def check_masked(kept: Sequence[KeptTensor], selection: ExpertSelection) -> None
 def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multiple: int = 1) -> SourceExport:
     """Check that an edited model can be written in its checkpoint's format, and choose what to write.
 
-    Args:
-        model: Checkpoint and settings.
-        edit: Edit to export.
-        mtp: See `MtpLayers`.
-        multiple: Pad the number of experts to a multiple of this; see `padded`.
+    The number of experts is padded to a multiple of `multiple`; see `padded`.
 
     Raises:
         UserError: No checkpoint of the source's class expresses the edit, the checkpoint can't be read, or its files
@@ -188,13 +181,8 @@ def export_source(
 ) -> ExportReport:
     """Write an edited model in its checkpoint's format, and compare every written tensor with the source's bytes.
 
-    Args:
-        model: Checkpoint and settings.
-        edit: Edit to export. If it changes weights, the model is loaded.
-        plan: Result of `plan_source` for this model and edit.
-        directory: Folder of the checkpoint; see `new_checkpoint`.
-        card: Provenance for the model card.
-        requantise: Whether quantised tensors that the edit changes are packed anew.
+    The plan is that of `plan_source` for this model and edit. If the edit changes weights, the model is loaded, and
+    with `requantise` quantised tensors that it changes are packed anew. For the directory see `new_checkpoint`.
 
     Raises:
         UserError: See `rewrite`; or the directory is taken, or the disk is full.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.workers.checkpoints.headers import stored_tensors
-from moevolve.workers.checkpoints.loading import backends
+from moevolve.workers.checkpoints.loading import backends, model_class
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX, import_native
 from moevolve.workers.checkpoints.shards import checksum, read_tensor
 from moevolve.workers.checkpoints.state import (
@@ -100,12 +100,8 @@ def verify(
 ) -> Agreement:
     """Compare a checkpoint's files with an edited resident model, part by part.
 
-    Args:
-        directory: Folder of the checkpoint, with its config and modelling code.
-        form: Form of the checkpoint.
-        resident: Resident model, whose settings and device are used, but not its weights.
-        expected: Activations of the edited resident model on at least one sequence.
-        checksums: Checksum of every tensor that was written, by name.
+    The resident model's settings and device are used, and instead of its weights the activations `expected`, on at
+    least one sequence. Checksums are those of the tensors that were written, by name.
 
     Raises:
         VerificationError: Tensors are missing, unexpected, of the wrong shape or not as written, or a part computes
@@ -200,15 +196,10 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class _ExportedModel:
-    """The model of a checkpoint on the meta device, parts of which are loaded from the files.
-
-    Attributes:
-        names: Names of its tensors in the files.
-        last_read: Checksum of every tensor that was read last, by name.
-    """
+    """The model of a checkpoint on the meta device, parts of which are loaded from the files."""
 
     def __init__(self, directory: Path, form: CheckpointForm, resident: ResidentModel) -> None:
-        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+        from transformers import AutoConfig
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         self._stored = stored_tensors(directory)
@@ -217,7 +208,7 @@ class _ExportedModel:
         kind: Any
         if form == "stock":
             config = AutoConfig.from_pretrained(str(directory))
-            kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            kind = model_class(config)
         else:
             kind = import_native(directory)
             config = kind.config_class.from_pretrained(str(directory))

@@ -76,7 +76,6 @@ class Family:
     """What families of mixtures of experts and of dense models have in common.
 
     Attributes:
-        model_type: Value of `model_type` in the config.
         title: Name of the family for users.
         sdpa: True if `transformers` has an sdpa implementation of its attention; `eager` is used otherwise.
         packs: True if its attention keeps packed sequences of one row apart by their position ids.
@@ -98,11 +97,8 @@ class ExpertFamily(Family):
     Attributes:
         casts_weights: True if routing weights are cast to the hidden states' dtype before they multiply the experts'
             outputs; False if they stay float32.
-        rule: Derives the routing rule of a router.
         block: Name of the feed-forward block in a decoder layer; empty if the layer itself has the router and experts.
         experts_field: Config field with the number of experts, as published checkpoints name it and servers read it.
-        width_field: Config field with the number of neurons per expert.
-        active_field: Config field with the number of active experts per token.
         router: Name of the router in a MoE block.
         weight: Name of the weight [n, hidden] in the router.
         correction: Name of the correction bias in the router, or with `correction_in_block` in the block.
@@ -173,13 +169,9 @@ class ExpertFamily(Family):
         return name.endswith(self.stored) or (".experts." in name and not others)
 
     def resize(self, config: PretrainedConfig, rule: RoutingRule, experts: int, active: int) -> None:
-        """Change the numbers of experts in a config, in place, and say that it has no layers for MTP.
+        """Change the numbers of experts n' and active experts k in a config, in place; it then has no layers for MTP.
 
-        Args:
-            config: Config of a model of this family.
-            rule: Routing rule of that model.
-            experts: New number n' of experts per MoE layer.
-            active: New number k of active experts per token.
+        The rule is that of the config's model.
         """
         setattr(config, self.experts_field, experts)
         setattr(config, self.active_field, active)
@@ -196,7 +188,6 @@ class DenseFamily(Family):
 
     Attributes:
         up, gate, down: Names of the linear layers; `gate` is None for networks without a gate, `down(act(up(x)))`.
-        activation: Name of the activation module.
         inline: True if the decoder layer itself holds and runs these parts, instead of a module `mlp`.
         masks_heads: True if dimensions of attention heads can be masked: rotary embedding pairs dimensions i and
             i + head_dim / 2 of a whole head, and nothing else lies between the query and key projections and the

@@ -31,9 +31,7 @@ class MoELayer:
     Attributes:
         index: Index of the decoder layer.
         block: Module that holds the router and the experts.
-        router: Original router; see `router_weight`.
         experts: Module of the fused experts; see `ExpertFamily.tensors`.
-        rule: Routing rule of the router.
         output_scale: Factor on the routed experts' sum before it is added to the residual stream.
         unrepairable: Why candidates can't be repaired, as a sentence's end; None if they can.
     """
@@ -146,10 +144,8 @@ class DenseLayer:
     """Handle of one dense feed-forward network, `down(act(gate(x)) * up(x))` or `down(act(up(x)))`.
 
     Attributes:
-        index: Index of the decoder layer.
         up, gate: Linear layers with weights [width, hidden]; `gate` is None for a network without a gate.
         down: Linear layer with weight [hidden, width].
-        activation: Elementwise function.
     """
 
     index: int
@@ -221,11 +217,7 @@ def adapt_blocks(model: PreTrainedModel, backend: str) -> None:
 
 
 def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
-    """Find the MoE blocks of an unedited model, in order of depth; none in a dense model.
-
-    Args:
-        model: Causal language model, loaded or on the meta device.
-        name: Name of the model as the user gave it, for messages.
+    """Find the MoE blocks of an unedited model, in order of depth; none in a dense model. Messages call it `name`.
 
     Raises:
         UserError: The family isn't supported, or a mixture of experts has no layer with experts.

@@ -31,7 +31,7 @@ class ResidentModel:
     Edits are applied in place and reverted bit for bit, so results don't depend on the edits applied before.
 
     Args:
-        model: Model as returned by `load_model`. With `originals="host"` it is still on the host, and moved here.
+        model: Model as returned by `load_model`. With `expert_offload="host"` it is still on the host, and moved here.
         config: Settings that the model was loaded with.
         pass_bytes: Device memory that forward passes need besides weights and experts, in bytes; None if unknown.
         stored: Original experts that stay in the checkpoint's files; None if the model has them.
@@ -61,7 +61,7 @@ class ResidentModel:
         self.layers = find_moe_layers(model, config.path)
         self.dense_layers = find_dense_layers(model)
         self.applied: Edit = IdentityEdit()
-        device, on_host = resolve_device(config), config.originals == "host" or stored is not None
+        device, on_host = resolve_device(config), config.expert_offload == "host" or stored is not None
         self._parts = ModelParts(
             model, self.layers, self.dense_layers, device, on_host, stored, pass_bytes, self._applicator
         )
@@ -79,7 +79,7 @@ class ResidentModel:
         """Load a checkpoint; for `pass_bytes` and errors see `ResidentModel`."""
         stored: ExpertFiles | None = None
         with opening(f"model {config.path}: it can't be loaded"):
-            if config.originals == "disk" and expert_family(load_config(config).model_type) is not None:
+            if config.expert_offload == "disk" and expert_family(load_config(config).model_type) is not None:
                 model, tokenizer, stored = load_without_experts(config)
             else:
                 model, tokenizer = load_model(config)

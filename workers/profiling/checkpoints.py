@@ -47,12 +47,9 @@ def position_limit(config: ModelConfig) -> int:
 
 
 def export_models(model: ModelConfig, edits: Sequence[tuple[str, Edit]], folder: Path) -> tuple[ProfiledModel, ...]:
-    """Export verified checkpoints of edited models; the unedited model is loaded once.
+    """Export verified checkpoints of edited models, given as pairs of a label and an edit, into numbered folders.
 
-    Args:
-        model: Settings of the unedited model.
-        edits: Pairs of a label and an edit.
-        folder: Folder for the checkpoints, which are named by numbers.
+    The unedited model is loaded once.
 
     Raises:
         UserError: The model can't be loaded, an edit can't be exported, or the disk is full.

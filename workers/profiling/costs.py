@@ -31,14 +31,10 @@ if TYPE_CHECKING:
 
 
 def model_costs(model: PreTrainedModel, context: int) -> ModelCosts:
-    """Count the costs of a model of a supported family, or of a native checkpoint.
+    """Count the costs of an unedited model of a supported family, or of a native checkpoint, loaded by `transformers`.
 
-    Args:
-        model: Model loaded by plain `transformers`, without an edit.
-        context: Number of positions that the token attends to, including itself.
-
-    Raises:
-        UserError: A module holds matrices that can't be counted.
+    The token attends to `context` positions, itself included. Raises a `UserError` if a module has matrices that can't
+    be counted.
     """
     uses = _uses(model, model.config, "")
     parameters = list(model.parameters())

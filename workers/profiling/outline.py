@@ -29,8 +29,6 @@ class ModelOutline:
     """Sizes of a model, without its weights.
 
     Attributes:
-        facts: Facts about the model, without its fingerprint.
-        layers: Number of decoder layers.
         weight_bytes: Bytes of parameters and buffers as a worker loads them.
         expert_bytes: Bytes of every fused expert tensor, for each MoE layer.
         cache_bytes: Bytes of the KV cache per position, over all layers.
@@ -40,9 +38,7 @@ class ModelOutline:
         repeated_bytes: Bytes per cached position of keys and values that attention with a mask repeats.
         caches: True if decoding continues from the KV cache of the pass over answers. With sliding windows this is
             possible only on a CPU, where attention knows each token's position.
-        hidden, vocabulary: Size of the residual stream and of the vocabulary.
         intermediate: Neurons of an expert, or of a dense network.
-        positions: Maximum number of positions.
     """
 
     facts: ModelFacts

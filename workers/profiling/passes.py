@@ -33,10 +33,8 @@ class SplitTokens:
     """The tokens of a split's prompts and answers.
 
     Attributes:
-        fitness: Name of the fitness.
         answers: Tokens that are run after every prompt: the draft of the gold answer if the fitness reads generations,
             the rest of the text if it reads texts.
-        choices: Choices of every example, used if the fitness reads choices.
     """
 
     fitness: str
@@ -77,8 +75,6 @@ class Pass:
         tokens: Positions that are run, including padding.
         at_once: Positions whose logits are computed at once; None if they are computed in chunks of a fixed size.
         cached: Positions in the KV cache before the first pass.
-        kept: True if keys and values are added to the KV cache.
-        steps: Number of passes.
         longest: Tokens of the longest sequence in the last pass, including cached ones.
         retained: Positions in the KV cache of another pass that is still in memory.
         compares: True if logits are compared with the unedited model's.
@@ -170,11 +166,7 @@ class PromptMeter:
 def passes_of(split: SplitTokens, batch_tokens: int, layout: Layout = "packed", caches: bool = True) -> Passes:
     """Plan the passes of one evaluation. Those of lm-eval's fitness can't be planned.
 
-    Args:
-        split: Tokens of the split.
-        batch_tokens: Value of `engine.batch_tokens`.
-        layout: Layout of the sequences of a pass.
-        caches: True if decoding continues from the KV cache; otherwise prompts run again.
+    With `caches` decoding continues from the KV cache; otherwise prompts run again.
     """
     batcher = Batcher(layout, batch_tokens, torch.device("cpu"))
     reads = FITNESSES[split.fitness].reads

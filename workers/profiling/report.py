@@ -10,13 +10,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, computed_field
 
 from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.contract.settings import Device, ModelConfig
+from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 
 NEW_TOKENS = 32
 """Default number of decoding steps."""
 _MOST_PROMPT_TOKENS = 512
-
-LoadedDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class ProfiledModel:
     def full(cls, label: str, model: ModelConfig) -> Self:
         """Return the unedited model of a search's settings."""
         # Where a search keeps original experts elsewhere, one GPU may not hold the whole model: it is spread over all.
-        spread = "balanced" if model.originals != "device" else model.device_map
+        spread = "balanced" if model.expert_offload != "device" else model.device_map
         return cls(label, model.path, model.revision, spread, model.trust_remote_code)
 
 
@@ -88,13 +86,9 @@ class ProfileSettings:
     Attributes:
         batch_sizes: Numbers of sequences per batch, ascending.
         prompt_tokens: Tokens per prompt, for a task's prompts their mean; also the context for FLOPs per token.
-        new_tokens: Decoding steps after the prompt.
-        timed_runs: Timed runs per batch size.
-        device: `cpu`, `cuda`, or `auto` for CUDA if there is a device.
         dtype: Parameter dtype; `auto` is each checkpoint's own.
         threads: Intra-op threads of torch on the CPU; None for torch's default.
         one_at_a_time: Load one model at a time, so that runs aren't interleaved. None does so unless memory is ample.
-        prompts: Prompts of a task; None for arbitrary tokens.
     """
 
     batch_sizes: tuple[int, ...]
@@ -102,7 +96,7 @@ class ProfileSettings:
     new_tokens: int
     timed_runs: int
     device: Device = "auto"
-    dtype: LoadedDtype = "auto"
+    dtype: Literal["auto"] | Dtype = "auto"
     threads: int | None = None
     one_at_a_time: bool | None = None
     prompts: TaskPrompts | None = None
@@ -122,7 +116,6 @@ class ModelCosts:
     """Parameters, bytes and FLOPs of a model; see `moevolve.workers.profiling.costs`.
 
     Attributes:
-        parameters: Number of parameters, counting tied tensors once.
         active_parameters: Parameters that a token uses, without experts that aren't chosen and neurons of other
             experts; an upper bound if several routers must agree.
         weight_bytes: Bytes of parameters and buffers as loaded, counting tied tensors once.
@@ -174,7 +167,6 @@ class BatchProfile:
 
     Attributes:
         prompt_tokens: Tokens of all prompts, without padding.
-        new_tokens: Number of decoding steps.
         prefill_seconds, decode_seconds: Time of the pass over all prompts and of all decoding steps, by repeat.
         peak_bytes: Peak memory over all timed runs; None if it can't be measured.
         prefill_rate: Prompt tokens per second; this and the other rates are medians over the timed runs.
@@ -210,7 +202,6 @@ class ModelProfile:
     """Measurements of one model.
 
     Attributes:
-        batches: Measurements by batch size, ascending.
         score: Stored score on the prompts' task and split, from 0 to 1; None for arbitrary prompts, folders, and models
             that weren't evaluated on them.
         flops: FLOPs for the last token of a prompt.
@@ -233,8 +224,6 @@ class ProfileReport:
 
     Attributes:
         models: Ratios are relative to the first.
-        notes: Remarks for readers.
-        peak_memory: How the peak memory was measured.
     """
 
     settings: ProfileSettings

@@ -41,13 +41,10 @@ class ProfileError(RuntimeError):
 def profile_models(
     models: Sequence[ProfiledModel], settings: ProfileSettings, folder: Path, on_stage: Stage = lambda _: None
 ) -> ProfileReport:
-    """Profile at least one checkpoint.
+    """Profile at least one checkpoint; ratios are relative to the first.
 
-    Args:
-        models: Checkpoints; ratios are relative to the first.
-        settings: What is timed, and how.
-        folder: Empty folder for logs and copies of modelling code, which the caller removes.
-        on_stage: Called with a description of each stage.
+    The caller removes the folder, which gets logs and copies of modelling code, and is empty at first. `on_stage` is
+    called with a description of each stage.
 
     Raises:
         UserError: A model can't be loaded or counted, or doesn't fit on the device.

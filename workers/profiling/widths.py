@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 def time_widths(model: ProfiledModel, shares: Sequence[float], settings: ProfileSettings) -> list[float]:
     """Time the decoding of a model whose experts have only the first of their neurons, as plain `transformers` runs it.
 
-    Args:
-        model: A checkpoint, which is loaded once.
-        shares: Shares of each expert's neurons, in (0, 1].
-        settings: What is timed, with one batch size.
+    The settings have one batch size, and `shares` of each expert's neurons are in (0, 1].
 
     Returns:
         Seconds of all decoding steps by share, medians over the timed runs.

@@ -38,12 +38,6 @@ class VllmEngine(GenerationEngine):
     resident model. `generate` raises a UserError if no stock checkpoint computes the edited model, and a `WorkerFault`
     if vLLM fails or computes something else.
 
-    Args:
-        resident: Resident model, whose edits take effect.
-        config: Settings of the engine.
-        vllm: Settings of vLLM.
-        shortcuts, reuse: See `GenerationEngine`.
-
     Raises:
         UserError: vLLM isn't installed where the settings say, or there is no directory for weights.
     """

@@ -31,15 +31,9 @@ def check_python(python: str) -> None:
 
 
 class VllmProcess(ChildProcess):
-    """A process that holds one model in vLLM.
+    """A process that holds one model in vLLM, with the Python executable of its environment.
 
-    Args:
-        python: Python executable of the environment that vLLM is installed in.
-        folder: Checkpoint to load.
-        options: Further arguments of `vllm.LLM`.
-
-    Raises:
-        WorkerFault: vLLM can't load the checkpoint; calls raise it if vLLM fails.
+    The options are further arguments of `vllm.LLM`. The constructor and calls raise a `WorkerFault` if vLLM fails.
     """
 
     def __init__(self, python: str, folder: Path, options: Mapping[str, Any]) -> None:

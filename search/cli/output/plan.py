@@ -62,8 +62,8 @@ def print_summary(reports: Sequence[Estimate]) -> None:
     """Print a line per model: sizes, memory of a worker with originals in either place, and hours by a pilot."""
     first = reports[0]
     elsewhere = next((place for place in first.memory if place != "device"), "host")
-    headings = "model | >parameters\nactive | >kept | >candidate\nactive | >originals: device\ndevice"
-    headings += f" | >originals: {elsewhere}\ndevice + host"
+    headings = "model | >parameters\nactive | >kept | >candidate\nactive | >experts on device\ndevice"
+    headings += f" | >experts on {elsewhere}\ndevice + host"
     if first.pilot is not None:
         headings += " | >this machine\nby the pilot"
     print_table(f"{first.name}: one worker's memory, and estimates", headings, [_row(each) for each in reports])

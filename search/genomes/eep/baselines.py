@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from math import comb
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +33,13 @@ from numpy.typing import NDArray
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.kind import Baseline
 from moevolve.search.genomes.contract.phases import PhaseConfig, PrunePhase, SurrogateSection
-from moevolve.search.genomes.eep.space import EepGenome, EepSection, EepSpace
+from moevolve.search.genomes.eep.space import MEAN_SCORES, EepGenome, EepSection, EepSpace
 from moevolve.search.genomes.experts.space import token_limit
 from moevolve.search.genomes.experts.subsets import mean_shares
 from moevolve.workers.contract.edits import CalibrationRecipe
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe
 
+_PRUNING = ("prune", "merge")
 # As many subsets are all tried as `naee` tries by default.
 _EXHAUSTIVE = 5000
 # Smallest gain of a swap, as a share of the error of dropping all experts; smaller ones are rounding errors.
@@ -109,16 +110,16 @@ class EepBaseline(Baseline):
         )
 
 
-def _keep_highest(
-    operator: str, scores: Callable[[EepSpace], NDArray[np.floating | np.integer]]
-) -> Callable[[EepSpace], Offspring[EepGenome]]:
-    """Make the baseline that keeps the experts with the highest scores [layers, n]."""
+def _scored(
+    operator: str, statistic: Statistic, scores: Callable[[EepSpace], NDArray[np.floating | np.integer]]
+) -> EepBaseline:
+    """Make the baseline that keeps the experts with the highest scores [layers, n], which need a statistic."""
 
     def make(space: EepSpace) -> Offspring[EepGenome]:
         shares = mean_shares(scores(space), space.layer_groups)
         return Offspring(space.from_kept(space.subsets.best(shares)), operator, ())
 
-    return make
+    return EepBaseline(make, _PRUNING, (statistic,))
 
 
 def _naee(space: EepSpace) -> Offspring[EepGenome]:
@@ -174,25 +175,10 @@ def _identity(space: EepSpace) -> Offspring[EepGenome]:
     return Offspring(space.from_kept(every), "identity", ())
 
 
-_PRUNING = ("prune", "merge")
-
-
-def _measured(statistic: str) -> Callable[[EepSpace], NDArray[Any]]:
-    return lambda space: space.statistics[statistic]
-
-
-def _by_mean(name: str) -> EepBaseline:
-    return EepBaseline(_keep_highest(name, lambda space: space.mean_score(name)), _PRUNING, ("importance",))
-
-
 BASELINES: dict[str, EepBaseline] = {
-    "frequency": EepBaseline(_keep_highest("frequency", _measured("counts")), _PRUNING, ("usage",)),
-    "soft_activation": EepBaseline(
-        _keep_highest("soft_activation", _measured("soft_activation")), _PRUNING, ("usage",)
-    ),
-    "reap": _by_mean("reap"),
-    "man": _by_mean("man"),
-    "msan": _by_mean("msan"),
+    "frequency": _scored("frequency", "usage", lambda space: space.statistics["counts"]),
+    "soft_activation": _scored("soft_activation", "usage", lambda space: space.statistics["soft_activation"]),
+    **{name: _scored(name, "importance", partial(EepSpace.mean_score, name=name)) for name in MEAN_SCORES},
     "naee": EepBaseline(_naee, _PRUNING, compares_subsets=True, per_routing_group=False),
     "hope": EepBaseline(_hope, _PRUNING, ("pairs",), per_routing_group=False),
     "hc_smoe": EepBaseline(_hc_smoe, ("merge",), ("mean_outputs", "usage"), per_routing_group=False),

@@ -20,7 +20,7 @@ def low_rank(space: NanoMoeSpace) -> Offspring[NanoMoeGenome]:
     previous layers' errors (Sec. 3.3) are missing: all layers are fitted to the unedited model's inputs. Compared with
     plain low rank, M adds K^2 parameters per layer (variant I) and changes nothing.
     """
-    return Offspring(space.start_genome(), "low_rank", ())
+    return Offspring(NanoMoeGenome(space, space.unmixed), "low_rank", ())
 
 
 @dataclass(frozen=True, slots=True)

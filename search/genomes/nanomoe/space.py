@@ -150,11 +150,7 @@ class NanoMoeSpace(ArraySpace[NanoMoeGenome]):
 
     def start(self, phase: PhaseConfig) -> Offspring[NanoMoeGenome]:
         """Return plain low rank, or the result of the fit."""
-        return Offspring(self.start_genome(), "start", ())
-
-    def start_genome(self) -> NanoMoeGenome:
-        """Return the genome whose M is the fit's, or without a fit the identity."""
-        return NanoMoeGenome(self, self._unmixed)
+        return Offspring(NanoMoeGenome(self, self.unmixed), "start", ())
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[NanoMoeGenome]:
         """Return the start plus Gaussian noise of the phase's sigma in every coordinate."""
@@ -162,7 +158,7 @@ class NanoMoeSpace(ArraySpace[NanoMoeGenome]):
         if not self._units.size:
             return self.start(phase)
         noise = (rng.standard_normal(self.shape) * phase.sigma * self._units).astype(np.float32)
-        return Offspring(NanoMoeGenome(self, self._unmixed + noise), "random", ())
+        return Offspring(NanoMoeGenome(self, self.unmixed + noise), "random", ())
 
     def breed(
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[NanoMoeGenome, ...]
@@ -183,7 +179,7 @@ class NanoMoeSpace(ArraySpace[NanoMoeGenome]):
 
     def describe(self, genome: NanoMoeGenome) -> Description:
         form = self.form
-        away = float(np.abs(genome.mixing - self._unmixed).mean()) if genome.mixing.size else 0.0
+        away = float(np.abs(genome.mixing - self.unmixed).mean()) if genome.mixing.size else 0.0
         blocks = "" if form.variant == "low_rank" else f" K={form.blocks}"
         return Description(
             experts=form.blocks,
@@ -211,7 +207,8 @@ class NanoMoeSpace(ArraySpace[NanoMoeGenome]):
         return sum(outputs * inputs - self.form.parameters(outputs, inputs) for outputs, inputs in sizes)
 
     @cached_property
-    def _unmixed(self) -> NDArray[np.float32]:
+    def unmixed(self) -> NDArray[np.float32]:
+        """M of the fit, or without a fit the identity in all blocks: float32 of `shape`."""
         return np.broadcast_to(self.form.unmixed, self.shape)
 
     @cached_property

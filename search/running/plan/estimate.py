@@ -17,7 +17,7 @@ from moevolve.search.running.plan.repairs import RepairWork, repair_works
 from moevolve.search.running.plan.workload import Prompts, SplitWork, WorkloadReader
 from moevolve.search.strategies.schedule import make_schedule, rounds_notes
 from moevolve.workers.contract.capacity import WorkerMemory
-from moevolve.workers.contract.settings import Originals
+from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.profiling.outline import ModelOutline, outline_model
 
 
@@ -58,7 +58,7 @@ def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOu
         model=config.model.path,
         family=outline.facts.family,
         dtype=outline.facts.dtype,
-        originals=config.model.originals,
+        expert_offload=config.model.expert_offload,
         workers=config.workers.count,
         on_gpu=not on_cpu,
         sizes=model_sizes(outline, costs, described_as(config.phases)),
@@ -82,7 +82,7 @@ def _memory(
 ) -> dict[str, WorkerMemory]:
     """Memory of a worker by place of the original experts: the device, and the run's other place or the host."""
     passes = [one for split in splits for one in (*split.passes.required, *split.passes.decoding)]
-    places: list[Originals] = ["device"]
+    places: list[ExpertOffload] = ["device"]
     if outline.experts_bytes:
-        places.append("host" if config.model.originals == "device" else config.model.originals)
+        places.append("host" if config.model.expert_offload == "device" else config.model.expert_offload)
     return {place: worker_memory(config, outline, costs, passes, on_gpu, place, repairs) for place in places}

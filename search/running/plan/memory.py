@@ -11,7 +11,7 @@ from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.running.plan.counts import described_as
 from moevolve.search.running.plan.repairs import RepairWork, repair_works
 from moevolve.workers.contract.capacity import MemoryItem, NeededMemory, SmallerSettings, WorkerMemory
-from moevolve.workers.contract.settings import Originals
+from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.profiling.activations import STREAMS
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Pass
@@ -34,7 +34,7 @@ def worker_memory(
     costs: GenomeCosts[Any],
     passes: Iterable[Pass],
     on_gpu: bool,
-    place: Originals,
+    place: ExpertOffload,
     repairs: Sequence[RepairWork] = (),
 ) -> WorkerMemory:
     """Count the memory of a search's worker.
@@ -105,25 +105,25 @@ def launch_memory(
         on_gpu: True if the device has memory of its own or that isn't known, which takes more host memory.
     """
 
-    def taken(place: Originals, batch_tokens: int) -> WorkerMemory:
+    def taken(place: ExpertOffload, batch_tokens: int) -> WorkerMemory:
         return worker_memory(config, outline, costs, _largest(batch_tokens, outline), on_gpu, place, repairs)
 
     def rank(way: SmallerSettings) -> int:
         # More GPUs and reading from disk count most, then the number of changed settings.
-        slow = way.settings.count("num_gpus") + 2 * way.settings.count("originals=disk")
+        slow = way.settings.count("num_gpus") + 2 * way.settings.count("expert_offload=disk")
         return way.settings.count("--set") + 10 * slow
 
     repairs = repair_works(config, costs, outline)
-    own, tokens = config.model.originals, config.engine.batch_tokens
+    own, tokens = config.model.expert_offload, config.engine.batch_tokens
     ways: list[SmallerSettings] = []
     halves = [tokens, *(tokens >> power for power in range(1, 32) if tokens >> power >= _LEAST_BATCH)]
-    places: list[Originals] = [own]
+    places: list[ExpertOffload] = [own]
     if outline.experts_bytes and own == "device" and (config.workers.num_gpus or 0) > 0:
         places.append("host")
     if outline.experts_bytes and own != "disk":
         places.append("disk")
     for place in places:
-        named = (f"model.originals={place}",) if place != own else ()
+        named = (f"model.expert_offload={place}",) if place != own else ()
         for size in halves:
             settings = (*named, *(() if size == tokens else (f"engine.batch_tokens={size}",)))
             ways += _ways(settings, taken(place, size), config)
@@ -139,8 +139,8 @@ def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) ->
         device, host = memory.device // divided, memory.host_peak // divided
         if names:
             yield SmallerSettings(" ".join(f"--set {name}" for name in names), device, host)
-        elsewhere = any(name.startswith("model.originals=") for name in names)
-        if config.workers.num_gpus and not elsewhere and config.model.originals == "device":
+        elsewhere = any(name.startswith("model.expert_offload=") for name in names)
+        if config.workers.num_gpus and not elsewhere and config.model.expert_offload == "device":
             now = max(1, int(config.workers.num_gpus))
             for count in (each for each in (2, 4, 8) if each > now):
                 spread = (*names, f"workers.num_gpus={count}", "model.device_map=balanced")
@@ -157,7 +157,7 @@ def _largest(batch_tokens: int, outline: ModelOutline) -> tuple[Pass, ...]:
     return first, step
 
 
-def _loading(config: RunConfig, outline: ModelOutline, on_gpu: bool, place: Originals) -> int:
+def _loading(config: RunConfig, outline: ModelOutline, on_gpu: bool, place: ExpertOffload) -> int:
     """Peak of host memory: all weights pass through it; originals that stay are copied to be pinned, layer by layer."""
     if not on_gpu or config.model.device_map is not None:
         return 0

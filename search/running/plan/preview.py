@@ -70,4 +70,5 @@ def preview(config: RunConfig) -> Preview:
         memory = launch_memory(config, outline, costs, on_gpu=config.workers.num_gpus > 0).memory
         notes = (f"memory is that of the largest batches: {error}",)
         return replace(known, memory=memory, notes=notes)
-    return replace(known, memory=found.memory.get(config.model.originals, found.memory["device"]), notes=found.notes)
+    memory = found.memory.get(config.model.expert_offload, found.memory["device"])
+    return replace(known, memory=memory, notes=found.notes)

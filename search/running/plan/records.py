@@ -15,7 +15,7 @@ from moevolve.search.running.plan.repairs import RepairWork
 from moevolve.search.running.plan.workload import SplitWork
 from moevolve.search.text import memory_size
 from moevolve.workers.contract.capacity import WorkerMemory
-from moevolve.workers.contract.settings import Originals
+from moevolve.workers.contract.settings import ExpertOffload
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Estimate:
     Attributes:
         name: Name of the search.
         family: `transformers` model type.
-        originals: Place where the run keeps original experts.
+        expert_offload: Place where the run keeps original experts.
         workers: Number of workers that the run asks for.
         on_gpu: False for a run on the CPU, where device and host are the same memory.
         sizes: The full model, then a candidate of each kind of phase.
@@ -83,7 +83,7 @@ class Estimate:
     model: str
     family: str
     dtype: str
-    originals: Originals
+    expert_offload: ExpertOffload
     workers: int | Literal["auto"]
     on_gpu: bool
     sizes: tuple[ModelSize, ...]
@@ -130,7 +130,7 @@ def _notes(found: Estimate) -> Iterator[str]:
     yield from (f"{repair.fault}; `launch` refuses it" for repair in found.repairs if repair.fault is not None)
     if not found.on_gpu:
         yield "on a CPU, device and host are the same memory"
-    memory = found.memory.get(found.originals)
+    memory = found.memory.get(found.expert_offload)
     if memory is not None and memory.loading:
         yield f"loading takes {memory_size(memory.loading)} of host memory at its peak, in every worker"
     if memory is not None and memory.exporting:

@@ -72,7 +72,7 @@ def run_config(
         made[-1]["evaluations"] = max(2, len(init))
     settings: dict[str, Any] = {
         "name": "lab",
-        "model": {"path": str(model), "dtype": spec.published["dtype"], "device": "cuda", "originals": originals},
+        "model": {"path": str(model), "dtype": spec.published["dtype"], "device": "cuda", "expert_offload": originals},
         "tasks": [{"name": str(task)}],
         "genome": genome,
         "phases": made,

@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(task: Path, tiny: Any, model: Path, folder: Path, place: str, *phases: dict[str, Any]) -> dict[str, Any]:
     """Write a run with originals in a place; returns the arguments of a search."""
     changes = {
-        "model": {"path": str(model), "device": "cpu", "originals": place},
+        "model": {"path": str(model), "device": "cpu", "expert_offload": place},
         "tasks": [{"name": str(task), "counts": {"calibration": 4, "search": 4}}],
         "genome": {"kind": "eep", "experts": 2, "groups": 2},
         "phases": list(phases),

@@ -61,7 +61,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("phases.0.repair: expected a mapping of settings", {"phases": [PRUNING | {"repair": "yes please"}]}),
     ("'auto'", {"workers": {"count": "many"}}),
     # Of these, the place is enough.
-    ("model: originals", {"model": {"path": "m", "originals": "host", "device_map": "auto"}}),
+    ("model: expert_offload", {"model": {"path": "m", "expert_offload": "host", "device_map": "auto"}}),
     ("tasks: a task is named twice", {"tasks": ["rte", "rte"]}),
     ("task_aggregation: ", {"tasks": ["boolq", {"name": "rte", "weight": 2}], "task_aggregation": "worst"}),
     ("phases: a prune phase", {"phases": PLAIN["phases"][::-1]}),

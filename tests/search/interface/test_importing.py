@@ -115,7 +115,7 @@ def test_a_config_that_comes_with_the_package_is_enough(in_process: Any, tmp_pat
     # At 4 of 8 experts it fits a card of 80 GB in bfloat16 with its originals on the host only.
     stored = json.loads(the_search(tmp_path).config)
     model = stored["model"]
-    assert (model["dtype"], model["own_dtype"], model["originals"]) == ("auto", "bfloat16", "host")
+    assert (model["dtype"], model["own_dtype"], model["expert_offload"]) == ("auto", "bfloat16", "host")
     assert stored["engine"]["chat_template"] == "mixtral"
     assert "no such folder" in refusal(in_process("import-eep", file, "--experts-of", "mixtrall"))
 
@@ -149,7 +149,7 @@ def test_how_the_model_is_held_can_be_said_when_it_is_evaluated(
 
     own = scored()
     assert the_search(tmp_path).is_bound, "its dtype needn't be that of the config that it was imported with"
-    wide = scored("--set", "model.dtype=float32", "--set", "model.originals=device")
+    wide = scored("--set", "model.dtype=float32", "--set", "model.expert_offload=device")
     assert wide != own and wide == pytest.approx(own, rel=0.05)
     assert scored() == own
     message = refusal(in_process("evaluate", imported, "--task", tiny.task, "--set", "seed=2"))

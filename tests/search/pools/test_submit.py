@@ -166,7 +166,7 @@ def test_loopback_addresses() -> None:
 
 
 def test_a_server_or_a_file_here_is_no_store_for_a_driver_on_another_machine(config: RunConfig, jobs: Jobs) -> None:
-    with pytest.raises(UserError, match="http://host:8080 is a server: a driver on a cluster needs the URL of the da"):
+    with pytest.raises(UserError, match="http://host:8080 is a server: this needs the store itself"):
         moevolve.submit(config, jobs.url, store="http://host:8080")
     jobs.url = "http://head:8265"
     with pytest.raises(UserError, match=r"moevolve\.db: a SQLite file can't be used from http://head:8265"):

@@ -30,7 +30,7 @@ def gpu_store(all_kinds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with sqlite3.connect(file) as connection:
         for key, config in connection.execute("SELECT id, config FROM searches").fetchall():
             changed = json.loads(config)
-            changed["model"] |= {"device": "cuda", "originals": "host"}
+            changed["model"] |= {"device": "cuda", "expert_offload": "host"}
             connection.execute("UPDATE searches SET config = ? WHERE id = ?", (json.dumps(changed), key))
     return f"sqlite:///{file}"
 
@@ -94,7 +94,7 @@ def test_where_a_model_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert placed(spread) == spread
-    host = ModelConfig("m", device="cuda", originals="host")
-    assert placed(host, dtype="float16") == ModelConfig("m", dtype="float16", device="cuda", originals="host")
+    host = ModelConfig("m", device="cuda", expert_offload="host")
+    assert placed(host, dtype="float16") == ModelConfig("m", dtype="float16", device="cuda", expert_offload="host")
     assert placed(host, "cpu") == ModelConfig("m", device="cpu")
     assert placed(ModelConfig("m", device="cpu")) == ModelConfig("m", device="cpu")

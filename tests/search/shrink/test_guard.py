@@ -163,7 +163,7 @@ def test_answers_are_as_long_as_time_and_the_models_positions_allow(
     (first, *others) = splits[0].examples
     long = replace(splits[0], examples=(replace(first, references=("word1 " * 600,)), *others))
     monkeypatch.setattr(worker.resident.model.config, "max_position_embeddings", 4096)
-    monkeypatch.setattr(worker._engine, "context", 4096)
+    monkeypatch.setattr(worker._engine, "_prompts", replace(worker._engine._prompts, context=4096))
     assert guard._longest(worker, [long], 16, 1e9) == 600, "as long as the data's"
 
 

@@ -99,7 +99,12 @@ FAULTS: dict[str, tuple[str, Callable[[Tensors], object], dict[str, Any]]] = {
 def test_faults_are_named_in_every_mode(fault: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
     message, change, settings = FAULTS[fault]
     config = edited(shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model"), change, **settings)
-    attempts = (check_weights, describe_model, load_model, lambda it: ResidentModel.load(replace(it, originals="disk")))
+    attempts = (
+        check_weights,
+        describe_model,
+        load_model,
+        lambda it: ResidentModel.load(replace(it, expert_offload="disk")),
+    )
     for attempt in attempts:
         with pytest.raises(UserError, match=message):
             attempt(config)

@@ -70,7 +70,7 @@ def fused(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Pa
 @pytest.mark.parametrize("kind", KINDS)
 def test_candidates_compute_the_same(kind: str, config: Checkpoints, tokens: Tensor) -> None:
     found = config(kind)
-    host, disk = (ResidentModel.load(replace(found, originals=place)) for place in ("host", "disk"))  # type: ignore[arg-type]
+    host, disk = (ResidentModel.load(replace(found, expert_offload=place)) for place in ("host", "disk"))  # type: ignore[arg-type]
     layers = len(host.layers)
     for how in ("mixed", None):
         edit = IdentityEdit() if how is None else edit_of_kind(layers, host.layers[0].count, how, space="logits")
@@ -84,7 +84,7 @@ def test_no_more_than_one_expert_is_unpacked_beside_those_that_are_kept(
 ) -> None:
     made = tiny_model("gpt_oss", **MXFP4_SIZES | {"num_local_experts": 32})
     found = mxfp4_checkpoint(made, tiny_tokenizer, tmp_path)[0]
-    model, _, stored = load_without_experts(replace(found, originals="disk"))
+    model, _, stored = load_without_experts(replace(found, expert_offload="disk"))
     parameters = dict(model.get_submodule("model.layers.0.mlp.experts").named_parameters())
     kept = {name: torch.empty((2, *each.shape[1:])) for name, each in parameters.items()}
     whole = sum(each.nbytes for each in parameters.values())
@@ -97,7 +97,7 @@ def test_repairs_and_exports_are_the_same(config: Checkpoints, tokens: Tensor, t
     found = config("mixtral")
     written = []
     for place in ("host", "disk"):
-        resident = ResidentModel.load(replace(found, originals=place))  # type: ignore[arg-type]
+        resident = ResidentModel.load(replace(found, expert_offload=place))  # type: ignore[arg-type]
         rows = rows_of(sequences_of((9, 14, 11)))
         edit = RepairedEdit(edit_of_kind(3, 6, "prune"), RepairRecipe((0.1,), neurons=NeuronRecipe()), rows)
         report = export_model(resident, edit, tmp_path / place, CARD)
@@ -113,10 +113,10 @@ def test_a_missing_expert_is_named_when_the_model_is_loaded(config: Checkpoints,
     del tensors["model.layers.1.mlp.experts.down_proj"]
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(UserError, match=r"tensor \S+layers.1.mlp.experts.0.down_proj.weight isn't in the files"):
-        ResidentModel.load(replace(found, originals="disk"))
+        ResidentModel.load(replace(found, expert_offload="disk"))
 
 
 def test_on_a_cpu_they_stay_on_disk(config: Checkpoints) -> None:
-    found = replace(config("mixtral"), originals="disk")
-    assert placed(found, "cpu").originals == "disk"
-    assert placed(replace(found, originals="host"), "cpu").originals == "device"
+    found = replace(config("mixtral"), expert_offload="disk")
+    assert placed(found, "cpu").expert_offload == "disk"
+    assert placed(replace(found, expert_offload="host"), "cpu").expert_offload == "device"

@@ -71,7 +71,7 @@ def test_numbers_retained_and_active(
 
 
 def test_host_originals_give_the_same_logits(resident: Residents, tokens: Tensor) -> None:
-    host, device = resident("gpt_oss", originals="host"), resident("gpt_oss")
+    host, device = resident("gpt_oss", expert_offload="host"), resident("gpt_oss")
     for kind in ("prune", "both"):
         edit = make_family_edit("gpt_oss", kind, space="logits")
         assert_close(logits(host, edit, tokens), logits(device, edit, tokens))

@@ -463,7 +463,7 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
         export_model(resident, edit, tmp_path / "stock", CARD)
         assert_close(seen(AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()), pruned_logits)
     if model_type in ("qwen3_vl_moe", *PUBLISHED):  # the first stores transposed experts
-        assert_close(logits(ResidentModel.load(replace(source, originals="disk")), edit, tokens), pruned_logits)
+        assert_close(logits(ResidentModel.load(replace(source, expert_offload="disk")), edit, tokens), pruned_logits)
     write_source(source, edit, tmp_path / "pruned")
     settings = json.loads((tmp_path / "pruned" / "config.json").read_text())
     assert settings["model_type"] == model_type
@@ -512,7 +512,7 @@ def test_step_as_published_alone_and_in_fp8(tmp_path: Path, tokens: Tensor) -> N
     edit = edit_of_kind(2, EXPERTS, "prune")
     expected, found = (logits(ResidentModel.load(source), edit, tokens) for source in sources)
     assert_close(found, expected)
-    assert_close(logits(ResidentModel.load(replace(sources[1], originals="disk")), edit, tokens), expected)
+    assert_close(logits(ResidentModel.load(replace(sources[1], expert_offload="disk")), edit, tokens), expected)
     write_source(sources[1], edit, tmp_path / "pruned")
     settings = json.loads((tmp_path / "pruned" / "config.json").read_text())
     assert settings["n_routed_experts"] == settings["moe_num_experts"] == 4

@@ -245,7 +245,7 @@ def test_one_method_owns_the_experts(
 ) -> None:
     (owner,) = [method for method in METHODS.values() if issubclass(method.applicator, ExpertsOwner)]
     assert experts_owner() is owner
-    hosted = ResidentModel.load(model_config("mixtral", originals="host"))
+    hosted = ResidentModel.load(model_config("mixtral", expert_offload="host"))
     for ordinal, layer in enumerate(resident("mixtral").layers):
         for name, tensor in hosted.original_experts(ordinal).items():
             assert torch.equal(tensor, layer.expert_tensors()[name])

@@ -72,7 +72,7 @@ def test_bytes_follow_the_dtype(
 def test_originals_on_the_host_leave_the_rest_and_the_buffers(
     outline: Callable[..., ModelOutline], resident: Residents, make_edit: Callable[..., EepEdit]
 ) -> None:
-    found, loaded = outline("mixtral"), resident("mixtral", originals="host")
+    found, loaded = outline("mixtral"), resident("mixtral", expert_offload="host")
     assert held(loaded.model) == found.weight_bytes - found.experts_bytes
     edit = make_edit("mixtral", "merge", retained=4)
     with loaded.edited(edit):

@@ -28,16 +28,9 @@ class Codec:
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Round other numbers to the nearest that the format has, with scales from the largest ones.
 
-        Args:
-            values: Matrix to store, in the shape that `unpack` gives and of a floating-point dtype.
-            like: Parts of a matrix of this shape. What `values` don't determine is taken from them, such as scales of
-                activations.
-
-        Returns:
-            The parts of `values`, of the names, shapes and dtypes of `like`.
-
-        Raises:
-            UserError: There is no packer for this kind of the format.
+        Values have the shape that `unpack` gives. What they don't determine, such as scales of activations, is taken
+        from `like`, the parts of a matrix of this shape, whose names, shapes and dtypes the result has. Raises a
+        `UserError` if there is no packer for this kind of the format.
         """
         raise NotImplementedError
 
@@ -121,16 +114,10 @@ def packed_matrices(
 
 
 def scaled_blocks(values: Tensor, scales: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """Multiply blocks of a matrix by their scales, in float32.
+    """Multiply blocks of a matrix [rows, columns] by their scales, in float32.
 
-    Args:
-        values: Quantised numbers, [rows, columns].
-        scales: Scale of every block, [ceil(rows / block rows), ceil(columns / block columns)].
-        block: Rows and columns of a block.
-        dtype: Dtype of the result.
-
-    Raises:
-        ValueError: There is another number of scales.
+    There is a scale for every `block` (rows, columns): [ceil(rows / block rows), ceil(columns / block columns)]. Raises
+    a `ValueError` if there is another number of scales.
     """
     rows, columns = values.shape
     wanted = [-(-rows // block[0]), -(-columns // block[1])]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moevolve.evaluators.errors import UserError, first_line
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.formats.base import Codec, PackedMatrix, blocks_largest, multiplied, packed_matrices
 from moevolve.workers.checkpoints.formats.fp4 import NV_GROUP, fp4_bytes, mxfp4_parts, nvfp4_scales
 
@@ -23,12 +23,10 @@ class CompressedTensors:
         from compressed_tensors.compressors.format import infer_module_format
         from compressed_tensors.quantization import QuantizationConfig
 
-        try:
+        with opening("its quantization_config isn't one of compressed-tensors"):
             config = QuantizationConfig.model_validate(dict(settings))
             for scheme in config.config_groups.values():
                 scheme.format = scheme.format or infer_module_format(torch.nn.Linear, scheme)
-        except (ValueError, KeyError, StopIteration) as error:
-            raise UserError(f"its quantization_config isn't one of compressed-tensors: {first_line(error)}") from error
         self._schemes = list(config.config_groups.values())
         self._ignored = list(config.ignore or ())
 

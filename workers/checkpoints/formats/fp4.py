@@ -33,13 +33,9 @@ _MIDDLES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
 
 
 def fp4_bytes(values: Tensor) -> Tensor:
-    """Round numbers to the nearest of E2M1, ties to the even code, and larger ones than 6 to 6.
+    """Round numbers [..., even] to the nearest of E2M1, ties to the even code, and larger ones than 6 to 6.
 
-    Args:
-        values: Numbers, [..., even].
-
-    Returns:
-        Codes, uint8 [..., half], the first of two numbers in the low bits.
+    Returns codes, uint8 [..., half], the first of two numbers in the low bits.
     """
     size = values.abs().float().contiguous()
     below = torch.bucketize(size, _MIDDLES)  # a number in the middle gets the smaller code
@@ -132,12 +128,10 @@ class ModelOptNvfp4(Codec):
 
 
 def nvfp4_scales(values: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose the scales of a matrix, so that the largest number of a group becomes 6 before the scale is rounded.
+    """Choose the scales of a matrix [rows, columns]: a group's largest number becomes 6 before the scale is rounded.
 
-    Args:
-        values: Matrix, [rows, columns].
-        second: Scale of a matrix that this one replaces, by which all numbers are multiplied. It stays if the scales
-            of groups fit E4M3 with it, because servers fuse matrices that have the same one.
+    All numbers are multiplied by the scale `second` of the matrix that this one replaces. It stays if the scales of
+    groups fit E4M3 with it, because servers fuse matrices that have the same one.
 
     Returns:
         Scales of groups, float8 [rows, columns / 16], and the scale of the matrix in the shape of `second`.

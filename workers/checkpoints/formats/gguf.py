@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.files import gguf_parts
 from moevolve.workers.checkpoints.formats.base import Codec
 from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
@@ -91,8 +91,6 @@ class GgufTensor:
 
     Attributes:
         shape: Shape in an unquantised Hugging Face checkpoint.
-        dtype: Dtype to unpack to.
-        file: The file, or a part of a split one.
         sources: Tensors of the file that it is computed from.
         experts: Experts to read from fused sources, in order; None for whole sources.
     """
@@ -141,10 +139,8 @@ def open_parts(file: Path) -> dict[Path, GGUFReader]:
         ) from error
     readers = {}
     for part in gguf_parts(file):
-        try:
+        with opening(f"{part} isn't a valid GGUF file, or ends early", "fetch the file again"):
             readers[part] = GGUFReader(part)
-        except (ValueError, IndexError, KeyError) as error:
-            raise UserError(f"{part} isn't a valid GGUF file, or ends early; fetch the file again ({error})") from error
     return readers
 
 
@@ -165,12 +161,7 @@ def stored_gguf(readers: Mapping[Path, GGUFReader]) -> dict[str, StoredTensor]:
 
 
 def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> dict[str, GgufTensor]:
-    """Return a model's tensors by the names that they have in an unquantised Hugging Face checkpoint.
-
-    Args:
-        file: GGUF file, or a part of a split one.
-        settings: Config of the model.
-        dtype: Dtype to unpack to.
+    """Return a model's tensors, unpacked to `dtype`, by their names in an unquantised Hugging Face checkpoint.
 
     Raises:
         UserError: The file's architecture isn't the config's or isn't supported, or a tensor is missing, unexpected
@@ -241,10 +232,6 @@ class GgufNames:
 
     def stored(self, name: str, values: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:
         """Divide a tensor of experts or of a router as the file has it; the inverse of reading it.
-
-        Args:
-            name: Name in an unquantised Hugging Face checkpoint.
-            values: Its values.
 
         Yields:
             Name in the file, index of the expert or None for a whole tensor, and values.

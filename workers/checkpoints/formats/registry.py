@@ -5,8 +5,8 @@ A new format needs a file in this folder and a line here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.formats.base import Codec, PackedFormat, Plain
 from moevolve.workers.checkpoints.formats.compressed import CompressedTensors
 from moevolve.workers.checkpoints.formats.fp4 import GptOssMxfp4, ModelOptNvfp4
@@ -40,15 +40,11 @@ _WITHOUT_LIBRARY = ("fp8", "mxfp4")
 
 
 def packed_format(method: str, settings: Mapping[str, Any], model: str) -> PackedFormat:
-    """Return the format of a checkpoint's weights.
-
-    Args:
-        method: `quant_method` of `settings`.
-        settings: `quantization_config` of the checkpoint.
-        model: Name of the model as the user gave it, for messages.
+    """Return the format of a checkpoint's weights, by the `quant_method` and `quantization_config` of its config.json.
 
     Raises:
-        UserError: The format, or this kind of it, can't be unpacked, or the library for it isn't installed.
+        UserError: The format, or this kind of it, can't be unpacked, or the library for it isn't installed. The message
+            names `model` as the user gave it.
     """
     if method not in FORMATS:
         raise UserError(
@@ -110,13 +106,8 @@ class UnpackedTensor:
         """The file of the tensor, or of one of its parts."""
         return next(iter(self.parts.values())).file
 
-    @contextmanager
-    def _unpacking(self) -> Iterator[None]:
-        try:
-            yield
-        except (ValueError, RuntimeError, IndexError) as error:
-            what = f"tensor {self.name} can't be unpacked: {error}"
-            raise UserError(f"{self.file}: {what}; fetch the file again") from error
+    def _unpacking(self) -> AbstractContextManager[None]:
+        return opening(f"{self.file}: tensor {self.name} can't be unpacked", "fetch the file again")
 
 
 @lru_cache(maxsize=1024)

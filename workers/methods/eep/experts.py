@@ -210,7 +210,7 @@ class LayerExperts:
     def _out_of_memory(self, experts: int) -> UserError:
         return UserError(
             f"no room on {self._device} for {experts} experts of layer {self._index}; retain fewer experts, "
-            "keep the originals on the host (model.originals: host), or spread the model (model.device_map)"
+            "keep the originals on the host (model.expert_offload: host), or spread the model (model.device_map)"
         )
 
 

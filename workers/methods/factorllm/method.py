@@ -19,7 +19,7 @@ from moevolve.workers.checkpoints.native import native_config
 from moevolve.workers.checkpoints.state import empty_model, layer_state
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit
-from moevolve.workers.contract.methods import Blueprint, Method, ModuleUse, Resident, host_tensor
+from moevolve.workers.contract.methods import Blueprint, Method, Resident, host_tensor
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.factorllm.apply import FactorizedNetwork, FactorLlmApplicator
 from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm
@@ -121,11 +121,6 @@ def _native(resident: Resident, edit: FactorLlmEdit, directory: Path) -> PreTrai
     return empty_model(model_class, config, source.dtype)
 
 
-def factorized_network_use(module: Any, config: Any) -> ModuleUse:
-    """Use of `FactorizedNetwork` in `native.py.jinja`: the active experts out of all."""
-    return network_use(module, config, config.factor_active, config.factor_experts)
-
-
 FACTORLLM = Method(
     edit=FactorLlmEdit,
     applicator=FactorLlmApplicator,
@@ -137,5 +132,9 @@ FACTORLLM = Method(
     },
     routing={FactorizedNetwork: _read_routing},
     described=lambda layer, _, edit: replace(layer, neurons=(edit.width // edit.experts, edit.width, edit.width)),
-    module_uses={"FactorizedNetwork": factorized_network_use},
+    module_uses={
+        "FactorizedNetwork": lambda module, config: network_use(
+            module, config, active=config.factor_active, of=config.factor_experts
+        )
+    },
 )

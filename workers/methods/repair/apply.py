@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -130,10 +130,19 @@ class RepairApplicator(Applicator):
         ridge_lambdas = Counter(each.ridge_lambda for each in repaired if each.ridge_lambda is not None)
         left = [each.after / each.before for each in repaired] or [1.0]
         recipe = self._edit.recipe
+        rows = [("repair", f"{_FITS[self._taken(self._edit)]} toward {_TARGETS[recipe.target]}")]
+        if self._gate is not None:
+            tried = ", ".join(f"{strength} {value:.3g}" for strength, value in self.divergences.items())
+            where = f"behind {int(self._gate.compared.sum()):,} tokens of other prompts"
+            rows.append(("gate", f"divergence from the unedited model {where}, in nats: {tried}"))
+        if self.selections:
+            rows.append(("neurons", "chosen among all experts of a layer; see neurons.npz"))
+        routed = sum(each.rows is not None for each in self.selections.values())
+        if routed:
+            where = f"{routed} of {len(self.selections)} layers"
+            rows.append(("router rows", f"fitted to the routing of groups of experts, in {where}"))
         return (
-            ("repair", f"{_FITS[self._taken(self._edit)]} toward {_TARGETS[recipe.target]}"),
-            *self._gate_rows(),
-            *self._selection_rows(),
+            *rows,
             ("repaired outputs", f"{len(repaired)} of {len(self.outcomes)}"),
             ("fitted on", f"{len(checked) - held:,} tokens of calibration prompts, checked on {held:,} of others"),
             ("ridge lambdas", ", ".join(f"{each:g} ({count})" for each, count in sorted(ridge_lambdas.items())) or "-"),
@@ -144,23 +153,6 @@ class RepairApplicator(Applicator):
         return {
             f"layers.{layer}": each.neurons.to(torch.int32).cpu().numpy() for layer, each in self.selections.items()
         }
-
-    def _gate_rows(self) -> Iterator[tuple[str, str]]:
-        if self._gate is None:
-            return
-        tried = ", ".join(f"{strength} {value:.3g}" for strength, value in self.divergences.items())
-        count = int(self._gate.compared.sum())
-        yield "gate", f"divergence from the unedited model behind {count:,} tokens of other prompts, in nats: {tried}"
-
-    def _selection_rows(self) -> Iterator[tuple[str, str]]:
-        if self.selections:
-            yield "neurons", "chosen among all experts of a layer; see neurons.npz"
-        fitted = sum(each.rows is not None for each in self.selections.values())
-        if fitted:
-            yield (
-                "router rows",
-                f"fitted to the routing of groups of experts, in {fitted} of {len(self.selections)} layers",
-            )
 
     @torch.inference_mode()
     def _references_for(self, edit: RepairedEdit) -> tuple[Reference, Gate | None]:

@@ -53,6 +53,7 @@ class RepairRecipe:
     ridge_lambdas: Annotated[tuple[Annotated[float, Gt(0), Le(1e9)], ...], MinLen(1)] = RIDGE_LAMBDAS
     target: Target = "global"
     tokens: Annotated[int, Ge(2), Le(1_000_000_000)] = 16384
+    # Weights of 1, 2, 4 and 8 score 62.4, 65.0, 69.7 and 70.8 on `span`, and in the same order on two other tasks.
     answer_weight: Annotated[float, Gt(0), Le(1e6)] = 8.0
     shared_expert: Literal["fitted", "kept"] = "fitted"
     neurons: NeuronRecipe | None = None

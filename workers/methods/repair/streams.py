@@ -83,13 +83,10 @@ class ResidualStreams:
     def _run(
         self, batch: PaddedBatch, layer: int, read: nn.Module, hidden: Tensor | None = None, after: bool = True
     ) -> Tensor:
-        """Run one layer of the decoder and skip all others; the number of layers skips all.
+        """Run one layer of the decoder on `hidden` [rows, columns, hidden], None for the embeddings; skip all others.
 
-        Args:
-            batch: Sequences to run.
-            layer: Index of the layer.
-            read: Module whose output is returned, [rows * columns, hidden], or, unless `after`, its first input.
-            hidden: Input of the layer, [rows, columns, hidden]; None for the embeddings.
+        Returns what the module `read` gives, or, unless `after`, its first input, [rows * columns, hidden]. With the
+        number of layers as `layer` all are skipped.
         """
         found: list[Tensor] = []
 

@@ -240,16 +240,6 @@ def _narrow(attention: Any, name: str, head_dim: int, dimensions: Tensor) -> dic
     return state
 
 
-def masked_network_use(module: Any, config: Any) -> ModuleUse:
-    """Use of `MaskedNetwork` in `native.py.jinja`: one expert's neurons out of all that any expert keeps."""
-    return network_use(module, config, module.neurons.shape[1], getattr(module, native_family(config).up).out_features)
-
-
-def masked_values_use(module: Any, config: Any) -> ModuleUse:
-    """Use of `MaskedValues` in `native.py.jinja`: the scores of dimensions in addition to the whole projection."""
-    return ModuleUse(0, module.value_router.numel() + module.value_directions.numel(), (module.whole,))
-
-
 TOMOE = Method(
     edit=ToMoeEdit,
     applicator=ToMoeApplicator,
@@ -257,5 +247,14 @@ TOMOE = Method(
     calibrators={ToMoeRecipe: calibrate_tomoe},
     routing={MaskedNetwork: _read_routing},
     described=_with_neurons,
-    module_uses={"MaskedNetwork": masked_network_use, "MaskedValues": masked_values_use},
+    module_uses={
+        # The native network holds the neurons that any expert keeps, of which a token uses one expert's.
+        "MaskedNetwork": lambda module, config: network_use(
+            module, config, active=module.neurons.shape[1], of=getattr(module, native_family(config).up).out_features
+        ),
+        # Scores of dimensions come in addition to the whole projection.
+        "MaskedValues": lambda module, config: ModuleUse(
+            0, module.value_router.numel() + module.value_directions.numel(), (module.whole,)
+        ),
+    },
 )

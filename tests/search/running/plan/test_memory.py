@@ -133,11 +133,11 @@ def sized(monkeypatch: pytest.MonkeyPatch) -> Any:
     ("changes", "device", "host", "words"),
     [
         # 93.4 GB of weights and 45.1 of merged experts.
-        ({}, 80, 256, ["cuda:0 has 80 GB", "original experts 90.2 GB", "it fits with --set model.originals=host"]),
+        ({}, 80, 256, ["cuda:0 has 80 GB", "original experts 90.2 GB", "it fits with --set model.expert_offload=host"]),
         ({}, 80, 64, ["workers.num_gpus=2 --set model.device_map=balanced"]),
-        ({"model": {"originals": "host"}}, 80, 64, ["the host has 64 GB", "original experts 103 GB"]),
-        ({"model": {"originals": "host"}, "engine": {"batch_tokens": 131072}}, 24, 256, ["engine.batch_tokens="]),
-        ({"model": {"originals": "host"}}, 2, 256, ["none of its settings makes it fit"]),
+        ({"model": {"expert_offload": "host"}}, 80, 64, ["the host has 64 GB", "original experts 103 GB"]),
+        ({"model": {"expert_offload": "host"}, "engine": {"batch_tokens": 131072}}, 24, 256, ["engine.batch_tokens="]),
+        ({"model": {"expert_offload": "host"}}, 2, 256, ["none of its settings makes it fit"]),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_would(

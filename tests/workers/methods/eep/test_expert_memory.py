@@ -59,7 +59,7 @@ def counting(model: ResidentModel) -> Iterator[list[int]]:
 def hosted(model_config: Configs, monkeypatch: pytest.MonkeyPatch, layers: float, **settings: str) -> ResidentModel:
     """A model whose device can hold all experts of this many layers."""
     monkeypatch.setattr(expert_memory, "experts_room", lambda device, beside: int(layers * LAYER))
-    return loaded(model_config, originals="host", **settings)
+    return loaded(model_config, expert_offload="host", **settings)
 
 
 def loaded(model_config: Configs, **settings: str) -> ResidentModel:

@@ -142,7 +142,7 @@ def test_exactly_the_named_neurons_are_moved(width: int, family: str, resident: 
 def test_a_repair_fills_fits_and_takes_everything_back(
     originals: str, spread: int, kind: str, family: str, model_config: Callable[..., ModelConfig]
 ) -> None:
-    model = ResidentModel.load(model_config(family, originals=originals))
+    model = ResidentModel.load(model_config(family, expert_offload=originals))
     widths = tuple(WIDTH + spread * (layer - 1) for layer in range(len(model.layers))) if spread else None
     base = replace(edit_of_kind(len(model.layers), EXPERTS, kind, 4, space="logits"), widths=widths)
     rows, before = rows_of(sequences_of([40] * 5)), digest(model)
@@ -154,6 +154,6 @@ def test_a_repair_fills_fits_and_takes_everything_back(
     assert torch.equal(logits(model, None, UNSEEN), plain) and torch.equal(logits(model, base, UNSEEN), cut)
     # Once more what was kept of the first time, and as a worker gives it that has run nothing else.
     assert torch.equal(logits(model, filled, UNSEEN), found)
-    fresh = ResidentModel.load(model_config(family, originals=originals))
+    fresh = ResidentModel.load(model_config(family, expert_offload=originals))
     assert torch.equal(logits(fresh, filled, UNSEEN), found)
     assert digest(model) == before or originals == "host", "what is shown of host memory comes and goes"

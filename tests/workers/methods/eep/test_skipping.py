@@ -68,7 +68,7 @@ def test_what_ran_before_changes_no_threshold(
     found = [thresholds_of(model, edit) for edit in edits]
     model.apply(edits[1])
     assert thresholds_of(model, edits[0]) == found[0] == found[2] != found[1]
-    hosted = ResidentModel.load(model_config("mixtral", originals="host"))
+    hosted = ResidentModel.load(model_config("mixtral", expert_offload="host"))
     np.testing.assert_allclose(thresholds_of(hosted, edits[1]), found[1], atol=WITHIN)
 
 
