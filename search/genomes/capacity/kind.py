@@ -1,4 +1,4 @@
-"""The genome kind `capacity`: its one-shot candidates, and what candidates cost.
+"""The genome kind `capacity`: its one-shot candidates, what candidates cost, and how they are drawn.
 
 One-shot candidates have REAP's choice of experts. Where the number of kept experts is searched, `equal`, `rising` and
 `coverage` keep the largest one; `fewest` and `fewest_rising` are `equal` and `rising` with the smallest one.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.capacity.figures import CapacityFigures
+from moevolve.search.drawing import SEQUENTIAL, drawing, scale_below, ticks
 from moevolve.search.genomes.capacity.space import (
     SUMS,
     CapacityGenome,
@@ -21,10 +22,15 @@ from moevolve.search.genomes.capacity.space import (
     expert_importance,
 )
 from moevolve.search.genomes.contract.base import Offspring
-from moevolve.search.genomes.contract.kind import Baseline, GenomeKind
+from moevolve.search.genomes.contract.kind import Baseline, GenomeFigures, GenomeKind
+from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.genomes.contract.phases import PhaseConfig, divides_neurons
 from moevolve.search.genomes.experts.costs import ExpertsCosts
 from moevolve.workers.contract.facts import ModelFacts
+
+if TYPE_CHECKING:
+    from moevolve.search.drawing import Figure
+
 
 REAP_EXPONENTS = (1.0, 1.0, 1.0)
 """With these, importance is REAP's: the mean over an expert's tokens of routing weight times output norm."""
@@ -105,6 +111,63 @@ def _space(section: CapacitySection, facts: ModelFacts, phases: Sequence[PhaseCo
                 "widths), which only neurons of all experts fill; set it, or {}"
             )
     return CapacitySpace.of(section, facts)
+
+
+class CapacityFigures(GenomeFigures[CapacityGenome]):
+    """Layers as rows, and original experts as columns; the colour is a kept expert's width."""
+
+    subject = "kept experts"
+    weights = "routing weights"
+
+    def has_figure(self, genome: CapacityGenome, start: CapacityGenome | None) -> bool:
+        return True
+
+    def page(self, genome: CapacityGenome, start: CapacityGenome | None) -> tuple[Figure, str]:
+        with drawing(3.4) as figure:
+            scale_below(figure, *_draw(figure, genome), "neurons per expert")
+        return figure, "Which original experts every layer keeps, and with how many neurons; 0 are left out."
+
+    def draw(self, figure: Any, genome: CapacityGenome, start: CapacityGenome | None, label: str) -> None:
+        figure.suptitle(f"{self.subject} of {label}", fontsize="medium")
+        image, grid = _draw(figure, genome)
+        figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, label="neurons per expert")
+
+    def outline(self, genome: CapacityGenome) -> GenomeOutline:
+        space = genome.space
+        names = ("routing weights", "output norms", "numbers of tokens")
+        settings = [("kept experts", f"{genome.retained} of {space.experts}")]
+        settings.extend(
+            (f"exponent of {name}", f"{each:.2g}") for name, each in zip(names, genome.exponents, strict=True)
+        )
+        if len(genome.tasks):
+            shares = (genome.task_weights / genome.task_weights.max()).tolist()
+            settings.extend((f"weight of task {place}", f"{share:.2g}") for place, share in enumerate(shares, start=1))
+        columns = [("neurons per expert", space.facts.expert_neurons, genome.widths)]
+        if len(genome.log_active):
+            columns.append(("active experts", space.facts.active, genome.active))
+        return GenomeOutline(
+            tuple(settings),
+            space.experts,
+            tuple((label, whole) for label, whole, _ in columns),
+            tuple(
+                LayerOutline(layer, tuple(kept), tuple(sizes))
+                for layer, kept, *sizes in zip(
+                    space.facts.moe_layers, genome.kept.tolist(), *(sizes for *_, sizes in columns), strict=True
+                )
+            ),
+        )
+
+
+def _draw(figure: Any, genome: CapacityGenome) -> tuple[Any, Any]:
+    """Draw the heat map and return its image and panels."""
+    neurons = np.zeros((genome.space.layers, genome.space.experts))
+    np.put_along_axis(neurons, genome.kept, np.array(genome.widths, dtype=np.float64)[:, None], axis=1)
+    grid = figure.subplots(1, 1, squeeze=False)
+    image = grid[0, 0].imshow(neurons, cmap=SEQUENTIAL, vmin=0, aspect="auto", interpolation="none")
+    grid[0, 0].set_xlabel("original expert")
+    grid[0, 0].set_ylabel("MoE layer")
+    ticks(grid[0, 0], genome.space.experts, genome.space.layers)
+    return image, grid
 
 
 CAPACITY = GenomeKind(

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from search_samples import PRUNE, capacity_space, continuous, dense_model, eep_space
 
-from moevolve.search.genomes.capacity.figures import CapacityFigures
-from moevolve.search.genomes.capacity.kind import rising
+from moevolve.search.genomes.capacity.kind import CapacityFigures, rising
 from moevolve.search.genomes.contract.outline import (
     GenomeOutline,
     LayerOutline,
@@ -18,8 +17,8 @@ from moevolve.search.genomes.contract.outline import (
     outline_settings,
     ranges,
 )
-from moevolve.search.genomes.factorllm.figures import neurons_moved, partition_figure
-from moevolve.search.genomes.nanomoe.figures import NanoMoeFigures, mixing_change
+from moevolve.search.genomes.factorllm.kind import neurons_moved, partition_figure
+from moevolve.search.genomes.nanomoe.kind import NanoMoeFigures, mixing_change
 from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection, NanoMoeSpace
 from moevolve.search.genomes.registry import outline_of
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
