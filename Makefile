@@ -13,7 +13,7 @@ FOLDERS := $(PRODUCT) tests configs
 # Otherwise every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test bench-test lint format bench bench-real matrix clean
+.PHONY: demo test bench-test lint format bench bench-real matrix gpu clean
 
 demo: $(INSTALLED)
 	@mkdir -p .demo
@@ -53,6 +53,24 @@ matrix: $(STAMP)
 
 bench-real: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_real.py --readme
+
+# What a machine with torch and transformers of its own, and no network, lacks: the product and libraries, as wheels.
+GPU_LACKS := alembic annotated-types datasets dill gguf greenlet mako multiprocess pydantic pydantic-core sqlalchemy \
+	typing-extensions typing-inspection
+GPU_PLATFORMS := $(foreach name,2_28 2_24 2_17,--platform manylinux_$(name)_x86_64) --platform manylinux2014_x86_64
+
+.gpu/wheels: $(STAMP)
+	rm -rf $@ && mkdir -p $@
+	$(BIN)/pip freeze --exclude-editable | grep == > .gpu/versions.txt
+	$(BIN)/pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 $(GPU_PLATFORMS) \
+		--constraint .gpu/versions.txt --dest $@ $(GPU_LACKS)
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir $@ .
+
+# Where these wheels are, they are installed first, into a folder of their own.
+gpu:
+	test ! -d .gpu/wheels || $(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade \
+		--target .gpu/site .gpu/wheels/*.whl
+	PYTHONPATH=$(CURDIR)/.gpu/site $(PYTHON) tests/benchmarks/gpu.py $(OPTIONS)
 
 $(INSTALLED): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

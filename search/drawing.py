@@ -140,7 +140,7 @@ def spread(count: int, limit: int) -> NDArray[np.int64]:
     return positions
 
 
-def left_out(count: int, shown: int, what: str) -> str:
+def shown_note(count: int, shown: int, what: str) -> str:
     """Make a caption's sentence on how many of `count` are shown, or an empty string if all are."""
     return "" if count <= shown else f" {shown} of {count} {what} are shown."
 

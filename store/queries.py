@@ -234,7 +234,7 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ScoredPhenotype:
     """A scored phenotype whose individual is not known yet."""
 
     score: float
@@ -364,16 +364,16 @@ def top(
     Phenotypes that were evaluated on the split `not_on`, scored or failed, are left out.
     """
     # The best `limit` of all are among the best `limit` of each context.
-    found: list[Candidate] = []
+    found: list[ScoredPhenotype] = []
     for context in here:
         if context.split == split:
             excluded = [one.id for one in here if one.split == not_on and _same_model(one, context)]
             query = candidates(context, where, limit, excluded)
             if only is not None:
                 query = query.where(only)
-            found += [Candidate(row[0], row[1], row[2], context, split) for row in connection.execute(query)]
+            found += [ScoredPhenotype(row[0], row[1], row[2], context, split) for row in connection.execute(query)]
     found.sort(key=lambda one: (-one.score, -one.gold_logprob))
-    firsts: dict[tuple[str, str], Candidate] = {}
+    firsts: dict[tuple[str, str], ScoredPhenotype] = {}
     for one in found:
         firsts.setdefault((one.phenotype_hash, one.context.model_fingerprint), one)
     distinct = list(firsts.values())
@@ -421,7 +421,7 @@ def candidates(context: Any, where: Filter, limit: int, excluded: Sequence[int] 
     return query.order_by(e.c.score.desc(), e.c.gold_logprob.desc(), e.c.phenotype_hash.desc()).limit(limit)
 
 
-def _earliest(connection: Connection, one: Candidate, search: SearchRecord | None) -> Any:
+def _earliest(connection: Connection, one: ScoredPhenotype, search: SearchRecord | None) -> Any:
     """The individual that represents a candidate: the first one in the oldest search that has the phenotype."""
     other = individuals.alias("other")
     first = (
@@ -450,7 +450,7 @@ def _earliest(connection: Connection, one: Candidate, search: SearchRecord | Non
     return connection.execute(query).one()
 
 
-def _rows(connection: Connection, here: Sequence[Any], held: Sequence[tuple[Candidate, Any]]) -> list[BestRow]:
+def _rows(connection: Connection, here: Sequence[Any], held: Sequence[tuple[ScoredPhenotype, Any]]) -> list[BestRow]:
     """The rows of a ranking, with the scores on all splits filled in."""
     scores = _scores(connection, [one.id for one in here], {one.phenotype_hash for one, _ in held})
     task = here[0].task if here else ""

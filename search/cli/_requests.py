@@ -48,7 +48,7 @@ def takes(kind: type[Request], *but: str) -> Callable[[Callable[..., None]], Cal
 
     Args:
         kind: Record of the request.
-        but: Names of fields that the command leaves out.
+        but: Names of fields that the command doesn't have.
     """
     return lambda command: _command(kind, but, command, _options_of(command, 1), command.__doc__)
 
@@ -60,7 +60,7 @@ def shows(kind: type[Request], *but: str, csv: bool = False) -> Callable[[Callab
 
     Args:
         kind: Record of the request.
-        but: Names of fields that the command leaves out.
+        but: Names of fields that the command doesn't have.
         csv: The answer is a listing, which can be printed as CSV, too.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,9 +18,9 @@ from moevolve.search.interface.outcomes import OutcomesRequest
 from moevolve.search.text import percent
 
 if TYPE_CHECKING:
-    from moevolve import Analysis, Answers, AskedRow, Evaluation, Outcomes
+    from moevolve import Analysis, Answers, Evaluation, Outcomes
     from moevolve.evaluators.fitness.scoring import Answer
-    from moevolve.search.interface.outcomes import AnsweredRow, AnswerFilter
+    from moevolve.search.interface.outcomes import AnswerFilter
 
 WholeOption = Annotated[bool, typer.Option("--whole", help="Show long prompts from beginning to end.")]
 _LONGEST = 480
@@ -59,8 +58,12 @@ def answers(
         shown = moevolve.ask(store, asked)
         if as_json:
             print_json(shown)
-        else:
-            _print_prompts(asked, shown, whole)
+            return
+        cells = [
+            [str(row.row), row.prompt if whole else _abridged(row.prompt), "\n".join(row.choices) or row.gold or "-"]
+            for row in shown
+        ]
+        print_table(f"{asked.task} ({asked.split})", ">row | prompt | scored", cells, range(len(cells)))
         return
     found = moevolve.ask(store, request)
     if as_json:
@@ -99,14 +102,6 @@ def analyse(
         output.print(f"wrote {path}", soft_wrap=True)
 
 
-def _print_prompts(asked: PromptsRequest, found: list[AskedRow], whole: bool) -> None:
-    rows = [
-        [str(row.row), row.prompt if whole else _abridged(row.prompt), "\n".join(row.choices) or row.gold or "-"]
-        for row in found
-    ]
-    print_table(f"{asked.task} ({asked.split})", ">row | asked | scored", rows, range(len(rows)))
-
-
 def _print_answered(title: str, found: Answers | Outcomes, only: AnswerFilter | None, whole: bool) -> None:
     if not found.rows:
         output.print(f"{title}; {'there are no more rows' if only is None else f'no row is {only}'}", soft_wrap=True)
@@ -114,17 +109,12 @@ def _print_answered(title: str, found: Answers | Outcomes, only: AnswerFilter | 
     lines: list[list[str | Text]] = []
     ends = []
     for row in found.rows:
-        lines += _lines(row, found, whole)
+        lines.append([str(row.row), "prompt", "", row.prompt if whole else _abridged(row.prompt)])
+        lines.append(["", "right", "", " | ".join(row.references) or "-"])
+        for name, answer in zip(found.models, row.answers, strict=True):
+            lines.append(["", name, _mark(answer.outcome), _answer_text(answer, row.choices)])
         ends.append(len(lines) - 1)
     print_table(title, ">row |  |  | text", lines, ends)
-
-
-def _lines(row: AnsweredRow, found: Answers | Outcomes, whole: bool) -> Iterator[list[str | Text]]:
-    """The prompt of a row, the accepted answers, and a line for each model."""
-    yield [str(row.row), "prompt", "", row.prompt if whole else _abridged(row.prompt)]
-    yield ["", "right", "", " | ".join(row.references) or "-"]
-    for name, answer in zip(found.models, row.answers, strict=True):
-        yield ["", name, _mark(answer.outcome), _answer_text(answer, row.choices)]
 
 
 def _answer_text(answer: Answer, choices: tuple[str, ...]) -> str:
@@ -136,8 +126,7 @@ def _answer_text(answer: Answer, choices: tuple[str, ...]) -> str:
 
 
 def _mark(outcome: float) -> Text:
-    said, style = {1.0: ("right", "green"), 0.0: ("wrong", "red")}.get(outcome, (percent(outcome), ""))
-    return Text(said, style)
+    return Text(*{1.0: ("right", "green"), 0.0: ("wrong", "red")}.get(outcome, (percent(outcome), "")))
 
 
 def _abridged(text: str) -> str:

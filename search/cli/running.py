@@ -236,10 +236,10 @@ def watched(run: Callable[..., T], stopped: int = STOPPED, again: str | None = N
             begun.append(config)
             where = shlex.quote(without_password(config.store))
             hint = again or f"continue with: moevolve resume {config.name} --store {where}"
-            told = f"{INTERRUPTED}, {hint}"
+            message = f"{INTERRUPTED}, {hint}"
             if config.store.startswith("http"):
-                told = f"the search goes on; end it with: moevolve stop {config.name} --server {where}"
-            stack.enter_context(exit_with_message(told, moevolve.PoolError, hint, stopped=stopped))
+                message = f"the search goes on; end it with: moevolve stop {config.name} --server {where}"
+            stack.enter_context(exit_with_message(message, moevolve.PoolError, hint, stopped=stopped))
             shown = stack.enter_context(watch(config.name))
 
         found = run(

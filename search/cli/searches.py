@@ -38,7 +38,7 @@ def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
     rows = [
         [
             row.search.name,
-            row.search.status + (f" ({reason})" if (reason := _reason(row)) else ""),
+            row.search.status + (f" ({reason})" if reason else ""),
             row.search.genome_kind,
             ", ".join(row.tasks),
             str(row.individuals),
@@ -48,19 +48,16 @@ def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
             f"{row.search.created_at:%Y-%m-%d %H:%M}" if row.search.created_at else "",
         ]
         for row in found
+        for reason in ["its driver is gone: resume it" if row.is_orphaned else row.search.status_reason]
     ]
     headings = "search | status | genome | tasks | >individuals | >failed | >best on search | >winner's dev | >test"
     print_table(None, f"{headings}{' | tags and note' if noted else ''} | created", rows)
 
 
-def _reason(row: SearchSummary) -> str | None:
-    return "its driver is gone: resume it" if row.is_orphaned else row.search.status_reason
-
-
 @shows(LabelRequest)
 def label(found: SearchRecord, _: LabelRequest) -> None:
-    told = [f"tags: {' '.join(found.tags) or 'none'}", f"note: {found.note or 'none'}"]
-    output.print("\n".join([*told, *(["archived"] if found.archived else [])]), soft_wrap=True)
+    lines = [f"tags: {' '.join(found.tags) or 'none'}", f"note: {found.note or 'none'}"]
+    output.print("\n".join([*lines, *(["archived"] if found.archived else [])]), soft_wrap=True)
 
 
 @shows(ContrastRequest)

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY
 from typing import Annotated
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.interface.parameters import IndividualRef, ModelPath, Split, Task
+from moevolve.search.interface.parameters import IndividualRef, ModelPath, Task, TaskSplit
 from moevolve.search.interface.request import Request, about, record
 from moevolve.search.loop.scores import FULL
 from moevolve.search.results.expert_usage import Analysis, analyse
@@ -26,8 +26,8 @@ class AnalyseRequest(Request):
     individual: IndividualRef
     _: KW_ONLY
     task: Task
-    split: Split = "dev"
-    tokens: Annotated[int | None, about("Stop after about this many tokens. All are run if left out.", ge=1)] = None
+    split: TaskSplit = "dev"
+    tokens: Annotated[int | None, about("Stop after about this many tokens; default: run all.", ge=1)] = None
     model: ModelPath = None
 
     def answer(self, store: StoreReader) -> Analysis:

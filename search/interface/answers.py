@@ -18,8 +18,8 @@ from moevolve.search.interface.parameters import (
     ModelDtype,
     ModelPath,
     SearchOfFull,
-    Split,
     Task,
+    TaskSplit,
 )
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL
@@ -66,7 +66,7 @@ class AnswersRequest(Request):
     ]
     _: KW_ONLY
     task: Task
-    split: Split = "test"
+    split: TaskSplit = "test"
     limit: Annotated[
         int | None, about("Show at most this many rows. Without `only`, no more than these are run.", ge=1)
     ] = 10
@@ -177,7 +177,7 @@ class PromptsRequest(Request):
     individual: IndividualOrFull
     _: KW_ONLY
     task: Task
-    split: Split = "test"
+    split: TaskSplit = "test"
     limit: Annotated[int | None, about("Show at most this many rows.", ge=1)] = 10
     search: SearchOfFull = None
     model: ModelPath = None

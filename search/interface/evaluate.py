@@ -7,7 +7,14 @@ from dataclasses import KW_ONLY, dataclass, field
 from pydantic import computed_field
 
 from moevolve.search.config.files import override_lines
-from moevolve.search.interface.parameters import IndividualOrFull, ModelPath, ModelSettings, SearchOfFull, Split, Task
+from moevolve.search.interface.parameters import (
+    IndividualOrFull,
+    ModelPath,
+    ModelSettings,
+    SearchOfFull,
+    Task,
+    TaskSplit,
+)
 from moevolve.search.interface.request import Request, record
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.scores import interval, with_outcomes
@@ -58,7 +65,7 @@ class EvaluateRequest(Request):
     individual: IndividualOrFull
     _: KW_ONLY
     task: Task
-    split: Split = "test"
+    split: TaskSplit = "test"
     search: SearchOfFull = None
     model: ModelPath = None
     overrides: ModelSettings = ()

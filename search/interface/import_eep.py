@@ -74,7 +74,7 @@ class ImportEepRequest(Request):
         about("The model: a checkpoint, a folder with its config.json, or a run configuration."),
         Flag(metavar="MODEL_OR_CONFIG"),
     ]
-    active: Annotated[int | None, about("Experts per token, the model's number if left out.", ge=1)] = None
+    active: Annotated[int | None, about("Experts per token; default: the model's number.", ge=1)] = None
     router_space: Annotated[
         Literal["probs", "logits"], about("Whether the router mappings apply to the router's probabilities or logits.")
     ] = "probs"

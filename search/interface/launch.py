@@ -44,7 +44,7 @@ class LaunchRequest(Request):
     store: Annotated[
         str | InstanceOf[Store] | None,
         about(
-            "SQLAlchemy URL of the store, made if need be; the configuration's if left out. Or "
+            "SQLAlchemy URL of the store, made if need be; default: the configuration's. Or "
             "http(s) URL of a server, which launches its own configuration of this name."
         ),
         Flag("--store --server", kind=str, variables=(SERVER_VARIABLE, STORE_VARIABLE)),
@@ -55,7 +55,7 @@ class LaunchRequest(Request):
         bool, about("Continue the search of this name if it exists. The command exits with 0 if it is stopped.")
     ] = False
     search_id: Annotated[
-        str | None, about("Id of the search, which continues if it exists; a fresh one if left out."), Flag("--id")
+        str | None, about("Id of the search, which continues if it exists; default: a new one."), Flag("--id")
     ] = None
 
     def answer(self, *, observer: Watcher = SILENT) -> FinalTable:

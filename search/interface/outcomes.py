@@ -10,10 +10,9 @@ import numpy as np
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.scoring import Answer
-from moevolve.evaluators.types import Example
-from moevolve.evaluators.types import Split as AnySplit
+from moevolve.evaluators.types import Example, Split
 from moevolve.search.config.run import LONGEST_NAME
-from moevolve.search.interface.parameters import IndividualRef, Split, Task
+from moevolve.search.interface.parameters import IndividualRef, Task, TaskSplit
 from moevolve.search.interface.request import Request, about, record
 from moevolve.search.loop.scores import FULL, outcomes_of
 from moevolve.search.running.candidates import find_candidate, prepared_split
@@ -79,7 +78,7 @@ class Outcomes:
     """
 
     task: str
-    split: AnySplit
+    split: Split
     models: tuple[str, str]
     examples: int
     counts: dict[str, int]
@@ -103,7 +102,7 @@ class OutcomesRequest(Request):
     individual: IndividualRef
     _: KW_ONLY
     task: Task
-    split: Split = "test"
+    split: TaskSplit = "test"
     against: Annotated[
         str,
         about(

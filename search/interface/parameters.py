@@ -34,9 +34,9 @@ IndividualRef = Annotated[
 IndividualOrFull = Annotated[
     str, about("The individual as SEARCH:INDEX, or `full` for the unedited model."), Flag(metavar="INDIVIDUAL|full")
 ]
-SearchOfFull = Annotated[str | None, about("With `full`, the search whose model is meant.")]
+SearchOfFull = Annotated[str | None, about("With `full`, the search whose model it is.")]
 Task = Annotated[str, about("Any task, or NAME@FITNESS; also one that the search did not use.")]
-Split = Annotated[ScoredSplit, about("Split of the task.")]
+TaskSplit = Annotated[ScoredSplit, about("Split of the task.")]
 ModelPath = Annotated[
     str | None,
     about("The search's checkpoint (folder or hub id), if it isn't where the store says."),
@@ -44,26 +44,23 @@ ModelPath = Annotated[
 ]
 ModelDevice = Annotated[
     Device | None,
-    about(
-        "Where to hold the model. The search's device is taken if left out, or the CPU if that was "
-        "a GPU and there is none."
-    ),
+    about("Where to hold the model; default: the search's device, or the CPU if that was a GPU and there is none."),
 ]
-ModelDtype = Annotated[Dtype | None, about("Dtype of the parameters, the search's if left out.")]
+ModelDtype = Annotated[Dtype | None, about("Dtype of the parameters; default: the search's.")]
 ExportForm = Annotated[
     CheckpointForm | None,
     about(
         "`source` copies the kept experts' bytes, in the checkpoint's own format; `stock` is a plain "
-        "`transformers` checkpoint; `native` has its own modelling code. If this is left out, an individual that only "
-        "leaves experts of a quantised checkpoint out is `source`, others are `stock` where that is exact. `mask` "
-        "writes only router biases, with which the checkpoint never chooses a pruned expert."
+        "`transformers` checkpoint; `native` has its own modelling code; `mask` writes only router biases, with which "
+        "the checkpoint never chooses a pruned expert. Default: `source` for an individual that only prunes experts of "
+        "a quantised checkpoint, `stock` for others where that is exact."
     ),
 ]
 Mtp = Annotated[
     MtpLayers | None,
     about(
-        "What the `source` form does with layers for multi-token prediction: `drop` (if left out) leaves "
-        "them out, `prune` keeps the same experts of them as of the last MoE layer, `keep` copies them whole."
+        "What the `source` form does with layers for multi-token prediction: `drop` (default) writes none, "
+        "`prune` keeps the same experts of them as of the last MoE layer, `keep` copies them whole."
     ),
 ]
 Requantise = Annotated[
@@ -89,14 +86,14 @@ RunFile = Annotated[
     str | Path | InstanceOf[RunConfig], about("Run configuration (YAML)."), Flag(metavar="CONFIG", kind=Path)
 ]
 """What to search. Python also takes a configuration that was read before."""
-NewSearchName = Annotated[str | None, about("Name of the search; the configuration's if left out.")]
+NewSearchName = Annotated[str | None, about("Name of the search; default: the configuration's.")]
 RayAddress = Annotated[
-    str | None, about("Ray cluster to join (`auto` or host:port). Ray is started on this machine if it is left out.")
+    str | None, about("Ray cluster to join (`auto` or host:port); default: start Ray on this machine.")
 ]
 Insecure = Annotated[bool, about("Go on although everyone who reaches the cluster can run programs on it.")]
 NewStore = Annotated[
     str | InstanceOf[Store] | None,
-    about("SQLAlchemy URL of the store, made if need be; the configuration's if left out."),
+    about("SQLAlchemy URL of the store, made if need be; default: the configuration's."),
     Flag(kind=str, variables=(STORE_VARIABLE,)),
 ]
 """Where a search goes. Python also takes an open store."""

@@ -42,10 +42,10 @@ class EstimateRequest(Request):
     ] = None
     prompt_tokens: Annotated[int | None, about("Length of every prompt, instead of the tasks' data.", ge=1)] = None
     new_tokens: Annotated[
-        int | None, about("With prompt_tokens, length of every answer; the task's limit if left out.", ge=1)
+        int | None, about("With prompt_tokens, length of every answer; default: the task's limit.", ge=1)
     ] = None
     examples: Annotated[
-        int | None, about("With prompt_tokens, rows of every split; those of the task's file if left out.", ge=1)
+        int | None, about("With prompt_tokens, rows of every split; default: those of the task's file.", ge=1)
     ] = None
     pilot: Annotated[
         int | None,

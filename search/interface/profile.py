@@ -17,7 +17,7 @@ from moevolve.search.config.run import TaskSection
 from moevolve.search.drawing import check_format, save
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.interface.opening import opened_reader
-from moevolve.search.interface.parameters import ModelDtype, ModelPath, OnStage, SearchOfFull, Split
+from moevolve.search.interface.parameters import ModelDtype, ModelPath, OnStage, SearchOfFull, TaskSplit
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL
 from moevolve.search.report.fitness import speed_figure
@@ -72,20 +72,20 @@ class ProfileRequest(Request):
     batch_sizes: Annotated[
         Sequence[Annotated[int, Field(ge=1)]],
         BeforeValidator(_parsed_sizes),
-        about("Numbers of sequences per batch; 1,8,32 if left out.", min_length=1),
+        about("Numbers of sequences per batch; default: 1,8,32.", min_length=1),
         Flag(metavar="N,N...", kind=str),
     ] = (1, 8, 32)
     prompt_tokens: Annotated[
-        int | None, about("Length of arbitrary prompts; half of the model's positions, at most 512, if left out.", ge=1)
+        int | None, about("Length of arbitrary prompts; default: half of the model's positions, at most 512.", ge=1)
     ] = None
     new_tokens: Annotated[
-        int | None, about("Decoding steps after the prompt; the task's limit, or 32 without a task, if left out.", ge=1)
+        int | None, about("Decoding steps after the prompt; default: the task's limit, or 32 without a task.", ge=1)
     ] = None
     task: Annotated[str | None, about("Run this task's prompts instead of arbitrary tokens.")] = None
-    split: Split = "test"
+    split: TaskSplit = "test"
     timed_runs: Annotated[int, about("Timed runs per batch size, of which the median is reported.", ge=1)] = 5
     device: Annotated[Device, about("Where to run the models.")] = "auto"
-    threads: Annotated[int | None, about("CPU threads of torch; torch's default if left out.", ge=1)] = None
+    threads: Annotated[int | None, about("CPU threads of torch; default: torch's own.", ge=1)] = None
     search: SearchOfFull = None
     model: ModelPath = None
     trust_remote_code: Annotated[bool, about("Let modelling code in a checkpoint's folder run.")] = False
@@ -93,8 +93,7 @@ class ProfileRequest(Request):
     one_at_a_time: Annotated[
         bool | None,
         about(
-            "Hold one model in memory at a time (drift isn't shared), or all of them. If this is left out, "
-            "all are held where there is ample memory."
+            "Hold one model in memory at a time (drift isn't shared), or all of them; default: all if memory is ample."
         ),
         Flag("--one-at-a-time/--all-loaded"),
     ] = None

@@ -35,7 +35,7 @@ class BestRequest(Request):
 
     route = "/best"
     _: KW_ONLY
-    task: Annotated[str | None, about("Task to rank for; all if left out.", max_length=200)] = None
+    task: Annotated[str | None, about("Task to rank for; default: all.", max_length=200)] = None
     experts: Annotated[Count, about("List only configurations with this many experts, or blocks.")] = None
     active: Annotated[Count, about("List only configurations with this many active experts.")] = None
     search: Annotated[str | None, about("List only individuals of this search.", max_length=LONGEST_NAME)] = None

@@ -57,7 +57,7 @@ class RecipeRequest(Request):
     individual: IndividualRef
     _: KW_ONLY
     output: Annotated[
-        str | Path | None, about("New file; nothing is written if left out."), Flag("--output -o", "FILE", Path)
+        str | Path | None, about("New file; default: none is written."), Flag("--output -o", "FILE", Path)
     ] = None
     data: Annotated[
         str | Path | None,
@@ -108,7 +108,7 @@ class ApplyRequest(CheckpointRequest):
         Flag(metavar="FILE", kind=Path),
     ] = None
     device: Annotated[Device | None, about("Where a repair is fitted: a GPU if there is one.")] = None
-    dtype: Annotated[Dtype | None, about("Dtype of the parameters; the recipe's if left out.")] = None
+    dtype: Annotated[Dtype | None, about("Dtype of the parameters; default: the recipe's.")] = None
 
     def answer(self) -> ExportReport:
         from moevolve.workers.checkpoints.fingerprint import check_digests

@@ -45,7 +45,7 @@ class SubmitRequest(Request):
     name: NewSearchName = None
     search_id: Annotated[
         str | None,
-        about("Id of the search; made from the request if left out, so that repeating it is safe."),
+        about("Id of the search; default: made from the request, so that repeating it is safe."),
         Flag("--id"),
     ] = None
     insecure: Insecure = False

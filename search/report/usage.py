@@ -12,7 +12,18 @@ from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.text_files import writing_into
-from moevolve.search.drawing import BLUE, GREY, ORANGE, SEQUENTIAL, blocks_figure, drawing, save, scale_below, spread
+from moevolve.search.drawing import (
+    BLUE,
+    GREY,
+    ORANGE,
+    SEQUENTIAL,
+    blocks_figure,
+    drawing,
+    save,
+    scale_below,
+    shown_note,
+    spread,
+)
 from moevolve.search.genomes.registry import routing_weights_label
 from moevolve.search.results.expert_usage import Analysis
 from moevolve.workers.contract.usage import MixedLayer, RoutedLayer, Usage
@@ -191,7 +202,7 @@ def figures_of(analysis: Analysis) -> dict[str, tuple[Figure, str]]:
     found: dict[str, tuple[Figure, str]] = {}
     if after.routed:
         models = {"individual": after} if before is None else {"full model": before, "individual": after}
-        several = "" if len(after.routed) <= LAYERS else f" {LAYERS} of {len(after.routed)} layers are shown."
+        several = shown_note(len(after.routed), LAYERS, "layers")
         gone = "" if before is None else "; grey experts are gone"
         caption = f"Share of the tokens that chose each expert, in every layer{gone}."
         found["usage"] = map_figure(models), caption

@@ -12,9 +12,9 @@ from moevolve.store.reader import StoreReader
 from moevolve.workers.children.process import ChildProcess
 
 _KEPT = 64
-"""Requests whose answers are kept; the least recently asked for go first."""
+"""Requests whose answers are kept; the least recently used go first."""
 _WAITING = 8
-"""Requests that may wait while one is answered."""
+"""Requests that may wait while one is answered, each with a model to load: more would wait too long."""
 
 
 class AnswerRunner:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 TOKEN = "MOEVOLVE_TOKEN"
 _TIMEOUT_S = 60.0
+"""Longest wait for an answer: a report or a fit over a large search takes many seconds."""
 _POLL_S = 1.0
+"""Seconds between polls of a search, as often as the server's feed looks for changes."""
 _POLLS_WITHOUT_DRIVER = 3
 """Polls that may find no driver although the search hasn't ended: its record and lease are read one after the other."""
 

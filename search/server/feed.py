@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 MAX_WATCHERS = 200
 """Each keeps a connection open for as long as it shows a page."""
 _INTERVAL_S = 1.0
+"""Seconds between queries for changes: people hardly notice shorter ones, and each query reads the store."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from moevolve.store.reader import StoreReader
 
 MAX_POINTS = 2000
+"""Points of a plot at most: more than the pixels of a wide screen show apart."""
 _CACHED_SEARCHES = 8
 """Searches whose fitness stays in memory, at 8 bytes per individual."""
 _UNSETTLED = 4096
@@ -22,7 +23,7 @@ _UNSETTLED = 4096
 class FitnessCurve:
     """Fitness over individuals' indices, in buckets of equal width.
 
-    All tuples have one entry per bucket; buckets without any fitness are left out.
+    All tuples have one entry per bucket; there are none for buckets without any fitness.
 
     Attributes:
         individuals: Highest index that has a fitness, plus 1.

@@ -35,6 +35,7 @@ from moevolve.search.server.settings import Token
 from moevolve.store.events import ASKER
 
 MAX_BODY_BYTES = 1 << 16
+"""Far more than the largest request, a launch with all of its settings, and little enough for many at once."""
 TOO_LARGE = f"a request's body may have {MAX_BODY_BYTES:,} bytes"
 HEADER = "x-moevolve"
 COOKIE = "moevolve"

@@ -15,6 +15,7 @@ from moevolve.store.records import Control, SearchRecord, SearchSummary
 
 T = TypeVar("T")
 _CACHE_SIZE = 64
+"""Number of results that are kept; the least recently made go first."""
 _MAX_AGE_S = 10.0
 """An individual that neither fails nor is the best so far is no event, so cached listings also expire."""
 

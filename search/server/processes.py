@@ -18,6 +18,7 @@ from moevolve.store.events import ASKER_VARIABLE, asker
 from moevolve.store.records import DesiredState
 
 _TAIL_BYTES = 1 << 16
+"""Bytes of a log's end that are read, some hundreds of lines: a page shows no more, and a log may grow for days."""
 _SERVER_VARIABLES = ("MOEVOLVE_SERVER", "MOEVOLVE_TOKEN", "MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
 """Environment variables that commands must not inherit: with them they would ask a server instead of the store."""
 

@@ -1,4 +1,4 @@
-"""The process that serves HTTP requests until it is told to stop."""
+"""The process that serves HTTP requests until it is stopped."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from moevolve.store.repository import Store
 log = logging.getLogger(__name__)
 
 _SHUTDOWN_S = 3
-"""Seconds that requests in progress get when the server stops."""
+"""Seconds that requests in progress get when the server stops: the stream of news would never end by itself."""
 
 
 def serve(settings: ServerSettings, on_ready: Callable[[tuple[str, ...]], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `on_ready` is told the server's URLs once it accepts connections.
+    """Serve until SIGINT or SIGTERM; `on_ready` takes the server's URLs once it accepts connections.
 
     Raises:
         UserError: the address can't be bound, or tokens are missing or can't be read.

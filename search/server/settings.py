@@ -37,6 +37,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 WILDCARDS = ("0.0.0.0", "::")
 """Stand for all addresses of a machine."""
 _MIN_TOKEN_LENGTH = 16
+"""Characters. As hexadecimal digits they are 64 random bits, which can't be guessed over a network."""
 
 
 class ServerSettings(Section):

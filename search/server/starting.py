@@ -13,6 +13,7 @@ from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.records import Control, DesiredState
 
 _POLL_S = 0.5
+"""Seconds between tries to pass a pause on: a driver that has begun evaluates until the next one."""
 
 
 def steer_starting(server: ServerState, search: str, desired_state: DesiredState) -> Control | None:

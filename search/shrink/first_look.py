@@ -17,7 +17,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.shrink.guard import free
-from moevolve.search.shrink.page import Answered, FirstLook, KeptMass, TaskLook
+from moevolve.search.shrink.page import FirstLook, KeptMass, ShownAnswer, TaskLook
 from moevolve.workers.contract.edits import IdentityEdit
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _look(worker: EvaluationWorker, split: PreparedSplit) -> TaskLook:
         answers = worker.answer(IdentityEdit(), replace(free(shown, _SHOWN_TOKENS), thinks=False))[0]
         look = TaskLook(split.task)
     pairs = zip(shown.examples, answers, strict=False)
-    texts = (Answered(row.prompt, row.references[:1], each.text) for row, each in pairs if each.text is not None)
+    texts = (ShownAnswer(row.prompt, row.references[:1], each.text) for row, each in pairs if each.text is not None)
     return replace(look, answers=tuple(texts))
 
 

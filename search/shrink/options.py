@@ -51,7 +51,7 @@ class ShrinkOptions(Request):
             "--speed, generate after prompts of this length."
         ),
     ] = None
-    batch: Annotated[int | None, about("Sequences in that cache, or generated at once; 1 if left out.", ge=1)] = None
+    batch: Annotated[int | None, about("Sequences in that cache, or generated at once; default: 1.", ge=1)] = None
     data: Annotated[
         Sequence[str | Path],
         about(
@@ -64,15 +64,15 @@ class ShrinkOptions(Request):
     tasks: Annotated[Sequence[str], about("An existing task, by name or path; repeatable."), Flag("--task")] = ()
     weights: Annotated[
         Sequence[str],
-        about("Weight of a task in the mean, 1 if left out, by the name of its file; repeatable."),
+        about("Weight of a task in the mean, by the name of its file; default: 1; repeatable."),
         Flag("--weight", "NAME=NUMBER"),
     ] = ()
     output: Annotated[
         str | Path | None,
-        about("New folder of the checkpoint; MODEL and what is to be kept if left out."),
+        about("New folder of the checkpoint; default: MODEL and what is to be kept."),
         Flag("--output -o", "DIR", Path),
     ] = None
-    evaluations: Annotated[int | None, about("Candidates to try; the preset's number if left out.", ge=4)] = None
+    evaluations: Annotated[int | None, about("Candidates to try; default: the preset's number.", ge=4)] = None
     time: Annotated[
         str | None,
         about(
@@ -84,7 +84,7 @@ class ShrinkOptions(Request):
         Literal["none", "auto"] | None,
         about(
             "`auto` repairs what is kept; `none` only leaves experts out, so that a quantised checkpoint "
-            "is copied byte for byte. If this is left out, quantised checkpoints aren't repaired, and others are."
+            "is copied byte for byte. Default: quantised checkpoints aren't repaired, and others are."
         ),
     ] = None
     stock: Annotated[
@@ -108,13 +108,13 @@ class ShrinkOptions(Request):
     guard_tokens: Annotated[
         int | None,
         about(
-            "Longest of these answers, in tokens; as long as the data's longest if this is left out, and at least "
+            "Longest of these answers, in tokens; default: as long as the data's longest, and at least "
             "512, if there is time.",
             ge=16,
         ),
     ] = None
     guard_time: Annotated[
-        str | None, about("Longest time for these answers; a tenth of --time if this is left out, or else 30min.")
+        str | None, about("Longest time for these answers; default: a tenth of --time, or else 30min.")
     ] = None
     max_looping: Annotated[
         float,

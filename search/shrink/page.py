@@ -104,7 +104,7 @@ class TaskCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ShownAnswer:
     """The full model's answer to one prompt.
 
     Attributes:
@@ -136,7 +136,7 @@ class TaskLook:
     rows: int = 0
     score: float | None = None
     least: float | None = None
-    answers: tuple[Answered, ...] = ()
+    answers: tuple[ShownAnswer, ...] = ()
 
     def __str__(self) -> str:
         if self.score is None:

@@ -11,6 +11,9 @@ and additions in a large matrix product of the dtype (float32 for merging) over 
 - route: logits to weights and indices.
 - products: linear layers and whole experts (routing's choice to weighted sum) in float32 on a CPU, in tiles by
   torch and oneDNN, and as torch does by itself.
+- experts: whole experts in bfloat16 on a GPU, by torch's grouped products and by a loop over the experts.
+
+On a GPU shapes are those of Mixtral-8x7B, Qwen3-30B-A3B and GPT-OSS-20B.
 """
 
 from __future__ import annotations
@@ -33,12 +36,16 @@ from moevolve.kernels.routing_rule import RoutingRule
 
 # n, n', values per expert
 MERGES = ((8, 4, 4 << 20), (8, 2, 4 << 20), (16, 8, 2 << 20), (60, 30, 1 << 19))
+PUBLISHED_MERGES = ((8, 4, 28672 * 4096), (128, 64, 1536 * 2048), (32, 16, 5760 * 2880))
 # tokens, n, n', k
 ROUTES = ((8192, 8, 4, 2), (8192, 60, 30, 4))
+PUBLISHED_ROUTES = ((8192, 8, 4, 2), (8192, 128, 64, 8), (8192, 32, 16, 4))
 # tokens, features, outputs
 LINEARS = ((2048, 128, 256), (1024, 128, 8000), (4096, 1024, 1024))
 # tokens, experts, hidden, width, where k is 2
 EXPERTS = ((2048, 4, 128, 128), (2048, 8, 512, 1024))
+# tokens, experts, k, hidden, width
+PUBLISHED_EXPERTS = ((4096, 8, 2, 4096, 14336), (4096, 128, 8, 2048, 768), (4096, 32, 4, 2880, 2880))
 
 Action = Callable[[], object]
 Row = dict[str, str | float]
@@ -101,23 +108,26 @@ def merged_matrix(retained: int, count: int, density: float, generator: torch.Ge
 
 
 def bench_merge(bench: Bench) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        for count, retained, size in MERGES:
+    on_gpu = bench.device == "cuda"
+    for dtype in (torch.bfloat16,) if on_gpu else (torch.float32, torch.bfloat16):
+        for count, retained, size in PUBLISHED_MERGES if on_gpu else MERGES:
             generator = torch.Generator().manual_seed(0)
-            experts = torch.randn((count, size), generator=generator).to(bench.device, dtype)
+            experts = torch.randn((count, size), device=bench.device, dtype=dtype)
             out = torch.empty((retained, size), dtype=dtype, device=bench.device)
             for density in (1.0, 0.35):
                 coefficients = merged_matrix(retained, count, density, generator)
                 used = int(coefficients.count_nonzero())
                 what = f"merge {str(dtype)[6:]} {count} -> {retained}, {used} coefficients"
                 nbytes = (count + retained) * size * experts.element_size()
-                action: dict[str, Action] = {"merge": partial(merge_experts, coefficients, experts, out)}
-                bench.measure(what, nbytes, 2.0 * used * size, torch.float32, action)
+                actions: dict[str, Action] = {"merge": partial(merge_experts, coefficients, experts, out)}
+                if on_gpu:
+                    actions["torch"] = partial(torch.mm, coefficients.to(experts), experts, out=out)
+                bench.measure(what, nbytes, 2.0 * used * size, torch.float32, actions)
 
 
 def bench_route(bench: Bench) -> None:
     rule = RoutingRule(True)
-    for tokens, count, retained, active in ROUTES:
+    for tokens, count, retained, active in PUBLISHED_ROUTES if bench.device == "cuda" else ROUTES:
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn((tokens, count), generator=generator).to(bench.device, torch.bfloat16)
         mapping = merged_matrix(retained, count, 0.35, generator).to(bench.device)
@@ -129,6 +139,23 @@ def bench_route(bench: Bench) -> None:
         ):
             what = f"route {tokens} tokens, {count} -> {retained}, {name}"
             bench.measure(what, nbytes, operations, torch.float32, {"route": route})
+
+
+def bench_experts(bench: Bench) -> None:
+    if bench.device != "cuda":
+        return
+    for tokens, count, active, hidden, width in PUBLISHED_EXPERTS:
+        drawn = partial(torch.randn, device=bench.device, dtype=torch.bfloat16)
+        inputs, weights = drawn(tokens, hidden), drawn(tokens, active)
+        gate_up, down = drawn(count, 2 * width, hidden), drawn(count, hidden, width)
+        chosen = torch.rand(tokens, count, device=bench.device).topk(active).indices
+        ways: dict[str, Action] = {
+            "grouped": partial(torch_experts, inputs, chosen, weights, gate_up, down),
+            "loop": partial(looped_experts, inputs, chosen, weights, gate_up, down),
+        }
+        nbytes = 2.0 * (gate_up.numel() + down.numel() + 2 * inputs.numel())
+        what = f"experts, {tokens} tokens, {active} of {count} experts {hidden} x {width}"
+        bench.measure(what, nbytes, 6.0 * active * tokens * hidden * width, torch.bfloat16, ways)
 
 
 def bench_products(bench: Bench) -> None:
@@ -173,8 +200,19 @@ def torch_experts(inputs: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tens
     return torch.zeros_like(inputs).index_add_(0, rows, outputs * weights.flatten()[order, None])
 
 
+def looped_experts(inputs: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """One product after the other."""
+    outputs = torch.zeros_like(inputs)
+    for expert, (first, second) in enumerate(zip(gate_up, down, strict=True)):
+        rows, rank = (chosen == expert).nonzero(as_tuple=True)
+        gate, up = torch.nn.functional.linear(inputs[rows], first).chunk(2, dim=-1)
+        activated = torch.nn.functional.silu(gate) * up
+        outputs.index_add_(0, rows, torch.nn.functional.linear(activated, second) * weights[rows, rank, None])
+    return outputs
+
+
 def main() -> None:
-    parts = {"merge": bench_merge, "route": bench_route, "products": bench_products}
+    parts = {"merge": bench_merge, "route": bench_route, "products": bench_products, "experts": bench_experts}
     parser = bench.arguments(__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))

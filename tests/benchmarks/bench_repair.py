@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 
 from moevolve.search.config.files import load_run_config
-from moevolve.search.running.launch import set_up_new
+from moevolve.search.running.set_up import set_up
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
 from moevolve.workers.contract.messages import EvaluationRequest
@@ -124,20 +125,17 @@ def random_features(hidden: int, width: int, tokens: int, device: str) -> Expert
     config._experts_implementation = "eager"
     with torch.device("meta"):
         module: Any = MixtralExperts(config)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
+    drawn = partial(torch.randn, generator=generator, device=device)
     shapes = {"gate_up_proj": (4, 2 * width, hidden), "down_proj": (4, hidden, width)}
-    tensors = {
-        name: torch.randn(shape, generator=generator).mul_(shape[2] ** -0.5).to(device)
-        for name, shape in shapes.items()
-    }
-    weights, chosen = torch.randn(tokens, 4, generator=generator).softmax(dim=1).topk(2)
-    inputs = torch.randn(tokens, hidden, generator=generator).to(device)
-    return ExpertFeatures(ExpertNeurons(module, tensors), inputs, weights.to(device), chosen.to(device), None)
+    tensors = {name: drawn(shape).mul_(shape[2] ** -0.5) for name, shape in shapes.items()}
+    weights, chosen = drawn(tokens, 4).softmax(dim=1).topk(2)
+    return ExpertFeatures(ExpertNeurons(module, tensors), drawn(tokens, hidden), weights, chosen, None)
 
 
 def beside_an_evaluation() -> None:
     """The demo's model: random subsets of experts, evaluated on the search split, and repaired before that."""
-    setup = set_up_new(load_run_config(DEMO))
+    setup = set_up(load_run_config(DEMO), "repair")
     config = setup.config
     assert config.model is not None
     worker = EvaluationWorker(config.model, config.engine)

@@ -39,16 +39,20 @@ def test_all_hold_under_the_interpreter() -> None:
         command, env={**environment, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "1 skipped" in done.stdout, done.stdout[-500:]  # this test alone
+    assert "3 skipped" in done.stdout, done.stdout[-500:]  # this test, and products of bfloat16
 
 
 @pytest.mark.gpu
 @runs
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("retained", "count", "size"), [(4, 8, 1021), (1, 1, 3), (21, 13, 1500)])
+@pytest.mark.parametrize(
+    ("retained", "count", "size"), [(4, 8, 1021), (1, 1, 3), (21, 13, 1500), (3, 16, 70), (70, 60, 300)]
+)
 def test_merging(dtype: torch.dtype, retained: int, count: int, size: int) -> None:
     from moevolve.kernels.triton_merge import merge
 
+    if INTERPRETED and dtype == torch.bfloat16 and count >= 16:
+        pytest.skip("the interpreter multiplies the bits of bfloat16")
     generator = torch.Generator().manual_seed(0)
     experts = torch.randn((count, size), generator=generator).to(dtype)
     coefficients = torch.randn((retained, count), generator=generator)
@@ -63,13 +67,13 @@ def test_merging(dtype: torch.dtype, retained: int, count: int, size: int) -> No
 
 @pytest.mark.gpu
 @runs
-@pytest.mark.parametrize(("rows", "size"), [(3, 2100), (21, 1500)])
-def test_every_program_of_a_merge_makes_its_own_part(rows: int, size: int) -> None:
+@pytest.mark.parametrize(("rows", "count", "size"), [(3, 2, 4200), (21, 2, 1500), (70, 17, 300)])
+def test_every_program_of_a_merge_makes_its_own_part(rows: int, count: int, size: int) -> None:
     """The first p programs write the first p parts and nothing else, so no value is written twice."""
     from moevolve.kernels.triton_merge import LaunchGrid, _merge
 
-    launch = LaunchGrid.of(rows, size, itemsize=4)
-    coefficients, source = torch.ones((rows, 2), device=DEVICE), torch.ones((2, size), device=DEVICE)
+    launch = LaunchGrid.of(rows, count, size, itemsize=4)
+    coefficients, source = torch.ones((rows, count), device=DEVICE), torch.ones((count, size), device=DEVICE)
     parts = [
         (slice(row, row + launch.tile), slice(column, column + launch.block))
         for column in range(0, size, launch.block)
@@ -79,9 +83,10 @@ def test_every_program_of_a_merge_makes_its_own_part(rows: int, size: int) -> No
     expected = torch.zeros((rows, size))
     for programs, part in enumerate(parts, start=1):
         assert not expected[part].any()
-        expected[part] = 2
+        expected[part] = count
         out = torch.zeros((rows, size), device=DEVICE)
-        sizes = {"COUNT": 2, "ROWS": launch.tile, "BLOCK": launch.block, "UNROLL": 4}
+        sizes = {"COUNT": count, "ROWS": launch.tile, "BLOCK": launch.block, "UNROLL": 32 if count > 16 else 8}
+        sizes |= {"MANY": count > 16}
         _merge[(programs,)](coefficients, source, out, size, rows, launch.row_tiles, **sizes)
         assert torch.equal(out.cpu(), expected)
     assert expected.all()
@@ -105,6 +110,6 @@ def test_experts_beyond_32_bits_are_reached(tmp_path: Path) -> None:
     for each, values in enumerate(source):
         values.copy_(torch.arange(columns) + 64 * each)
     order = torch.eye(3)[[2, 0, 1]]
-    _merge[(1,)](order, source[0], target[0], size, 3, 1, COUNT=3, ROWS=4, BLOCK=columns, UNROLL=4)
+    _merge[(1,)](order, source[0], target[0], size, 3, 1, COUNT=3, ROWS=4, BLOCK=columns, UNROLL=4, MANY=False)
     for found, old in zip(target, (2, 0, 1), strict=True):
         assert torch.equal(found, source[old])

@@ -75,7 +75,10 @@ def test_merging_loads_sixteen_bytes_at_a_time(tmp_path: Path) -> None:
 
     tensors = {"coefficients": "*fp32", "source": "*bf16", "target": "*bf16", "size": "i32"}
     tensors |= {"rows": "i32", "row_tiles": "i32"}
-    ptx = assembly(_merge, tensors, {"COUNT": 9, "ROWS": 4, "BLOCK": 2048, "UNROLL": 4}, tmp_path)
+    few = {"COUNT": 9, "ROWS": 4, "BLOCK": 4096, "UNROLL": 8, "MANY": False}
+    many = {"COUNT": 60, "ROWS": 32, "BLOCK": 128, "UNROLL": 32, "MANY": True}
+    assert "mma.sync" in assembly(_merge, tensors, many, tmp_path)
+    ptx = assembly(_merge, tensors, few, tmp_path)
     assert "ld.global.v4.b32" in ptx
     assert "st.global.v4.b32" in ptx
     assert "st.local" not in ptx  # nothing spilled

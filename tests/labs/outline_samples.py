@@ -21,6 +21,7 @@ def outline_of(facts: ModelFacts) -> ModelOutline:
         cache_bytes=2 * hidden * facts.dtype_bytes * layers,
         attention_bytes=6 * hidden * facts.dtype_bytes,
         network_bytes=8 * hidden * facts.dtype_bytes,
+        scores_bytes=0,
         repeated_bytes=0,
         caches=True,
         layout="packed",

@@ -7,6 +7,7 @@ network also holds the residual stream after attention.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -55,6 +56,16 @@ def _attention_bytes(attention: Any, hidden: int, size: int) -> tuple[int, int]:
         # Queries are normalised in float32.
         held = max(held, size * (3 * hidden + queries) + _NORMED * queries)
     return held, size * 2 * queries if queries > keys else 0
+
+
+def scores_bytes(layers: Iterable[Any], heads: int, size: int) -> int:
+    """Bytes that `eager` attention with so many heads holds per pair of a query and a key.
+
+    Scores are held with their softmax, in float32 and as cast. Layers with sinks (GPT-OSS) compute all in one dtype,
+    and hold the scores, the scores and sinks less the largest, and their softmax.
+    """
+    sinks = any(hasattr(softmax_attention(layer), "sinks") for layer in layers)
+    return heads * (3 * size if sinks else 2 * size + 4)
 
 
 def attention_widths(attention: Any) -> tuple[int, int, int]:

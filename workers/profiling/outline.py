@@ -18,7 +18,13 @@ from moevolve.workers.families.base import CORRECTION_BIAS
 from moevolve.workers.families.decoder import decoder_of, softmax_attention
 from moevolve.workers.families.layers import find_moe_layers
 from moevolve.workers.model.describe import describe_config, meta_model
-from moevolve.workers.profiling.activations import attention_widths, dense_width, mixer_bytes, network_bytes
+from moevolve.workers.profiling.activations import (
+    attention_widths,
+    dense_width,
+    mixer_bytes,
+    network_bytes,
+    scores_bytes,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,6 +41,8 @@ class ModelOutline:
         attention_bytes: Peak activation memory of a layer's attention, or of the recurrent mixer that it has instead,
             in bytes per position that is run; see `moevolve.workers.profiling.activations`.
         network_bytes: Peak activation memory of a layer's feed-forward network, in bytes per token.
+        scores_bytes: Bytes per pair of a query and a key in the same sequence, which `eager` attention holds; on a CPU
+            it runs in small blocks.
         repeated_bytes: Bytes per cached position of keys and values that attention with a mask repeats.
         caches: True if decoding continues from the KV cache of the pass over answers. With sliding windows this is
             possible only on a CPU, where attention knows each token's position.
@@ -48,6 +56,7 @@ class ModelOutline:
     cache_bytes: int
     attention_bytes: int
     network_bytes: int
+    scores_bytes: int
     repeated_bytes: int
     caches: bool
     layout: Layout
@@ -91,6 +100,8 @@ def outline_model(config: ModelConfig) -> ModelOutline:
         )
         cached = DynamicCache(config=model.config).layers
         packed = config.attn_implementation in KINDS and packs(model, cached)
+        on_cpu = packed and config.device == "cpu"
+        heads, eager = model.config.num_attention_heads, model.config._attn_implementation == "eager"
         return ModelOutline(
             facts=facts,
             layers=len(decoder.layers),
@@ -102,9 +113,10 @@ def outline_model(config: ModelConfig) -> ModelOutline:
             cache_bytes=_cached_values(model) * size,
             attention_bytes=max(held for held, _ in mixers),
             network_bytes=network_bytes(hidden, dense, facts.active, intermediate, size),
+            scores_bytes=0 if on_cpu or not eager else scores_bytes(decoder.layers, heads, size),
             repeated_bytes=max(repeated for _, repeated in mixers),
             # As `moevolve.workers.engine.forward.Forward.rewinds`.
-            caches=(packed and config.device == "cpu") or all(type(layer) is DynamicLayer for layer in cached),
+            caches=on_cpu or all(type(layer) is DynamicLayer for layer in cached),
             layout="packed" if packed else "padded",
             hidden=hidden,
             vocabulary=int(output.weight.shape[0]),

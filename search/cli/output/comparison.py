@@ -26,7 +26,7 @@ def write_markdown(name: str, rows: Sequence[StudyRow], path: Path) -> None:
     parts = []
     for title, headings, body in _tables(name, rows):
         lines = [headings, ["---", *(["---:"] * (len(headings) - 1))], *body]
-        flat = ("| " + " | ".join(_flat(cell) for cell in line) + " |" for line in lines)
+        flat = ("| " + " | ".join(_one_line(cell) for cell in line) + " |" for line in lines)
         parts.append(f"**{title}**\n\n" + "\n".join(flat) + "\n")
     path.write_text("\n".join([*parts, _note(rows), ""]), encoding="utf-8")
 
@@ -56,7 +56,7 @@ def _line(row: StudyRow, score: Score | None) -> list[object]:
     return [*head, *measured, *costs, *tests, " ".join(row.refs), row.failure]
 
 
-def _flat(cell: str) -> str:
+def _one_line(cell: str) -> str:
     return cell.replace("\n+-", " +-").replace("\n(", " (").replace("\n", ", ")
 
 
@@ -64,22 +64,22 @@ def _note(rows: Sequence[StudyRow]) -> str:
     """How to read the tables."""
     tests = [test for row in rows for test in (row.against_full, row.against_baseline) if test is not None]
     over = "examples and seeds" if any(test.seeds > 1 for test in tests) else "examples"
-    said = [
+    sentences = [
         (
             f"test: mean over seeds, 95 % interval over {over}; +- standard deviation over seeds (random draws: over "
             "draws). cost: models evaluated and workers' time for them, per search."
         )
     ]
     if tests:
-        said.append(
+        sentences.append(
             f"p: paired tests on test, over {over}, two-sided, against the full model and the best baseline, corrected "
             "for the tests of one column (Holm)."
         )
     if any(test.seeds == 1 for test in tests):
-        said.append("With one seed, intervals and p say nothing of what another seed would find.")
+        sentences.append("With one seed, intervals and p say nothing of what another seed would find.")
     if any(row.best_by == "search" and row.against_baseline is not None for row in rows):
-        said.append("The best baseline is the best on search where not all were scored on dev.")
-    return " ".join(said)
+        sentences.append("The best baseline is the best on search where not all were scored on dev.")
+    return " ".join(sentences)
 
 
 def _tables(name: str, rows: Sequence[StudyRow]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
@@ -92,8 +92,8 @@ def _tables(name: str, rows: Sequence[StudyRow]) -> Iterator[tuple[str, list[str
         title = ", ".join([name, *([budget] if budget else []), "all tasks: test"])
         here = [row for row in rows if row.budget == budget]
         starred = any(row.against_baseline is not None for row in here)
-        said = "; * another score than the best baseline's, p < 0.05, corrected for all of this table (Holm)"
-        yield title + (said if starred else ""), *_summary(tasks, here)
+        star = "; * another score than the best baseline's, p < 0.05, corrected for all of this table (Holm)"
+        yield title + (star if starred else ""), *_summary(tasks, here)
 
 
 def _best(rows: Sequence[StudyRow]) -> str:
@@ -110,16 +110,16 @@ def _summary(tasks: Sequence[str], rows: Sequence[StudyRow]) -> tuple[list[str],
     body = []
     for label in dict.fromkeys(label for label, _ in found):
         cells = [found.get((label, task)) for task in tasks]
-        body.append([label, *("-" if row is None else _headline(row, corrected[id(row)]) for row in cells)])
+        line = [label]
+        for row in cells:
+            p = None if row is None else corrected[id(row)]
+            line.append("-" if row is None else _mean(row.headline) + (" *" if p is not None and p < 0.05 else ""))
+        body.append(line)
     return ["method", *tasks], body
 
 
-def _headline(row: StudyRow, p: float | None) -> str:
-    return _mean(row.headline) + (" *" if p is not None and p < 0.05 else "")
-
-
 def _table(rows: Sequence[StudyRow]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells; columns that would be empty are left out."""
+    """Headings and cells, without columns that would be empty."""
     tasks = ["", *dict.fromkeys(score.task for row in rows for score in row.scores if score.task)]
     several = any(score.task for row in rows for score in row.scores if score.split != "test")
     columns = {"method": [_label(row) for row in rows]}
@@ -128,7 +128,9 @@ def _table(rows: Sequence[StudyRow]) -> tuple[list[str], list[list[str]]]:
     for task in tasks:
         heading = f"test: {task or 'all'}" if task or several else "test"
         scores = [row.score("test", task) for row in rows]
-        columns[heading] = [_mean(score) if task else _whole(score) for score in scores]
+        columns[heading] = [
+            "-" if score is None else "\n".join(score_lines(score)[: 1 if task else None]) for score in scores
+        ]
     columns["p full\n(Holm)"] = [_p(p) for p in _corrected([row.against_full for row in rows])]
     columns["p baseline\n(Holm)"] = [_p(p) for p in _corrected([row.against_baseline for row in rows])]
     columns["parameters"] = [parameter_count(round(row.parameters)) if row.scores else "-" for row in rows]
@@ -147,10 +149,6 @@ def _label(row: StudyRow) -> str:
     label = row.method if row.baseline or row.method == FULL_LABEL or row.contestant == BEST_LABEL else ""
     label = label or f"{row.method}: {row.contestant}"
     return f"{label}\nfailed: {row.failure}" if row.failure else label
-
-
-def _whole(score: Score | None) -> str:
-    return "-" if score is None else "\n".join(score_lines(score))
 
 
 def _mean(score: Score | None) -> str:

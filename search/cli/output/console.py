@@ -110,8 +110,8 @@ def exit_with_message(
         from moevolve.search.pools.base import StopRequested
 
         asked = error if isinstance(error, StopRequested) else None
-        told = _CANCELLED if asked is not None and asked.status == "cancelled" else interrupted
-        errors.print(told, soft_wrap=True)
+        cancelled = asked is not None and asked.status == "cancelled"
+        errors.print(_CANCELLED if cancelled else interrupted, soft_wrap=True)
         # A second Ctrl-C would end Ray's own end with a traceback. What is registered last is called first.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
         raise typer.Exit(_INTERRUPTED if asked is None else stopped) from None

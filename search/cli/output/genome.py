@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from moevolve.search.cli.output.console import output, print_table
 from moevolve.search.genomes.contract.outline import (
     LayerOutline,
-    OutlineRow,
     outline_rows,
     outline_settings,
 )
@@ -35,21 +34,22 @@ def print_genome(view: GenomeView) -> None:
     headings = "layers" if kept is None else "layers | experts | >kept"
     for label, full in sizes:
         headings += f" | {label}\n(of {full:,})"
-    rows = [
-        _row(row, kept.experts if kept else 0, [full for _, full in sizes])
-        for row in outline_rows(view.outline, view.other)
-    ]
+    rows = []
+    for row in outline_rows(view.outline, view.other):
+        layers = [each for each in (row.one, row.other) if each is not None]
+        cells = [row.layers + (" *" if row.differs else "")]
+        if kept is not None:
+            counts = " / ".join(str(len(each.experts)) for each in layers)
+            cells += [_strip(row.one, row.other, kept.experts), counts]
+        for place, (_, full) in enumerate(sizes):
+            found = [each.sizes[place] for each in layers if len(each.sizes) > place]
+            bar = "=" * round(_BAR * min(1.0, found[0] / full)) if found else ""
+            cells.append(f"{bar:<{_BAR}} " + " / ".join(f"{size:,}" for size in found) if found else "-")
+        rows.append(cells)
     if rows:
         print_table(None, headings, rows)
     if rows and (two or kept is not None):
         output.print(_legend(view.ref, view.against, kept is not None and kept.experts <= _STRIP), soft_wrap=True)
-
-
-def _row(row: OutlineRow, experts: int, full: list[int]) -> list[str]:
-    cells = [row.layers + (" *" if row.differs else "")]
-    if experts:
-        cells += [_strip(row.one, row.other, experts), _counts(row)]
-    return cells + [_size(row, place, whole) for place, whole in enumerate(full)]
 
 
 def _strip(one: LayerOutline | None, other: LayerOutline | None, experts: int) -> str:
@@ -64,20 +64,8 @@ def _strip(one: LayerOutline | None, other: LayerOutline | None, experts: int) -
     return "; ".join(f"{name} {ranges(found)}" for name, found in parts.items() if found)
 
 
-def _counts(row: OutlineRow) -> str:
-    return " / ".join(str(len(each.experts)) for each in (row.one, row.other) if each is not None)
-
-
-def _size(row: OutlineRow, place: int, full: int) -> str:
-    found = [each.sizes[place] for each in (row.one, row.other) if each is not None and len(each.sizes) > place]
-    if not found:
-        return "-"
-    bar = "=" * round(_BAR * min(1.0, found[0] / full))
-    return f"{bar:<{_BAR}} " + " / ".join(f"{size:,}" for size in found)
-
-
 def _legend(ref: str, against: str | None, strips: bool) -> str:
     if against is None:
-        return "experts: # kept, . left out" if strips else "experts: those that are kept"
+        return "experts: # kept, . pruned" if strips else "experts: those that are kept"
     marks = "# both keep it, " if strips else ""
     return f"experts: {marks}+ only {ref}, - only {against}; numbers: {ref} / {against}; * the layers differ"

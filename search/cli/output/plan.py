@@ -30,9 +30,14 @@ def print_plan(report: Estimate) -> None:
         ],
     )
     _print_memory(report)
-    _print_work(report)
+    rows = [[s.task, s.split, f"{s.examples:,}", f"{s.tokens:,}", s.source] for s in report.splits]
+    print_table(None, "evaluated on | split | >prompts | >tokens | lengths", rows)
     if report.repairs:
-        _print_repairs(report)
+        rows = [
+            [f"phase {one.phase}: {one.kind}", f"{one.tokens:,}", memory_size(one.needed), memory_size(one.allowed)]
+            for one in report.repairs
+        ]
+        print_table(None, "repair of a candidate | >tokens | >memory of the largest fit | >allowed", rows)
     if report.pilot is not None:
         output.print(f"the search takes about {duration(report.pilot.hours)} here, by the pilot")
     for note in report.notes:
@@ -51,19 +56,6 @@ def _print_memory(report: Estimate) -> None:
         for row, (device, host) in zip(rows, sizes, strict=True):
             row.extend(map(memory_size, (device, host) if report.on_gpu else (device + host,)))
     print_table(None, headings, rows, (len(titles) - 1,))
-
-
-def _print_work(report: Estimate) -> None:
-    rows = [[s.task, s.split, f"{s.examples:,}", f"{s.tokens:,}", s.source] for s in report.splits]
-    print_table(None, "evaluated on | split | >prompts | >tokens | lengths", rows)
-
-
-def _print_repairs(report: Estimate) -> None:
-    rows = [
-        [f"phase {work.phase}: {work.kind}", f"{work.tokens:,}", memory_size(work.needed), memory_size(work.allowed)]
-        for work in report.repairs
-    ]
-    print_table(None, "repair of a candidate | >tokens | >memory of the largest fit | >allowed", rows)
 
 
 def print_summary(reports: Sequence[Estimate]) -> None:

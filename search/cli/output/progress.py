@@ -53,17 +53,17 @@ def line_observer(name: str, lines: int = _LINES) -> Observer:
     """Make an observer that prints `lines` lines over a whole search."""
     following = 0
 
-    def tell(said: str) -> None:
-        errors.print(f"{name}: {said}", soft_wrap=True)
+    def print_line(line: str) -> None:
+        errors.print(f"{name}: {line}", soft_wrap=True)
 
     def on_progress(progress: SearchProgress) -> None:
         nonlocal following
         part = progress.done * lines // progress.total
         if part >= following and progress.full is not None:
-            tell(f"{progress.phase} {progress.done}/{progress.total} {describe(progress)}")
+            print_line(f"{progress.phase} {progress.done}/{progress.total} {describe(progress)}")
             following = part + 1
 
-    return moevolve.Observer(on_note=tell, on_stage=tell, on_progress=on_progress)
+    return moevolve.Observer(on_note=print_line, on_stage=print_line, on_progress=on_progress)
 
 
 def describe(progress: SearchProgress) -> str:

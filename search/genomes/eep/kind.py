@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.drawing import DIVERGING, MAX_ROWS, drawing, left_out, scale_below, spread, ticks
+from moevolve.search.drawing import DIVERGING, MAX_ROWS, drawing, scale_below, shown_note, spread, ticks
 from moevolve.search.genomes.contract.kind import GenomeFigures, GenomeKind
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.genomes.contract.phases import PhaseConfig
@@ -81,7 +81,7 @@ class EepFigures(GenomeFigures[EepGenome]):
                 axes.set_xlabel("original expert")
             scale_below(figure, image, grid, "coefficient")
         caption = "Rows are new experts: how much of each original expert's routing weight and weights they take."
-        return figure, caption + left_out(genome.space.groups, MAX_ROWS, "groups of layers")
+        return figure, caption + shown_note(genome.space.groups, MAX_ROWS, "groups of layers")
 
     def draw(self, figure: Any, genome: EepGenome, start: EepGenome | None, label: str) -> None:
         """Draw router mapping above, expert merging below, and a column per group of layers."""

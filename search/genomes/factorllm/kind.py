@@ -24,9 +24,9 @@ from moevolve.search.drawing import (
     WIDE,
     drawing,
     label_edges,
-    left_out,
     panels,
     scale_below,
+    shown_note,
     spread,
     ticks,
 )
@@ -146,7 +146,7 @@ class FactorLlmFigures(GenomeFigures[FactorLlmGenome]):
     def page(self, genome: FactorLlmGenome, start: FactorLlmGenome | None) -> tuple[Figure, str]:
         assert start is not None
         caption = "Neurons that each expert has in common with the experts that the search started from."
-        caption += left_out(genome.space.dense.layers, 2 * MAX_ROWS, "layers")
+        caption += shown_note(genome.space.dense.layers, 2 * MAX_ROWS, "layers")
         return partition_figure(genome.express(), start.express()), caption
 
     def outline(self, genome: FactorLlmGenome) -> GenomeOutline:

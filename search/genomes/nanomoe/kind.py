@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.drawing import MAX_ROWS, WIDE, blocks_figure, draw_blocks, left_out
+from moevolve.search.drawing import MAX_ROWS, WIDE, blocks_figure, draw_blocks, shown_note
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.contract.kind import Baseline, GenomeFigures, GenomeKind
@@ -75,7 +75,7 @@ class NanoMoeFigures(GenomeFigures[NanoMoeGenome]):
 
     def page(self, genome: NanoMoeGenome, start: NanoMoeGenome | None) -> tuple[Figure, str]:
         caption = "How far the search moved each block of the mixing matrices from where it started."
-        caption += left_out(len(genome.space.layers), 3 * MAX_ROWS, "linear layers")
+        caption += shown_note(len(genome.space.layers), 3 * MAX_ROWS, "linear layers")
         return blocks_figure(*_mixing(genome)), caption
 
     def outline(self, genome: NanoMoeGenome) -> GenomeOutline:

@@ -204,7 +204,8 @@ def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:
     for one in passes:
         # A cache grows by copying one layer's keys, then its values.
         grown = outline.cache_bytes // (2 * outline.layers)
-        attending = one.tokens * outline.attention_bytes + one.cached * (outline.repeated_bytes + grown)
+        attending = one.tokens * (outline.attention_bytes + one.longest * outline.scores_bytes)
+        attending += one.cached * (outline.repeated_bytes + grown)
         network = one.tokens * outline.network_bytes
         if one.at_once is None:
             widened = 4 if size < 4 else 0

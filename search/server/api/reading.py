@@ -107,9 +107,7 @@ def _check_watchers(server: ServerDep) -> None:
 )
 async def read_news(
     server: ServerDep,
-    search: Annotated[
-        str | None, Query(max_length=LONGEST_NAME, description="Id of a search. All searches if this is left out.")
-    ] = None,
+    search: Annotated[str | None, Query(max_length=LONGEST_NAME, description="Id of a search; default: all.")] = None,
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream news as server-sent events.
 

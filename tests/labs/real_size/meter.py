@@ -94,6 +94,15 @@ class MeteredTensor(Tensor):
     is_cuda = property(lambda self: True)  # type: ignore[assignment]
     is_cpu = property(lambda self: False)  # type: ignore[assignment]
 
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, other: MeteredTensor) -> None:
+        # Torch would exchange the wrapper's own storage, which nobody reads.
+        self.inner, self.block = other.inner, other.block
+
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
         copies = kwargs.pop("copy", False)
         device, dtype, _, layout = torch._C._nn._parse_to(*_where(args), **kwargs)

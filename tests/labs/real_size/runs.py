@@ -54,6 +54,7 @@ def run_config(
     phases: str = "prune",
     init: tuple[str, ...] = (),
     originals: str = "device",
+    batch: int = 2048,
 ) -> RunConfig:
     """A search on a model of the lab.
 
@@ -65,6 +66,7 @@ def run_config(
         phases: `prune`, `merge` (after pruning), `repair` or `tune`.
         init: baselines that the last phase begins with.
         originals: where original experts stay.
+        batch: tokens of a forward pass.
     """
     made = [{"evaluations": 2, "initial": 0, **phase} for phase in _EXPERTS_PHASES[phases]]
     if init:
@@ -78,7 +80,7 @@ def run_config(
         "phases": made,
         "window": 1,
         "workers": {"num_gpus": 1},
-        "engine": {"threads": 1, "batch_tokens": 2048},
+        "engine": {"threads": 1, "batch_tokens": batch},
         "final": {"rerank": 0, "test": False},
     }
     return RunConfig.model_validate(settings)

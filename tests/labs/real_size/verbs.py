@@ -35,6 +35,7 @@ from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.profiling.passes import PromptMeter
 from moevolve.workers.worker import EvaluationWorker
+from real_size.cuda import CudaDevice
 from real_size.meter import MeteredDevice
 from real_size.predicted import predicted
 from real_size.published import SPECS, Spec
@@ -103,7 +104,9 @@ class Row:
 class Session:
     """One process that holds a model, as a worker does, and is asked for one thing after another."""
 
-    def __init__(self, spec: Spec, model: Path, task: Path, originals: str, device: MeteredDevice) -> None:
+    def __init__(
+        self, spec: Spec, model: Path, task: Path, originals: str, device: MeteredDevice | CudaDevice, batch: int = 2048
+    ) -> None:
         """Take a checkpoint; nothing is loaded yet.
 
         Args:
@@ -112,8 +115,10 @@ class Session:
             task: from `write_task`.
             originals: where original experts stay.
             device: within its `installed`.
+            batch: tokens of a forward pass.
         """
         self.spec, self.model, self.task, self.originals, self.device = spec, model, task, originals, device
+        self._batch = batch
         self.worker: EvaluationWorker | None = None
         self._exported = model.with_name(f"{model.name}-exported")
         self._logits: Tensor | None = None
@@ -135,9 +140,8 @@ class Session:
                 failure = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 traceback.print_exc()
                 del error
-            reading = self.device.read()
+            reading, seconds = self.device.read(), time.perf_counter() - began
             planned, planned_host = self._planned(verb)
-            seconds = time.perf_counter() - began
             yield Row(
                 self.spec.name,
                 self.originals,
@@ -174,7 +178,7 @@ class Session:
             phases = _PHASES.get(of or name, "prune")
         section = section | {"calibration_tokens": self._tokens[1]}
         init = (of,) if of and self.spec.retained else ()
-        made = run_config(self.spec, self.model, self.task, section, phases, init, self.originals)
+        made = run_config(self.spec, self.model, self.task, section, phases, init, self.originals, self._batch)
         return as_run_config(made, [f"phases.0.repair.tokens={self._tokens[-1]}"]) if phases == "repair" else made
 
     @cached_property

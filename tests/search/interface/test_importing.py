@@ -230,4 +230,4 @@ def test_what_is_asked_and_what_is_scored_is_shown_without_weights(
     assert row["gold"] in ("A", "B", "C", "D") and "which Answer" in row["prompt"]
     assert row["prompt"].startswith("<s> <unk>"), "wrapped as Mixtral's prompts are, by words that the tokenizer lacks"
     shown = in_process(*command)
-    assert "asked" in shown.stdout and "scored" in shown.stdout and "which Answer" in shown.stdout, shown.stderr
+    assert "prompt" in shown.stdout and "scored" in shown.stdout and "which Answer" in shown.stdout, shown.stderr

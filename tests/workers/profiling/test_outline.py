@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -80,6 +81,15 @@ def test_originals_on_the_host_leave_the_rest_and_the_buffers(
         assert held(loaded.model) == found.weight_bytes - found.experts_bytes + buffers
 
 
+def test_only_eager_attention_outside_of_blocks_holds_scores(model_config: Callable[..., ModelConfig]) -> None:
+    def scores(family: str, device: Literal["cpu", "cuda"], **settings: str) -> int:
+        return outline_model(replace(model_config(family, dtype="bfloat16", **settings), device=device)).scores_bytes
+
+    # An H200 held three tensors of scores in GPT-OSS, for each of 4 heads.
+    assert [scores("gpt_oss", "cuda"), scores("gpt_oss", "cpu"), scores("mixtral", "cuda")] == [4 * 3 * 2, 0, 0]
+    assert scores("mixtral", "cuda", attn_implementation="eager") == 4 * (2 + 4 + 2)
+
+
 @pytest.mark.parametrize("family", HYBRID)
 @torch.no_grad()
 def test_models_with_recurrent_layers_are_outlined(
@@ -97,8 +107,6 @@ def test_models_with_recurrent_layers_are_outlined(
 def test_facts_are_those_of_the_checkpoint_but_for_its_fingerprint(
     outline: Callable[..., ModelOutline], model_config: Callable[..., ModelConfig]
 ) -> None:
-    from dataclasses import replace
-
     for family in ("qwen2_moe", "llama"):
         whole = describe_model(model_config(family))
         assert whole.fingerprint

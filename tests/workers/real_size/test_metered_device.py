@@ -57,6 +57,16 @@ def test_views_of_a_storage_count_once_and_keep_it(device: MeteredDevice) -> Non
     assert device.live == 0
 
 
+def test_parameters_that_get_other_data_compute_with_it(device: MeteredDevice) -> None:
+    linear = nn.Module.to(nn.Linear(3, 2, bias=False), "cuda")
+    loaded, other = linear.weight.data, torch.zeros(2, 3, device="cuda")
+    linear.weight.data = other
+    linear.weight.data[:, 0].copy_(torch.ones(2, device="cuda"))
+    assert linear(torch.ones(1, 3, device="cuda")).tolist() == [[1, 1]] and other[:, 0].tolist() == [1, 1]
+    linear.weight.data = loaded
+    assert not loaded.cpu().equal(other.cpu()) and linear.weight.cpu().equal(loaded.cpu())
+
+
 def test_memory_runs_out_as_on_a_gpu(device: MeteredDevice) -> None:
     held = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
     with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate"):
