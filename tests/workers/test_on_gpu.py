@@ -64,7 +64,7 @@ def test_edits_of_experts(
     tokens: Tensor,
 ) -> None:
     edits: list[Edit] = [edit_of_family(make_edit, family, kind) for kind in ("prune", "both", "mixed", "prune")]
-    check(resident(family), model_config(family, originals=originals), edits, tokens)
+    check(resident(family), model_config(family, expert_offload=originals), edits, tokens)
 
 
 @pytest.mark.parametrize("originals", ["device", "host"])
@@ -79,7 +79,7 @@ def test_repairs_of_experts(
 ) -> None:
     recipe = RepairRecipe(tokens=256, ridge_lambdas=(0.1,))
     edit = RepairedEdit(edit_of_family(make_edit, family, "prune"), recipe, ROWS)
-    check(resident(family), model_config(family, originals=originals), [edit], tokens, 1e-3)
+    check(resident(family), model_config(family, expert_offload=originals), [edit], tokens, 1e-3)
 
 
 def test_edits_of_dense_models(resident: Residents, model_config: Callable[..., ModelConfig], tokens: Tensor) -> None:
