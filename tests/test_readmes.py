@@ -15,7 +15,7 @@ from moevolve.search.cli.app import app
 ROOT = Path(__file__).parents[1]
 PARTS = ("search", "workers", "evaluators", "store", "kernels", "configs")
 ALL = [ROOT / "README.md", *sorted(path for part in (*PARTS, "tests") for path in (ROOT / part).rglob("README.md"))]
-MOST, LARGEST, LARGEST_FIRST = 39, 15 * 1024, 10 * 1024
+MOST, LARGEST, LARGEST_FIRST = 30, 12_000, 10 * 1024
 """How many READMEs there may be, and the bytes of one and of the first one."""
 CHECKED = (".py", ".jinja", ".yaml", ".toml", "/")
 """How backquoted words end that are files or folders of ours."""
