@@ -65,9 +65,7 @@ def scores_bytes(layers: Iterable[Any], size: int) -> int:
     and hold the scores, the scores and sinks less the largest, and their softmax.
     """
     attentions = [attention for layer in layers if (attention := softmax_attention(layer)) is not None]
-    heads = (
-        attention_widths(each)[0] // int(getattr(each, "qk_head_dim", 0) or each.head_dim) for each in attentions
-    )
+    heads = (attention_widths(each)[0] // int(getattr(each, "qk_head_dim", 0) or each.head_dim) for each in attentions)
     sinks = any(hasattr(each, "sinks") for each in attentions)
     return max(heads, default=0) * (3 * size if sinks else 2 * size + 4)
 
