@@ -53,7 +53,8 @@ def _print_page(found: ShrinkResult) -> None:
         output.print(f"{found.table.winner} was not exported; --force exports it all the same", soft_wrap=True)
         return
     layers = f"in each of {found.layers} layers"
-    before = [f"{found.experts_full} {layers}", parameter_count(found.table.parameters_full)]
+    full = f"{found.experts_full} {layers}" if found.experts_full else "dense"
+    before = [full, parameter_count(found.table.parameters_full)]
     after = [f"{found.experts} {layers}", parameter_count(best.parameters)]
     rows = [
         ["before", *before, memory_size(found.weight_bytes)],
