@@ -36,7 +36,7 @@ from moevolve.search.shrink.budget import (
     kept_experts,
     kept_share,
 )
-from moevolve.search.shrink.dense import dense_genome
+from moevolve.search.shrink.dense import dense_settings
 from moevolve.search.shrink.domains import read_domains, render_chats, write_tasks
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.rows import Chat
@@ -76,7 +76,7 @@ class Sizes:
         neurons: Neurons of an expert.
         files: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own form if it has to be that.
         cache_bytes: Bytes of the KV cache per position.
-        dense: The networks of a dense model; None if they can't be divided, and for a mixture of experts.
+        dense: The networks of a dense model; None for a mixture of experts.
     """
 
     experts: int
@@ -182,10 +182,10 @@ def _settings(
     for section in config.tasks:
         section.task()  # a wrong name is refused before the model is described
     sizes: Sizes = probe.call(sizes_of, config, request.stock)
-    if not sizes.experts:
-        data["genome"], text = dense_genome(request, sizes.dense)
+    if sizes.dense is not None:
+        found, text = dense_settings(request, sizes.dense)
         choices.append(text)
-        data = with_preset(data | {"preset": "dense"}, "shrink")
+        data = with_preset(data | found, "shrink")
         if request.repair == "none":
             data["phases"] = [phase | {"repair": None} for phase in data["phases"]]
         return _placed(data, request, probe), choices

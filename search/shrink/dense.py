@@ -1,11 +1,13 @@
-"""What is searched of a dense model: which neurons are active for a token."""
+"""What is searched of a dense model: which neurons are active for a token, or which are kept."""
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.capacity.budget import evenly_divided
 from moevolve.search.shrink.budget import kept_share
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.workers.contract.facts import DenseFacts
@@ -14,36 +16,54 @@ _EXPERTS = 8
 """Experts per network. With half of them active, 8 and 16 have measured alike, and better than 4."""
 
 
-def dense_genome(request: ShrinkOptions, dense: DenseFacts | None) -> tuple[dict[str, Any], str]:
-    """The section `genome` of a dense model's search, and a sentence for people about what was chosen.
+def dense_settings(request: ShrinkOptions, dense: DenseFacts) -> tuple[dict[str, Any], str]:
+    """The genome and the preset of a dense model's search, and a sentence for people about what was chosen.
 
     Raises:
         UserError: The request asks for what only mixtures of experts have, or the networks can't be divided so.
     """
-    given = {"experts": request.experts, "neurons": request.neurons, "size": request.size, "speed": request.speed}
+    given = {"experts": request.experts, "size": request.size, "speed": request.speed}
     for name, value in given.items():
         if value is not None:
             raise UserError(
                 f"--{name} {value}: this model is dense, it has no experts; give --active, such as --active 50%, for a "
-                "mixture of experts of which a token uses that share of the neurons"
+                "mixture of experts of which a token uses that share of the neurons, or --neurons for a narrower model"
             )
-    if dense is None:
-        raise UserError(f"--active {request.active}: the feed-forward networks of this model's family can't be divided")
+    if request.neurons is not None:
+        return _narrower(request.neurons, dense)
     assert request.active is not None
-    share = kept_share(request.active, "--active")
+    return _mixture(request, request.active)
+
+
+def _narrower(wanted: str, dense: DenseFacts) -> tuple[dict[str, Any], str]:
+    share = evenly_divided(kept_share(wanted), dense.width)
+    if not share:
+        raise UserError(f"--neurons {wanted}: that is too little of {dense.width} neurons; give a larger share")
+    kept = round(share * dense.width)
+    # The budget is exact as a decimal, and rounded down it would be that of fewer neurons.
+    genome = {"kind": "tomoe", "budget": math.ceil(share * 1e9) / 1e9}
+    text = f"--neurons {wanted}: every feed-forward network keeps {kept} of {dense.width} neurons"
+    return {"genome": genome, "preset": "narrow"}, text
+
+
+def _mixture(request: ShrinkOptions, wanted: str) -> tuple[dict[str, Any], str]:
+    share = kept_share(wanted, "--active")
     if request.stock:
         raise UserError(
-            f"--stock: --active {request.active} makes a mixture of experts with its own code; leave --stock out. Of a "
-            "Llama or Mistral, `moevolve export SEARCH --form stock --dtype float32` makes a larger Mixtral afterwards"
+            f"--stock: --active {wanted} makes a mixture of experts with its own code; leave --stock out, or give "
+            "--neurons. Of a Llama or Mistral, `moevolve export SEARCH --form stock --dtype float32` makes a larger "
+            "Mixtral afterwards"
         )
     if request.kind != "factorllm":
+        genome = {"kind": "tomoe", "experts": _EXPERTS, "budget": share}
         text = f"{_EXPERTS} overlapping masks of neurons per network (tomoe), one per token"
-        return {"kind": "tomoe", "experts": _EXPERTS, "budget": share}, f"--active {request.active}: {text}"
-    active = Fraction(str(share)) * _EXPERTS
-    if active.denominator != 1:
-        raise UserError(
-            f"--active {request.active}: factorllm makes {_EXPERTS} equal experts; give a multiple of "
-            f"{1 / _EXPERTS:.1%}, or --kind tomoe"
-        )
-    text = f"{_EXPERTS} equal parts of the neurons of every network (factorllm), {active} per token"
-    return {"kind": "factorllm", "experts": _EXPERTS, "active": int(active)}, f"--active {request.active}: {text}"
+    else:
+        active = Fraction(str(share)) * _EXPERTS
+        if active.denominator != 1:
+            raise UserError(
+                f"--active {wanted}: factorllm makes {_EXPERTS} equal experts; give a multiple of "
+                f"{1 / _EXPERTS:.1%}, or --kind tomoe"
+            )
+        genome = {"kind": "factorllm", "experts": _EXPERTS, "active": int(active)}
+        text = f"{_EXPERTS} equal parts of the neurons of every network (factorllm), {active} per token"
+    return {"genome": genome, "preset": "dense"}, f"--active {wanted}: {text}"

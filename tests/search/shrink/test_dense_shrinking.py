@@ -1,4 +1,4 @@
-"""One command on the demo's dense model: a mixture of experts of which a token uses half of the neurons."""
+"""One command on the demo's dense model: a mixture of experts, or a narrower model, with half of its neurons."""
 
 from __future__ import annotations
 
@@ -61,6 +61,25 @@ def test_a_dense_model_becomes_a_mixture_of_experts(tmp_path: Path, kind: str) -
         assert model(torch.tensor([[1, 5, 9]])).logits.isfinite().all()
 
 
+def test_a_dense_model_becomes_a_narrower_one_that_needs_no_code(tmp_path: Path) -> None:
+    page = shrunk(tmp_path, "--neurons", "50%")
+    assert (page["experts_full"], page["experts"], page["written"]["form"]) == (0, 1, "stock")
+    assert page["choices"] == ["--neurons 50%: every feed-forward network keeps 512 of 1024 neurons"]
+    best = page["table"]["entries"][-1]
+    saved = 5 * 3 * 128 * 512
+    assert best["parameters"] == best["active_parameters"] == page["table"]["parameters_full"] - saved
+    assert page["checks"][0]["recovery"] > 0.9
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "small")
+    assert type(model).__name__ == "LlamaForCausalLM" and model.config.intermediate_size == 512
+    assert sum(each.numel() for each in model.parameters()) == best["parameters"]
+    settings = [json.loads((folder / "config.json").read_text()) for folder in (DEMO / "dense", tmp_path / "small")]
+    assert settings[0] | {"intermediate_size": 512, "transformers_version": ""} == settings[1] | {
+        "transformers_version": ""
+    }
+    card = (tmp_path / "small" / "README.md").read_text()
+    assert "whose feed-forward networks have 512 of 1024 neurons" in card and "mixture" not in card
+
+
 def test_a_dry_run_writes_settings_and_none_repairs_nothing(tmp_path: Path, in_process: Any) -> None:
     write_questions(tmp_path / "questions.jsonl")
     command = ("shrink", DEMO / "dense", "--data", "questions.jsonl", "--active", "25%", "--dry-run", *SET)
@@ -76,6 +95,7 @@ def test_a_dry_run_writes_settings_and_none_repairs_nothing(tmp_path: Path, in_p
 @pytest.mark.parametrize(
     ("model", "options", "error"),
     [
+        ("dense", ("--neurons", "0.1%"), "--neurons 0.1%: that is too little of 1024 neurons"),
         ("dense", ("--experts", "50%"), "--experts 50%: this model is dense, it has no experts; give --active"),
         ("dense", ("--size", "1MiB"), "--size 1MiB: this model is dense"),
         ("dense", ("--speed", "2x"), "--speed 2x: this model is dense"),
