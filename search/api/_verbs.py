@@ -7,7 +7,6 @@ from moevolve._runs import run_of
 from moevolve.search.interface.analyse import AnalyseRequest
 from moevolve.search.interface.answers import AnswersRequest, PromptsRequest
 from moevolve.search.interface.compare import CompareRequest
-from moevolve.search.interface.contrast import ContrastRequest
 from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.interface.effects import EffectsRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
@@ -24,6 +23,7 @@ from moevolve.search.interface.report import ReportFileRequest
 from moevolve.search.interface.resume import ResumeRequest, RetryRequest
 from moevolve.search.interface.searches import LabelRequest, SearchesRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest, ShowRequest
+from moevolve.search.interface.study import StudyRequest
 from moevolve.search.interface.submit import LogsRequest, SubmitRequest
 from moevolve.search.server.serve import ServeRequest
 from moevolve.search.shrink.request import ShrinkRequest
@@ -39,11 +39,11 @@ stop = function_of(StopRequest)
 cancel = function_of(CancelRequest)
 scale = function_of(ScaleRequest)
 estimate = watched(function_of(EstimateRequest))
-compare = watched(function_of(CompareRequest))
+study = watched(function_of(StudyRequest))
 
 searches = function_of(SearchesRequest)
 label = function_of(LabelRequest)
-contrast = function_of(ContrastRequest)
+compare = function_of(CompareRequest)
 effects = function_of(EffectsRequest)
 best = function_of(BestRequest)
 pareto = function_of(ParetoRequest)

@@ -13,7 +13,7 @@ from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption
 from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.cli.output.genome import print_genome
 from moevolve.search.genomes.registry import KINDS, part_counts, part_names
-from moevolve.search.interface.contrast import ContrastRequest
+from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.effects import EffectsRequest
 from moevolve.search.interface.plot import PlotFileRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest, TradeoffsRequest
@@ -26,7 +26,7 @@ from moevolve.search.text import flop_count, memory_size, parameter_count, perce
 from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
-    from moevolve import BestRow, Contrast, Effects, IndividualDetail, LineageGraph, Pareto, SearchSummary, TradeOffs
+    from moevolve import BestRow, Comparison, Effects, IndividualDetail, LineageGraph, Pareto, SearchSummary, TradeOffs
     from moevolve.search.interface.tables import Rows
     from moevolve.store.pareto import Mark
     from moevolve.store.records import SearchRecord
@@ -60,8 +60,8 @@ def label(found: SearchRecord, _: LabelRequest) -> None:
     output.print("\n".join([*lines, *(["archived"] if found.archived else [])]), soft_wrap=True)
 
 
-@shows(ContrastRequest)
-def contrast(found: Contrast, _: ContrastRequest) -> None:
+@shows(CompareRequest)
+def compare(found: Comparison, _: CompareRequest) -> None:
     if found.settings:
         headings = ["setting", *(one.name for one in found.searches)]
         rows = [[row.name, *row.values] for row in found.settings]

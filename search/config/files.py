@@ -32,7 +32,7 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     """
     data = read_yaml(path)
     if "base" in data and "methods" in data:
-        raise UserError(f"{path}: this is a study: run it with `moevolve compare`")
+        raise UserError(f"{path}: this is a study: run it with `moevolve study`")
     chosen = [override for override in overrides if override.partition("=")[0] in (PRESET, "genome.kind")]
     for override in chosen:  # they say what the others may change
         apply_override(data, override)

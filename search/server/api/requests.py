@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
 from moevolve.search.genomes.contract.phases import refuse_flags_as_numbers
-from moevolve.search.interface.contrast import ContrastRequest
+from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.control import (
     CancelRequest,
     ControlRequest,
@@ -51,7 +51,7 @@ REQUESTS: tuple[type[Request], ...] = (
     LabelRequest,
     ControlRequest,
     FinalTableRequest,
-    ContrastRequest,
+    CompareRequest,
     EffectsRequest,
     BestRequest,
     ParetoRequest,
@@ -99,7 +99,7 @@ def request_routes() -> APIRouter:
 
 
 def _answer(server: ServerState, request: Any) -> Any:
-    if isinstance(request, ContrastRequest | ParetoRequest):  # they read much, and charts ask for them with each page
+    if isinstance(request, CompareRequest | ParetoRequest):  # they read much, and charts ask for them with each page
         return server.listings.cached(repr(request), partial(request.answer, server.store))
     try:
         return request.answer(server.writer)

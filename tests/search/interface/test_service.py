@@ -15,7 +15,7 @@ from store_samples import judged, scored, search, split
 import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.interface.contrast import ContrastRequest
+from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.control import CancelRequest, ControlRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.interface.effects import EffectsRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
@@ -44,7 +44,7 @@ QUESTIONS: list[Any] = [
     EffectsRequest("lab", limit=3, genes=True),
     BestRequest(task="rte", limit=2),
     BestRequest(search="alpha", by="search"),
-    ContrastRequest(["lab", "alpha"], by="hours"),
+    CompareRequest(["lab", "alpha"], by="hours"),
     ParetoRequest("rte", size="flops", candidates=True),
     TradeoffsRequest("judged"),
     ShowRequest("lab:7"),

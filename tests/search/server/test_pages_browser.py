@@ -32,7 +32,7 @@ FLAGS = (
 )
 MORE = (
     "/individuals/eep:11/answers",
-    "/contrast?searches=eep",
+    "/compare?searches=eep",
     "/launch?configuration=small",
     "/login",
 )
