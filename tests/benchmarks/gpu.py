@@ -382,7 +382,7 @@ def run_all(options: argparse.Namespace) -> int:
         figures.unlink(missing_ok=True)
         (options.out / "gpu.json").write_text(json.dumps(found, indent=1))
         (options.out / "gpu.md").write_text(table(found))
-        print("\n".join(map(line, made)), f"\n{part}: {found['seconds'][part]:.0f} s", flush=True)
+        print("\n".join(line(Figure(**each)) for each in made), f"\n{part}: {found['seconds'][part]:.0f} s", flush=True)
     return 1 if found["failures"] else 0
 
 
@@ -412,15 +412,14 @@ def table(found: dict[str, Any]) -> str:
     """All figures, in Markdown."""
     head = f"{found['machine']}\n\n| part | what | | share | of |\n|---|---|---:|---:|---|\n"
     failed = "".join(f"\n{part} failed: {text.splitlines()[0]}\n" for part, text in found["failures"].items())
-    return head + "\n".join(map(line, found["figures"])) + "\n" + failed
+    return head + "\n".join(line(Figure(**each)) for each in found["figures"]) + "\n" + failed
 
 
-def line(figure: dict[str, Any]) -> str:
-    value = "failed" if figure["value"] is None else f"{figure['value']:,.4g} {figure['unit']}"
-    share = "" if figure["share"] is None else f"{figure['share']:.2f}"
-    return (
-        f"| {figure['part']} | {figure['what']} | {value} | {share} | {figure['yardstick'] or figure['note'][:200]} |"
-    )
+def line(figure: Figure) -> str:
+    value = "failed" if figure.value is None else f"{figure.value:,.4g} {figure.unit}"
+    share = "" if figure.share is None else f"{figure.share:.2f}"
+    said = figure.yardstick or figure.note[:200]
+    return f"| {figure.part} | {figure.what} | {value} | {share} | {said} |"
 
 
 if __name__ == "__main__":

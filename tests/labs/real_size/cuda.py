@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
 from real_size.meter import Reading, private_bytes
@@ -36,8 +33,3 @@ class CudaDevice:
         """Peak of the device since the last `reset`, and how much more of the host is held than then."""
         torch.cuda.synchronize()
         return Reading(self.peak, max(0, private_bytes() - self._host))
-
-    @contextmanager
-    def tagged(self, _: str) -> Iterator[None]:
-        """Nothing is booked by names here."""
-        yield
