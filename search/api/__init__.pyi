@@ -41,7 +41,6 @@ from ._verbs import shrink as shrink
 from ._verbs import stop as stop
 from ._verbs import study as study
 from ._verbs import submit as submit
-from ._verbs import tradeoffs as tradeoffs
 from .evaluators.errors import UserError as UserError
 from .evaluators.tasks.config import TaskConfig as TaskConfig
 from .search.config.run import RunConfig as RunConfig
@@ -52,7 +51,6 @@ from .search.interface.evaluate import Evaluation as Evaluation
 from .search.interface.import_eep import Imported as Imported
 from .search.interface.outcomes import Outcomes as Outcomes
 from .search.interface.rankings import Pareto as Pareto
-from .search.interface.rankings import TradeOffs as TradeOffs
 from .search.interface.recipe_file import Recipe as Recipe
 from .search.interface.show import GenomeView as GenomeView
 from .search.loop.final_table import Entry as Entry

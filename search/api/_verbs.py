@@ -17,7 +17,7 @@ from moevolve.search.interface.outcomes import OutcomesRequest
 from moevolve.search.interface.plan import EstimateRequest
 from moevolve.search.interface.plot import PlotFileRequest
 from moevolve.search.interface.profile import ProfileRequest
-from moevolve.search.interface.rankings import BestRequest, ParetoRequest, TradeoffsRequest
+from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
 from moevolve.search.interface.report import ReportFileRequest
 from moevolve.search.interface.resume import ResumeRequest, RetryRequest
@@ -47,7 +47,6 @@ compare = function_of(CompareRequest)
 effects = function_of(EffectsRequest)
 best = function_of(BestRequest)
 pareto = function_of(ParetoRequest)
-tradeoffs = function_of(TradeoffsRequest)
 show = function_of(ShowRequest)
 genome = function_of(GenomeRequest)
 lineage = function_of(LineageRequest)

@@ -49,7 +49,7 @@ COMMANDS = {
     **dict.fromkeys(("launch", "resume", "retry", "pause", "stop", "cancel", "scale", "logs"), "running"),
     **dict.fromkeys(("plan", "study"), "running"),
     **dict.fromkeys(
-        ("searches", "label", "compare", "effects", "best", "pareto", "tradeoffs", "show", "lineage", "tasks"),
+        ("searches", "label", "compare", "effects", "best", "pareto", "show", "lineage", "tasks"),
         "searches",
     ),
     **dict.fromkeys(("evaluate", "answers", "outcomes"), "models"),

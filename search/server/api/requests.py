@@ -24,7 +24,7 @@ from moevolve.search.interface.control import (
 from moevolve.search.interface.effects import EffectsRequest
 from moevolve.search.interface.outcomes import OutcomesRequest
 from moevolve.search.interface.plot import PlotRequest
-from moevolve.search.interface.rankings import BestRequest, ParetoRequest, TradeoffsRequest
+from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import ReportRequest
 from moevolve.search.interface.request import (
     Request,
@@ -55,7 +55,6 @@ REQUESTS: tuple[type[Request], ...] = (
     EffectsRequest,
     BestRequest,
     ParetoRequest,
-    TradeoffsRequest,
     ShowRequest,
     GenomeRequest,
     LineageRequest,

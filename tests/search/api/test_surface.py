@@ -17,14 +17,14 @@ FUNCTIONS = {
     *("estimate", "evaluate", "export", "genome", "import_eep", "label", "launch", "lineage", "load_study"),
     *("load_config", "logs", "open_reader", "open_store", "outcomes", "pareto", "pause", "plot", "profile"),
     *("prompts", "recipe", "report", "resume", "retry", "scale", "searches", "serve", "show", "shrink", "stop"),
-    *("study", "submit", "tasks", "tradeoffs", "write_analysis"),
+    *("study", "submit", "tasks", "write_analysis"),
 }
 RECORDS = {
     *("Analysis", "Answers", "AskedRow", "BestRow", "Study", "StudyRow", "Comparison", "Control"),
     *("Effects", "Entry", "Estimate", "Evaluation", "ExportReport", "FinalTable", "GenomeView", "Imported"),
     *("IndividualDetail", "LineageGraph", "Observer", "Outcomes", "Pareto", "ProfileReport", "Progress"),
     *("Recipe", "RunConfig", "Score", "SearchSummary", "ShrinkPlan", "ShrinkResult", "Store", "StoreReader"),
-    *("Submitted", "TaskConfig", "TradeOffs"),
+    *("Submitted", "TaskConfig"),
 }
 DB_FUNCTIONS = {"check", "copy", "prune", "upgrade"}
 ERRORS = {"ExportError", "PoolError", "ProfileError", "StoreError", "UserError"}

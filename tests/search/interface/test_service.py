@@ -21,7 +21,7 @@ from moevolve.search.interface.effects import EffectsRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
 from moevolve.search.interface.outcomes import OutcomesRequest
 from moevolve.search.interface.plot import PlotRequest
-from moevolve.search.interface.rankings import BestRequest, ParetoRequest, TradeoffsRequest
+from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import ReportRequest
 from moevolve.search.interface.request import one_line_errors
 from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest
@@ -46,7 +46,7 @@ QUESTIONS: list[Any] = [
     BestRequest(search="alpha", by="search"),
     CompareRequest(["lab", "alpha"], by="hours"),
     ParetoRequest("rte", size="flops", candidates=True),
-    TradeoffsRequest("judged"),
+    ParetoRequest(search="judged"),
     ShowRequest("lab:7"),
     GenomeRequest("lab:7", against="lab:8"),
     LineageRequest("lab:50", depth=2),

@@ -308,7 +308,7 @@ def test_everything_is_reached_by_keyboard(browse: Open, store: Store) -> None:
             reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
         order = [
             reached.index(name)
-            for name in ("Score against size", "do-pause", "do-stop", "do-cancel", "workers", "do-scale")
+            for name in ("Pareto front", "do-pause", "do-stop", "do-cancel", "workers", "do-scale")
         ]
         assert order == sorted(order)
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid", "the focus is seen"
