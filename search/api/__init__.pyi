@@ -23,7 +23,6 @@ from ._verbs import label as label
 from ._verbs import launch as launch
 from ._verbs import lineage as lineage
 from ._verbs import logs as logs
-from ._verbs import outcomes as outcomes
 from ._verbs import pareto as pareto
 from ._verbs import pause as pause
 from ._verbs import plot as plot
@@ -39,6 +38,7 @@ from ._verbs import serve as serve
 from ._verbs import show as show
 from ._verbs import shrink as shrink
 from ._verbs import stop as stop
+from ._verbs import stored_answers as stored_answers
 from ._verbs import study as study
 from ._verbs import submit as submit
 from .evaluators.errors import UserError as UserError
@@ -47,9 +47,9 @@ from .search.config.run import RunConfig as RunConfig
 from .search.config.study import Study as Study
 from .search.interface.answers import Answers as Answers
 from .search.interface.answers import AskedRow as AskedRow
+from .search.interface.answers import StoredAnswers as StoredAnswers
 from .search.interface.evaluate import Evaluation as Evaluation
 from .search.interface.import_eep import Imported as Imported
-from .search.interface.outcomes import Outcomes as Outcomes
 from .search.interface.rankings import Pareto as Pareto
 from .search.interface.recipe_file import Recipe as Recipe
 from .search.interface.show import GenomeView as GenomeView

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moevolve._asking import function_of, watched
 from moevolve._runs import run_of
 from moevolve.search.interface.analyse import AnalyseRequest
-from moevolve.search.interface.answers import AnswersRequest, PromptsRequest
+from moevolve.search.interface.answers import AnswersRequest, PromptsRequest, StoredAnswersRequest
 from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.interface.effects import EffectsRequest
@@ -13,7 +13,6 @@ from moevolve.search.interface.evaluate import EvaluateRequest
 from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.import_eep import ImportEepRequest
 from moevolve.search.interface.launch import LaunchRequest
-from moevolve.search.interface.outcomes import OutcomesRequest
 from moevolve.search.interface.plan import EstimateRequest
 from moevolve.search.interface.plot import PlotFileRequest
 from moevolve.search.interface.profile import ProfileRequest
@@ -54,7 +53,7 @@ lineage = function_of(LineageRequest)
 evaluate = function_of(EvaluateRequest)
 answers = function_of(AnswersRequest)
 prompts = function_of(PromptsRequest)
-outcomes = function_of(OutcomesRequest)
+stored_answers = function_of(StoredAnswersRequest)
 analyse = function_of(AnalyseRequest)
 export = function_of(ExportRequest)
 recipe = function_of(RecipeRequest)

@@ -52,7 +52,7 @@ COMMANDS = {
         ("searches", "label", "compare", "effects", "best", "pareto", "show", "lineage", "tasks"),
         "searches",
     ),
-    **dict.fromkeys(("evaluate", "answers", "outcomes"), "models"),
+    **dict.fromkeys(("evaluate", "answers"), "models"),
     **dict.fromkeys(("export", "recipe", "apply", "import_eep", "profile"), "checkpoints"),
     "plot": "searches",
     "analyse": "models",

@@ -24,7 +24,7 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, BestRow, IndividualRecord, SearchRecord
 from moevolve.workers.contract.facts import DTYPE_BYTES
 
-Count = Annotated[int | None, Field(ge=0, lt=2**31)]
+PartCount = Annotated[int | None, Field(ge=0, lt=2**31)]
 
 
 @record
@@ -38,8 +38,8 @@ class BestRequest(Request):
     route = "/best"
     _: KW_ONLY
     task: Annotated[str | None, about("Task to rank for; default: all.", max_length=200)] = None
-    experts: Annotated[Count, about("List only configurations with this many experts, or blocks.")] = None
-    active: Annotated[Count, about("List only configurations with this many active experts.")] = None
+    experts: Annotated[PartCount, about("List only configurations with this many experts, or blocks.")] = None
+    active: Annotated[PartCount, about("List only configurations with this many active experts.")] = None
     search: Annotated[str | None, about("List only individuals of this search.", max_length=LONGEST_NAME)] = None
     by: Annotated[
         ScoredSplit,
@@ -128,9 +128,7 @@ class ParetoRequest(Request):
         if self.task is not None:
             return (self.task,)
         if self.search is None:
-            raise UserError(
-                "name a task (scores against sizes) or a search (scores on its tasks against each other)"
-            )
+            raise UserError("name a task (scores against sizes) or a search (scores on its tasks against each other)")
         tasks = store.search_tasks(store.search(self.search).id)
         return tuple(task.task for task in tasks if task.split == self.split)
 

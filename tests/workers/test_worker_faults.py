@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.evaluators.fitness.base import Floats
 from moevolve.evaluators.fitness.engine import Engine
 from moevolve.evaluators.fitness.kinds import FITNESSES, Rank
-from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.evaluators.types import Example, Floats, Matching, PreparedSplit
 from moevolve.workers.contract.edits import Calibration, IdentityEdit
 from moevolve.workers.contract.fitting import RowsRecipe
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault

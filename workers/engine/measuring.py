@@ -82,11 +82,13 @@ def calibrate(
     return made.with_cost(_count(rows), time.perf_counter() - started)
 
 
-def _count(rows: Sequence[_Row]) -> int:
+def _count(rows: Sequence[_CalibrationRow]) -> int:
     return sum(len(row.tokens) for row in rows)
 
 
-def _measured(resident: ResidentModel, rows: Sequence[_Row], recipe: CalibrationRecipe, tasks: int) -> Calibration:
+def _measured(
+    resident: ResidentModel, rows: Sequence[_CalibrationRow], recipe: CalibrationRecipe, tasks: int
+) -> Calibration:
     """Measure on some rows, on those of every task apart if the recipe says so."""
     if not isinstance(recipe, PerTaskRecipe):
         return calibrator_of(recipe)(resident, [row.tokens for row in rows], recipe)
@@ -96,7 +98,7 @@ def _measured(resident: ResidentModel, rows: Sequence[_Row], recipe: Calibration
     return Calibration({f"{PER_TASK}{name}": np.stack([arrays[name] for arrays in found]) for name in found[0]})
 
 
-def _stored(rows: Sequence[_Row], recipe: RowsRecipe) -> Calibration:
+def _stored(rows: Sequence[_CalibrationRow], recipe: RowsRecipe) -> Calibration:
     """Store token sequences as a calibration, so that a fit on them can be repeated; see `FitRows` for the arrays.
 
     Raises:
@@ -124,7 +126,7 @@ def token_sequences(engine: GenerationEngine, splits: Sequence[PreparedSplit], l
     return [row.tokens for row in _rows(engine, splits, limit)]
 
 
-class _Row(NamedTuple):
+class _CalibrationRow(NamedTuple):
     """A prompt with its answer.
 
     Attributes:
@@ -138,13 +140,13 @@ class _Row(NamedTuple):
     prompt: int
 
 
-def _rows(engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int) -> list[_Row]:
+def _rows(engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int) -> list[_CalibrationRow]:
     prompts = [engine.tokens_of(split).prompts for split in splits]
     # With answers even fewer prompts reach the limit, so no others need greedy answers.
     needed = Counter(number for number, _ in _in_turn(prompts, limit))
     answered = [engine.answered(split, needed[number]) for number, split in enumerate(splits)]
     places = _in_turn(answered, limit)
-    return [_Row(number, answered[number][row], len(prompts[number][row])) for number, row in places]
+    return [_CalibrationRow(number, answered[number][row], len(prompts[number][row])) for number, row in places]
 
 
 def _in_turn(groups: Sequence[Sequence[Tokens]], limit: int) -> list[tuple[int, int]]:

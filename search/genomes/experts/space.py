@@ -18,11 +18,11 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
 from moevolve.workers.methods.eep.edit import RouterSpace, Until
 
-Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)] | Literal["all"]
+TokenCount = Annotated[int, Field(ge=1, le=MOST_TOKENS)] | Literal["all"]
 """Number of tokens of the `calibration` rows: whole prompts up to that many, or all prompts."""
 
 
-def token_limit(tokens: Tokens) -> int:
+def token_limit(tokens: TokenCount) -> int:
     """Return the limit on tokens that a setting stands for."""
     return ALL_TOKENS if tokens == "all" else tokens
 
@@ -49,12 +49,12 @@ class ExpertsSection(GenomeSection):
     count_format: ClassVar[str] = "{experts} retained, {active} active"
     experts: int | None = Field(None, ge=1, le=MOST_PARTS)
     active: int | None = Field(None, ge=1, le=MOST_PARTS)
-    router_space: Literal["probs", "logits"] = "probs"
+    router_space: RouterSpace = "probs"
     dynamic_skipping: bool = False
-    skipping_tokens: Tokens = 2048
-    calibration_tokens: Tokens = 8192
+    skipping_tokens: TokenCount = 2048
+    calibration_tokens: TokenCount = 8192
     calibration_loss: float = Field(0.002, ge=0, le=1)
-    calibration_most: Tokens = 131072
+    calibration_most: TokenCount = 131072
 
     @property
     def most_active(self) -> tuple[str, int | None]:

@@ -29,7 +29,7 @@ from moevolve.search.genomes.contract.operators import gaussian_noise, select_gr
 from moevolve.search.genomes.contract.phases import PhaseConfig, TunePhase
 from moevolve.workers.contract.facts import LinearFacts, ModelFacts, active_parameters
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
-from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
+from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
 
 
 class NanoMoeSection(GenomeSection):
@@ -51,7 +51,7 @@ class NanoMoeSection(GenomeSection):
     parts: ClassVar[str] = "blocks"
     count_format: ClassVar[str] = "{experts} of inputs and of outputs per layer"
     kind: Literal["nanomoe"]
-    variant: Literal["I", "II", "III", "low_rank"] = "I"
+    variant: Variant = "I"
     blocks: int = Field(4, ge=1, le=1024)
     rank: int = Field(ge=1, le=65535)
     layers: str = "*.mlp.*"

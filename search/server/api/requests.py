@@ -12,6 +12,7 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
 from moevolve.search.genomes.contract.phases import refuse_flags_as_numbers
+from moevolve.search.interface.answers import StoredAnswersRequest
 from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.control import (
     CancelRequest,
@@ -22,7 +23,6 @@ from moevolve.search.interface.control import (
     StopRequest,
 )
 from moevolve.search.interface.effects import EffectsRequest
-from moevolve.search.interface.outcomes import OutcomesRequest
 from moevolve.search.interface.plot import PlotRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import ReportRequest
@@ -60,7 +60,7 @@ REQUESTS: tuple[type[Request], ...] = (
     LineageRequest,
     PlotRequest,
     ReportRequest,
-    OutcomesRequest,
+    StoredAnswersRequest,
     PauseRequest,
     StopRequest,
     CancelRequest,

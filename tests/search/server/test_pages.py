@@ -20,7 +20,7 @@ from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 from waiting import PATIENT_S, until
 
-from moevolve.search.interface.outcomes import OutcomesRequest
+from moevolve.search.interface.answers import StoredAnswersRequest
 from moevolve.search.loop.scores import interval
 from moevolve.search.report.rendering import clock, handle
 from moevolve.search.running.candidates import find_candidate
@@ -125,7 +125,7 @@ def test_answers_are_shown_row_by_row_and_generated_on_request(
 
     monkeypatch.setattr(ChildProcess, "_exchange", reply)
     task = "pick"
-    found = OutcomesRequest("eep:20", task=task, split="search", only="wrong", limit=3).answer(store)
+    found = StoredAnswersRequest("eep:20", task=task, split="search", only="wrong", limit=3).answer(store)
     path = f"/individuals/eep:20/answers?task={task}&split=search&only=wrong&limit=3"
     page = page_of(client, path)
     for count, name in ((found.examples, "rows"), (found.counts["both_wrong"], "both wrong")):
