@@ -31,7 +31,7 @@ class ExpertsSection(GenomeSection):
     """Settings of which experts are kept, and of their measurement.
 
     Attributes:
-        experts: Number of retained experts n' per MoE layer; equally many per routing group if the family has these.
+        experts: Number of kept experts n' per MoE layer; equally many per routing group if the family has these.
             None if it is searched, which not every kind can.
         active: Number of active experts k per token; None keeps the model's, or the most that a token can choose from.
         router_space: Space that the router mapping acts on: `probs` (the paper) or `logits`.
@@ -46,7 +46,7 @@ class ExpertsSection(GenomeSection):
         calibration_most: Largest number of tokens that they are measured on, if there are so many `calibration` rows.
     """
 
-    count_format: ClassVar[str] = "{experts} retained, {active} active"
+    count_format: ClassVar[str] = "{experts} kept, {active} active"
     experts: int | None = Field(None, ge=1, le=MOST_PARTS)
     active: int | None = Field(None, ge=1, le=MOST_PARTS)
     router_space: RouterSpace = "probs"
@@ -69,7 +69,7 @@ class ExpertsSection(GenomeSection):
     def _keeps_the_active_ones(self) -> Self:
         name, active = self.most_active
         if active is not None and self.experts is not None and active > self.experts:
-            raise ValueError(f"{name} {getattr(self, name)} is more than the {self.experts} retained experts")
+            raise ValueError(f"{name} {getattr(self, name)} is more than the {self.experts} kept experts")
         return self
 
 

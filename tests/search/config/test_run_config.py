@@ -55,7 +55,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("windows: unknown key (did you mean `window`?)", {"windows": 4}),
     ("tasks: expected a list, for example [a, b]", {"tasks": "rte"}),
     ("genome: moe is unknown; there are eep, capacity, factorllm, tomoe, nanomoe", {"genome": {"kind": "moe"}}),
-    ("genome: active 4 is more than the 2 retained experts", {"genome": {"experts": 2, "active": 4}}),
+    ("genome: active 4 is more than the 2 kept experts", {"genome": {"experts": 2, "active": 4}}),
     ("phases.0: initial 31 is more than evaluations 3", {"phases": [{"kind": "prune", "evaluations": 3}]}),
     ("engine: tail_tokens 64 must be below max_prompt_tokens 60", {"engine": {"max_prompt_tokens": 60}}),
     ("phases.0.repair: expected a mapping of settings", {"phases": [PRUNING | {"repair": "yes please"}]}),
