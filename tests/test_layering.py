@@ -39,7 +39,7 @@ CONFINED = {
     "torch": ("kernels/", "workers/", "search/genomes/eep/coefficients.py"),
     "transformers": ("workers/",),
     "triton": ("kernels/",),
-    "uvicorn": ("search/server/run.py", "search/server/connections.py"),
+    "uvicorn": ("search/server/serve.py", "search/server/connections.py"),
 }
 
 

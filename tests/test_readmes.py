@@ -15,7 +15,8 @@ from moevolve.search.cli.app import app
 ROOT = Path(__file__).parents[1]
 PARTS = ("search", "workers", "evaluators", "store", "kernels", "configs")
 ALL = [ROOT / "README.md", *sorted(path for part in (*PARTS, "tests") for path in (ROOT / part).rglob("README.md"))]
-LARGEST = 10 * 1024
+MOST, LARGEST, LARGEST_FIRST = 30, 12_000, 10 * 1024
+"""How many READMEs there may be, and the bytes of one and of the first one."""
 CHECKED = (".py", ".jinja", ".yaml", ".toml", "/")
 """How backquoted words end that are files or folders of ours."""
 ELSEWHERE = {"run.yaml", "reviews.yaml", "__init__.py"}
@@ -61,6 +62,16 @@ def missing(paragraph: str, folder: Path) -> list[str]:
     return wrong
 
 
+def leads_somewhere(target: str, readme: Path) -> bool:
+    """Whether a link's file is there, with the heading that it names."""
+    path, _, anchor = target.partition("#")
+    file = readme.parent / path if path else readme
+    if not anchor:
+        return file.exists()
+    headings = re.findall(r"^#+ (.*)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
 def examples(readme: Path) -> Iterator[tuple[str, str]]:
     """Command lines, with the names of their commands."""
     for line in code(readme.read_text(encoding="utf-8")):
@@ -82,21 +93,23 @@ def commands() -> dict[str, Any]:
     }
 
 
-def test_each_opens_with_a_sentence_and_the_first_stays_short() -> None:
+def test_they_are_few_and_short_and_each_opens_with_a_sentence() -> None:
+    assert len(ALL) <= MOST
+    assert ALL[0].stat().st_size <= LARGEST_FIRST
     for readme in ALL:
         title, blank, *lines = readme.read_text(encoding="utf-8").splitlines()
         assert title.startswith("# ") and not blank, readme
         opening = "\n".join(lines).partition("\n\n")[0]
         assert re.match(r"[A-Za-z`].*?[^.][.:](\s|$)", opening, re.DOTALL), (readme, opening)
-    assert ALL[0].stat().st_size <= LARGEST
+        assert readme.stat().st_size <= LARGEST, readme
 
 
 def test_links_lead_somewhere_and_files_that_they_name_are_there() -> None:
     wrong = []
     for readme in ALL:
         text, folder = readme.read_text(encoding="utf-8"), readme.parent
-        local = {each for each in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+://|#", each)}
-        wrong += [(readme, target) for target in local if not (folder / target.partition("#")[0]).exists()]
+        local = {each for each in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+://", each)}
+        wrong += [(readme, target) for target in local if not leads_somewhere(target, readme)]
         wrong += [(readme, name) for paragraph in text.split("\n\n") for name in missing(paragraph, folder)]
     assert wrong == []
 

@@ -52,16 +52,7 @@ def opened_store(store: str | Store, create: bool = False) -> AbstractContextMan
     if isinstance(store, str):
         refuse_server(store)
         return Store.open(store, create)
-    return nullcontext(writable(store))
-
-
-def writable(store: StoreReader) -> Store:
-    """Return an open store as one to write to.
-
-    Raises:
-        StoreError: it was opened for reading only.
-    """
     if not isinstance(store, Store):  # type checkers see it, notebooks don't
         where = without_password(store.url)
         raise StoreError(f"{where} was opened for reading only, and this writes to it: use moevolve.open_store")
-    return store
+    return nullcontext(store)

@@ -1,14 +1,27 @@
-"""Serving a store."""
+"""Serving a store: the process that serves HTTP requests until it is stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Annotated
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.interface.parameters import STORE_VARIABLE
 from moevolve.search.interface.request import Flag, Request, about, record
+from moevolve.search.server.settings import ServerSettings, read_settings
+from moevolve.store.repository import Store
+
+log = logging.getLogger(__name__)
+
+_SHUTDOWN_S = 3
+"""Seconds that requests in progress get when the server stops: the stream of news would never end by itself."""
+
 
 OnReady = Annotated[Callable[[tuple[str, ...]], None], about("Called with the server's URLs once it can be reached.")]
 
@@ -41,8 +54,55 @@ class ServeRequest(Request):
     ] = None
 
     def answer(self, *, on_ready: OnReady = lambda _: None) -> None:
-        from moevolve.search.server.run import serve
-        from moevolve.search.server.settings import read_settings
+        settings = read_settings(
+            self.settings, {name: value for name, value in self.arguments().items() if name != "settings"}
+        )
+        with _listening_socket(settings) as listening, Store.open(settings.store) as store:
+            # Imported here, so that errors in the settings are reported at once.
+            import uvicorn
 
-        changes = {name: value for name, value in self.arguments().items() if name != "settings"}
-        serve(read_settings(self.settings, changes), on_ready)
+            from moevolve.search.server.app import make_app
+            from moevolve.search.server.connections import BACKLOG, BoundedProtocol, raise_file_limit
+
+            raise_file_limit()
+            app = make_app(store, settings)
+            port = listening.getsockname()[1]
+            urls = tuple(f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in settings.names)
+            on_ready(urls)
+            if store.is_new:
+                log.warning("made a new store at %s: there was none", store.location)
+            config = uvicorn.Config(
+                app,
+                http=BoundedProtocol,
+                ws="none",
+                backlog=BACKLOG,
+                log_level="error",  # warnings are about malformed requests, with which strangers could fill the disk
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_SHUTDOWN_S,
+            )
+            with _ignored_signals():
+                uvicorn.Server(config).run([listening])
+
+
+@contextmanager
+def _ignored_signals() -> Iterator[None]:
+    # After a shutdown uvicorn raises the signal again that caused it, but stopping a server is no failure.
+    before = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _listening_socket(settings: ServerSettings) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(found[0], socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(found[4])
+        listening.listen()
+    except OSError as error:
+        raise UserError(f"host {settings.host}, port {settings.port}: {error.strerror or error}") from None
+    return listening

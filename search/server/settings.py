@@ -108,7 +108,11 @@ class ServerSettings(Section):
             UserError: the file can't be read, is readable by others, has a malformed line or no tokens; a token is too
                 short; or other machines can connect and there are no tokens.
         """
-        found = _tokens_of_environment() if self.tokens is None else _read_token_file(self.tokens)
+        if self.tokens is None:
+            given = {scope: os.environ.get(f"MOEVOLVE_{scope.upper()}_TOKEN") for scope in SCOPES}
+            found = {text: Token(scope, f"the {scope} token") for scope, text in given.items() if text}
+        else:
+            found = _read_token_file(self.tokens)
         for token in found:
             if len(token) < _MIN_TOKEN_LENGTH:
                 raise UserError(f"a token of {len(token)} characters can be guessed; use {_MIN_TOKEN_LENGTH} or more")
@@ -197,8 +201,3 @@ def _read_token_file(path: Path) -> dict[str, Token]:
         name = words[1].strip() if words[1:] else f"the {scope} token of line {number}"
         found[words[0]] = Token("write" if scope == "write" else "read", name)
     return found
-
-
-def _tokens_of_environment() -> dict[str, Token]:
-    given = {scope: os.environ.get(f"MOEVOLVE_{scope.upper()}_TOKEN") for scope in SCOPES}
-    return {text: Token(scope, f"the {scope} token") for scope, text in given.items() if text}

@@ -26,7 +26,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -153,10 +152,8 @@ def published_model(part: str, options: argparse.Namespace) -> Iterator[Figure]:
     from real_size.verbs import DENSE_VERBS, UNLOADED, Session
 
     torch.set_num_threads(1)
-    spec = SPECS[part]
-    spec = replace(
-        spec, layers=max(spec.layers, 2 if spec.retained else 1), changes=NARROW[part] if options.rehearse else {}
-    )
+    changes = NARROW[part] if options.rehearse else {}
+    spec = replace(SPECS[part], layers=2 if SPECS[part].retained else 1, changes=changes)
     used: Any = MeteredDevice(80 * 10**9).installed() if options.rehearse else nullcontext(CudaDevice())
     with used as device, tempfile.TemporaryDirectory(prefix="moevolve-gpu-", dir=options.scratch) as scratch:
         started = time.perf_counter()
@@ -190,9 +187,8 @@ def write_texts(directory: Path, rows: int, words: int) -> Path:
 
 def verbs(part: str, session: Any, names: Sequence[str]) -> Iterator[Figure]:
     gc.collect()
-    session.estimate(
-        session.config("merge" if session.spec.retained else "load")
-    )  # kept, so that no verb's time has it
+    # It is kept, so that no verb's time includes it.
+    session.estimate(session.config("merge" if session.spec.retained else "load"))
     for row in session.rows(tuple(names)):
         if row.failure is not None:
             yield Figure(part, row.verb, None, "s", note=f"failed: {row.failure}")
@@ -258,10 +254,8 @@ def pace(part: str, session: Any, card: Card) -> Iterator[Figure]:
         )
         taken = answers - prompts
         what = f"decoding {len(rows.examples)} rows, {size} at once"
-        limit = DECODED * read / card.bytes
-        yield Figure(
-            part, what, len(rows.examples) * DECODED / taken, "tokens/s", limit / taken, "all weights per step"
-        )
+        rate, share = len(rows.examples) * DECODED / taken, DECODED * read / card.bytes / taken
+        yield Figure(part, what, rate, "tokens/s", share, "all weights per step")
 
 
 def plain_passes(resident: Any, tokens: Any, batch_tokens: int) -> Callable[[], None]:
@@ -297,9 +291,8 @@ def repair(part: str, options: argparse.Namespace) -> Iterator[Figure]:
     from bench_repair import fit_layer
 
     device = "cpu" if options.rehearse else "cuda"
-    for hidden, width, tokens in (
-        ((256, 512, 512),) if options.rehearse else ((4096, 14336, 4096), (4096, 14336, 16384))
-    ):
+    hidden, width = (256, 512) if options.rehearse else (4096, 14336)
+    for tokens in (512,) if options.rehearse else (4096, 16384):
         started = time.perf_counter()
         fit_layer("Mixtral-8x7B", hidden, width, tokens, (0.01,), 8 << 30, device)
         what = f"4 experts of {hidden} x {width}, {tokens} tokens"
@@ -321,7 +314,12 @@ def main() -> None:
     parser = bench.arguments(__doc__)
     parser.add_argument("--only", nargs="+", choices=LIMITS, default=list(LIMITS))
     parser.add_argument("--rehearse", action="store_true", help="run narrow models on the CPU")
-    parser.add_argument("--seconds", type=float, default=480, help="time limit of all parts together")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=480,
+        help="time limit of all parts together; a rehearsal has four times as much",
+    )
     parser.add_argument("--out", type=Path, default=Path(".gpu"), help="folder for gpu.json, gpu.md and the logs")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()), help="has room for 7 GB")
     parser.add_argument("--part", choices=LIMITS, help=argparse.SUPPRESS)
@@ -334,56 +332,45 @@ def main() -> None:
 
 
 def run_all(options: argparse.Namespace) -> int:
-    """Run the parts in processes of their own; returns the exit code."""
+    """Run the parts in processes of their own, and write all results after each; returns the exit code."""
     found: dict[str, Any] = {"machine": machine(), "figures": [], "failures": {}, "seconds": {}}
     print(found["machine"], flush=True)
-    ends = time.monotonic() + options.seconds
+    slower = 4 if options.rehearse else 1
+    ends = time.monotonic() + slower * options.seconds
     for part in options.only:
-        log, figures = options.out / f"{part}.log", options.out / f"{part}.jsonl"
-        figures.unlink(missing_ok=True)
-        limit, started = LIMITS[part] * (4 if options.rehearse else 1), time.monotonic()
-        limit = min(limit, ends - started)
-        command = [
-            sys.executable,
-            __file__,
-            "--part",
-            part,
-            "--out",
-            str(options.out),
-            "--scratch",
-            str(options.scratch),
-        ]
-        failure = "no time was left" if limit < 5 else None
-        if failure is None:
-            environment = os.environ | {
-                "HF_HUB_OFFLINE": "1",
-                "TOKENIZERS_PARALLELISM": "false",
-                "PYTHONUNBUFFERED": "1",
-            }
-            with log.open("w") as file:
-                try:
-                    command += ["--rehearse"] * options.rehearse
-                    ended = subprocess.run(
-                        command, timeout=limit, stdout=file, stderr=file, env=environment, check=False
-                    )
-                    failure = f"exit code {ended.returncode}" if ended.returncode else None
-                except subprocess.TimeoutExpired:
-                    failure = f"it took more than {limit:.0f} s"
-        made = [json.loads(line) for line in figures.read_text().splitlines()] if figures.exists() else []
-        found["figures"] += made
-        found["seconds"][part] = time.monotonic() - started
-        if failure is not None:
-            failure += "\n" + (log.read_text(errors="replace")[-3000:] if log.exists() else "")
-        elif any(each["value"] is None for each in made):
+        started = time.monotonic()
+        failure, figures = run_process(part, min(slower * LIMITS[part], ends - started), options)
+        if failure is None and any(each["value"] is None for each in figures):
             failure = "see the notes"
         if failure is not None:
             found["failures"][part] = failure
-            print(f"{part}: {failure}", flush=True)
-        figures.unlink(missing_ok=True)
+        found["figures"] += figures
+        found["seconds"][part] = time.monotonic() - started
         (options.out / "gpu.json").write_text(json.dumps(found, indent=1))
         (options.out / "gpu.md").write_text(table(found))
-        print("\n".join(line(Figure(**each)) for each in made), f"\n{part}: {found['seconds'][part]:.0f} s", flush=True)
+        print("\n".join(line(Figure(**each)) for each in figures))
+        print(f"{part}: {found['seconds'][part]:.0f} s {failure or ''}", flush=True)
     return 1 if found["failures"] else 0
+
+
+def run_process(part: str, limit: float, options: argparse.Namespace) -> tuple[str | None, list[dict[str, Any]]]:
+    """Run a part for so many seconds at most; returns why it failed, with the end of its log, and its figures."""
+    if limit < 5:
+        return "no time was left", []
+    log, figures = options.out / f"{part}.log", options.out / f"{part}.jsonl"
+    figures.unlink(missing_ok=True)
+    command = [sys.executable, "-u", __file__, "--part", part, *["--rehearse"] * options.rehearse]
+    command += ["--out", str(options.out), "--scratch", str(options.scratch)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with log.open("w") as file:
+        try:
+            subprocess.run(command, timeout=limit, stdout=file, stderr=file, env=environment, check=True)
+            failure = None
+        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+            failure = f"{type(error).__name__} after {limit:.0f} s at most\n"
+    made = [json.loads(each) for each in figures.read_text().splitlines()] if figures.exists() else []
+    figures.unlink(missing_ok=True)
+    return failure and failure + log.read_text(errors="replace")[-3000:], made
 
 
 def machine() -> str:
@@ -391,21 +378,16 @@ def machine() -> str:
     import transformers
 
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    return (
-        f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, Python {sys.version.split()[0]}"
-    )
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"{name}, {versions}, Python {sys.version.split()[0]}"
 
 
 def run_part(options: argparse.Namespace) -> None:
     """In the process of a part: write every figure as it comes."""
     with (options.out / f"{options.part}.jsonl").open("a") as file:
-        try:
-            for figure in PARTS[options.part](options.part, options):
-                file.write(json.dumps(asdict(figure)) + "\n")
-                file.flush()
-        except Exception:  # noqa: BLE001 - told by the exit code, and the log has it
-            traceback.print_exc()
-            sys.exit(1)
+        for figure in PARTS[options.part](options.part, options):
+            file.write(json.dumps(asdict(figure)) + "\n")
+            file.flush()
 
 
 def table(found: dict[str, Any]) -> str:

@@ -53,25 +53,25 @@ def check(here: ResidentModel, config: ModelConfig, edits: list[Edit], tokens: T
         assert_close(*pair, tolerance)
 
 
-@pytest.mark.parametrize("originals", ["device", "host", "disk"])
+@pytest.mark.parametrize("expert_offload", ["device", "host", "disk"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_edits_of_experts(
     family: str,
-    originals: str,
+    expert_offload: str,
     resident: Residents,
     model_config: Callable[..., ModelConfig],
     make_edit: Callable[..., EepEdit],
     tokens: Tensor,
 ) -> None:
     edits: list[Edit] = [edit_of_family(make_edit, family, kind) for kind in ("prune", "both", "mixed", "prune")]
-    check(resident(family), model_config(family, originals=originals), edits, tokens)
+    check(resident(family), model_config(family, expert_offload=expert_offload), edits, tokens)
 
 
-@pytest.mark.parametrize("originals", ["device", "host"])
+@pytest.mark.parametrize("expert_offload", ["device", "host"])
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
 def test_repairs_of_experts(
     family: str,
-    originals: str,
+    expert_offload: str,
     resident: Residents,
     model_config: Callable[..., ModelConfig],
     make_edit: Callable[..., EepEdit],
@@ -79,7 +79,7 @@ def test_repairs_of_experts(
 ) -> None:
     recipe = RepairRecipe(tokens=256, ridge_lambdas=(0.1,))
     edit = RepairedEdit(edit_of_family(make_edit, family, "prune"), recipe, ROWS)
-    check(resident(family), model_config(family, originals=originals), [edit], tokens, 1e-3)
+    check(resident(family), model_config(family, expert_offload=expert_offload), [edit], tokens, 1e-3)
 
 
 def test_edits_of_dense_models(resident: Residents, model_config: Callable[..., ModelConfig], tokens: Tensor) -> None:

@@ -58,14 +58,16 @@ def _attention_bytes(attention: Any, hidden: int, size: int) -> tuple[int, int]:
     return held, size * 2 * queries if queries > keys else 0
 
 
-def scores_bytes(layers: Iterable[Any], heads: int, size: int) -> int:
-    """Bytes that `eager` attention with so many heads holds per pair of a query and a key.
+def scores_bytes(layers: Iterable[Any], size: int) -> int:
+    """Bytes that `eager` attention holds per pair of a query and a key, in the layer with the most heads.
 
     Scores are held with their softmax, in float32 and as cast. Layers with sinks (GPT-OSS) compute all in one dtype,
     and hold the scores, the scores and sinks less the largest, and their softmax.
     """
-    sinks = any(hasattr(softmax_attention(layer), "sinks") for layer in layers)
-    return heads * (3 * size if sinks else 2 * size + 4)
+    attentions = [attention for layer in layers if (attention := softmax_attention(layer)) is not None]
+    heads = (attention_widths(each)[0] // int(getattr(each, "qk_head_dim", 0) or each.head_dim) for each in attentions)
+    sinks = any(hasattr(each, "sinks") for each in attentions)
+    return max(heads, default=0) * (3 * size if sinks else 2 * size + 4)
 
 
 def attention_widths(attention: Any) -> tuple[int, int, int]:

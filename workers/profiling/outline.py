@@ -101,7 +101,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
         cached = DynamicCache(config=model.config).layers
         packed = config.attn_implementation in KINDS and packs(model, cached)
         on_cpu = packed and config.device == "cpu"
-        heads, eager = model.config.num_attention_heads, model.config._attn_implementation == "eager"
+        eager = model.config._attn_implementation == "eager"
         return ModelOutline(
             facts=facts,
             layers=len(decoder.layers),
@@ -113,7 +113,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
             cache_bytes=_cached_values(model) * size,
             attention_bytes=max(held for held, _ in mixers),
             network_bytes=network_bytes(hidden, dense, facts.active, intermediate, size),
-            scores_bytes=0 if on_cpu or not eager else scores_bytes(decoder.layers, heads, size),
+            scores_bytes=0 if on_cpu or not eager else scores_bytes(decoder.layers, size),
             repeated_bytes=max(repeated for _, repeated in mixers),
             # As `moevolve.workers.engine.forward.Forward.rewinds`.
             caches=on_cpu or all(type(layer) is DynamicLayer for layer in cached),

@@ -29,7 +29,17 @@ def print_plan(report: Estimate) -> None:
             for size in report.sizes
         ],
     )
-    _print_memory(report)
+    headings = "memory of a worker"
+    for where in report.memory:
+        named = f"\noriginals: {where}" if len(report.memory) > 1 else ""
+        headings += f" | >device{named} | >host{named}" if report.on_gpu else f" | >memory{named}"
+    titles = [item.title for item in next(iter(report.memory.values())).items]
+    rows = [[title] for title in [*titles, "sum"]]
+    for memory in report.memory.values():
+        sizes = [*((item.device, item.host) for item in memory.items), (memory.device, memory.host)]
+        for row, (device, host) in zip(rows, sizes, strict=True):
+            row.extend(map(memory_size, (device, host) if report.on_gpu else (device + host,)))
+    print_table(None, headings, rows, (len(titles) - 1,))
     rows = [[s.task, s.split, f"{s.examples:,}", f"{s.tokens:,}", s.source] for s in report.splits]
     print_table(None, "evaluated on | split | >prompts | >tokens | lengths", rows)
     if report.repairs:
@@ -42,20 +52,6 @@ def print_plan(report: Estimate) -> None:
         output.print(f"the search takes about {duration(report.pilot.hours)} here, by the pilot")
     for note in report.notes:
         output.print(f"- {note}", soft_wrap=True)
-
-
-def _print_memory(report: Estimate) -> None:
-    headings = "memory of a worker"
-    for where in report.memory:
-        named = f"\noriginals: {where}" if len(report.memory) > 1 else ""
-        headings += f" | >device{named} | >host{named}" if report.on_gpu else f" | >memory{named}"
-    titles = [item.title for item in next(iter(report.memory.values())).items]
-    rows = [[title] for title in [*titles, "sum"]]
-    for memory in report.memory.values():
-        sizes = [*((item.device, item.host) for item in memory.items), (memory.device, memory.host)]
-        for row, (device, host) in zip(rows, sizes, strict=True):
-            row.extend(map(memory_size, (device, host) if report.on_gpu else (device + host,)))
-    print_table(None, headings, rows, (len(titles) - 1,))
 
 
 def print_summary(reports: Sequence[Estimate]) -> None:

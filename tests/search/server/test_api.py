@@ -32,7 +32,7 @@ READS: dict[str, tuple[Any, Callable[[Store], Any]]] = {
     "/api/searches/lab-1/events?after=2": (list[Event], lambda store: store.events({"lab-1": 2})),
     "/api/events?limit=3": (list[Event], lambda store: store.latest_events(limit=3)),
 }
-"""What no request of `test_service` asks for."""
+"""What no request of `test_same_over_http.py` asks for."""
 
 
 def test_records_arrive_as_they_are(client: TestClient, lab_store: Store) -> None:
