@@ -200,7 +200,7 @@ def _recipe(store: StoreReader, candidate: Candidate) -> Recipe:
         router_space=base.router_space,
         matrices=None if prunes else packed_matrices(base),
         widths=base.widths,
-        repair=None if repaired is None else repaired.recipe,
+        repair=None if repaired is None else repaired.settings,
         rows=None if repaired is None else packed_rows(repaired.rows),
         skipping=None if base.skip_rows is None else packed_rows(base.skip_rows),
         parameters=detail.individual.parameters,

@@ -26,7 +26,7 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.contract.settings import Dtype, ExpertsImplementation
 from moevolve.workers.methods.eep.edit import EepEdit, RouterSpace, stock_space
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 
 RECIPE = 1
 """Number of the form of our recipes."""
@@ -127,7 +127,7 @@ class Recipe(_Strict):
     router_space: RouterSpace
     matrices: RecipeMatrices | None
     widths: tuple[int, ...] | None
-    repair: RepairRecipe | None
+    repair: RepairSettings | None
     rows: RecipeRows | None
     skipping: RecipeRows | None
     parameters: int | None

@@ -13,9 +13,9 @@ from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING
 from moevolve.search.genomes.contract.arrays import A, ArraySpace
 from moevolve.search.genomes.contract.base import MOST_PARTS, MOST_TOKENS, GenomeSection
 from moevolve.search.genomes.experts.subsets import Subsets
-from moevolve.workers.contract.edits import ALL_TOKENS, CalibrationRecipe
+from moevolve.workers.contract.edits import ALL_TOKENS, Measurement
 from moevolve.workers.contract.facts import ModelFacts
-from moevolve.workers.contract.fitting import FitRows, RowsRecipe
+from moevolve.workers.contract.fitting import FitRows, RowsMeasurement
 from moevolve.workers.methods.eep.edit import RouterSpace, Until
 
 TokenCount = Annotated[int, Field(ge=1, le=MOST_TOKENS)] | Literal["all"]
@@ -83,7 +83,7 @@ class ExpertsSpace(ArraySpace[A]):
         active: Number of active experts k per token after the edit; the largest one if n' is searched, and the mean
             rounded up if layers may differ.
         router_space, dynamic_skipping: See `ExpertsSection`.
-        recipe: Measurements for dynamic skipping, importance and baselines; None if there are none.
+        measurement: Measurements for dynamic skipping, importance and baselines; None if there are none.
     """
 
     experts: int
@@ -91,7 +91,7 @@ class ExpertsSpace(ArraySpace[A]):
     active: int
     router_space: RouterSpace
     dynamic_skipping: bool = False
-    recipe: CalibrationRecipe | None = None
+    measurement: Measurement | None = None
 
     @classmethod
     def checked(cls, section: ExpertsSection, facts: ModelFacts, **own: Any) -> Self:
@@ -115,7 +115,7 @@ class ExpertsSpace(ArraySpace[A]):
             router_space=section.router_space,
             facts=facts,
             dynamic_skipping=skips,
-            recipe=RowsRecipe(token_limit(section.skipping_tokens), "skipping") if skips else None,
+            measurement=RowsMeasurement(token_limit(section.skipping_tokens), "skipping") if skips else None,
             **own,
         )
 

@@ -22,7 +22,7 @@ from moevolve.search.genomes.contract.phases import MergePhase
 from moevolve.search.genomes.eep.space import EepSection
 from moevolve.search.genomes.registry import KINDS
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairRecipe
+from moevolve.workers.methods.repair.edit import NeuronSettings, RepairSettings
 
 PLAIN: dict[str, Any] = {
     "name": "rte-4",
@@ -282,15 +282,15 @@ SPELT = {"ridge_lambdas": [0.5], "neurons": {"shared": False}}
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (True, RepairRecipe()),
+        (True, RepairSettings()),
         (False, None),
-        (SPELT, RepairRecipe((0.5,), neurons=NeuronRecipe(shared=False))),
+        (SPELT, RepairSettings((0.5,), neurons=NeuronSettings(shared=False))),
     ],
 )
-def test_a_repair_is_yes_or_no_or_how(value: Any, expected: RepairRecipe | None, tmp_path: Path) -> None:
+def test_a_repair_is_yes_or_no_or_how(value: Any, expected: RepairSettings | None, tmp_path: Path) -> None:
     phases = [PRUNING | {"repair": value}, {"kind": "merge", "evaluations": 3, "repair": value}, MENDING]
     config = load_run_config(written(tmp_path, phases=phases))
-    assert [phase.repair for phase in config.phases] == [expected, expected, RepairRecipe()]
+    assert [phase.repair for phase in config.phases] == [expected, expected, RepairSettings()]
     back = parse_stored_config(config.canonical_json())
     assert back == config and back.config_hash == config.config_hash
     plain = load_run_config(written(tmp_path, phases=[PRUNING, {"kind": "merge", "evaluations": 3}, MENDING]))

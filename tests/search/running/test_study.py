@@ -29,7 +29,7 @@ from moevolve.search.running.study import run_study
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.methods.repair.edit import RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairSettings
 
 
 def write(tiny: Any, folder: Path, **changes: Any) -> Path:
@@ -116,7 +116,7 @@ def test_baselines_are_compared_as_they_are_repaired_and_with_experts_skipped(ti
     path = write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {"genome.experts": 2}}, seeds=[0])
     study, started = load_study(path), list[LocalPool]()
     found = {cell.method: cell.config.phases[0].repair for cell in study.cells}
-    assert [*found.values()] == [None, RepairRecipe(), RepairRecipe(tokens=60, target="local"), None, None, None]
+    assert [*found.values()] == [None, RepairSettings(), RepairSettings(tokens=60, target="local"), None, None, None]
 
     def make(setup: SearchSetup) -> LocalPool:
         started.append(local_pool(setup))
