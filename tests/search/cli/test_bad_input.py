@@ -112,7 +112,7 @@ def test_a_search_that_is_there_is_not_changed(tiny: Any, tmp_path: Path) -> Non
         assert "only `workers` and `final` settings may change" in message
 
 
-def test_a_comparison_knows_before_it_runs_where_its_tables_cannot_go(tiny: Any, tmp_path: Path) -> None:
+def test_a_study_knows_before_it_runs_where_its_tables_cannot_go(tiny: Any, tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     base = {key: value for key, value in tiny.run_data("x", store=f"sqlite:///{store}").items() if key != "name"}
     path = tmp_path / "compare.yaml"

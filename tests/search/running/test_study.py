@@ -198,7 +198,7 @@ def test_rows_agree_with_the_store(finished: tuple[Study, Path, list[StudyRow]])
             assert row.seconds > 0
 
 
-def test_a_finished_comparison_starts_no_workers_and_refuses_other_settings(
+def test_a_finished_study_starts_no_workers_and_refuses_other_settings(
     finished: tuple[Study, Path, list[StudyRow]],
 ) -> None:
     study, folder, rows = finished
@@ -209,7 +209,7 @@ def test_a_finished_comparison_starts_no_workers_and_refuses_other_settings(
             run(changed, store, no_pool)
 
 
-def test_an_interrupted_comparison_continues(finished: tuple[Study, Path, list[StudyRow]], tmp_path: Path) -> None:
+def test_an_interrupted_study_continues(finished: tuple[Study, Path, list[StudyRow]], tmp_path: Path) -> None:
     study = replace(finished[0], cells=tuple(cell for cell in finished[0].cells if cell.budget == "2 of 4"))
     rows = [row for row in finished[2] if row.budget == "2 of 4"]
 
