@@ -43,7 +43,7 @@ def _narrower(wanted: str, dense: DenseFacts) -> tuple[dict[str, Any], str]:
     # The budget is exact as a decimal, and rounded down it would be that of fewer neurons.
     genome = {"kind": "tomoe", "budget": math.ceil(share * 1e9) / 1e9}
     text = f"--neurons {wanted}: every feed-forward network keeps {kept} of {dense.width} neurons"
-    return {"genome": genome, "preset": "narrow"}, text
+    return {"genome": genome, "preset": "kept-neurons"}, text
 
 
 def _mixture(request: ShrinkOptions, wanted: str) -> tuple[dict[str, Any], str]:
@@ -66,4 +66,4 @@ def _mixture(request: ShrinkOptions, wanted: str) -> tuple[dict[str, Any], str]:
             )
         genome = {"kind": "factorllm", "experts": _EXPERTS, "active": int(active)}
         text = f"{_EXPERTS} equal parts of the neurons of every network (factorllm), {active} per token"
-    return {"genome": genome, "preset": "dense"}, f"--active {wanted}: {text}"
+    return {"genome": genome, "preset": "active-neurons"}, f"--active {wanted}: {text}"

@@ -18,8 +18,13 @@ from moevolve.search.genomes.contract.phases import TunePhase
 from moevolve.search.genomes.factorllm.kind import BASELINES
 from moevolve.search.genomes.factorllm.space import ROUTERS, FactorLlmGenome, FactorLlmSection, FactorLlmSpace
 from moevolve.search.genomes.registry import check_baselines, costs_of, make_space
-from moevolve.workers.contract.edits import CombinedRecipe
-from moevolve.workers.methods.factorllm.edit import CmoeRecipe, FactorLlmEdit, FactorLlmRecipe, MoeficationRecipe
+from moevolve.workers.contract.edits import CombinedMeasurement
+from moevolve.workers.methods.factorllm.edit import (
+    CmoeMeasurement,
+    FactorLlmEdit,
+    FactorLlmMeasurement,
+    MoeficationMeasurement,
+)
 
 
 def routed(edit: FactorLlmEdit, layer: int, x: NDArray[np.float32]) -> list[frozenset[int]]:
@@ -217,15 +222,15 @@ def test_routers_that_were_not_measured_are_the_starts() -> None:
 
 
 def test_only_what_is_needed_is_measured() -> None:
-    def recipe(*init: str, **section: Any) -> Any:
+    def measurement(*init: str, **section: Any) -> Any:
         chosen = FactorLlmSection(kind="factorllm", **({"experts": 8, "active": 5} | section))
-        return make_space(chosen, dense_model(), [TunePhase(evaluations=9, init=init)]).recipe
+        return make_space(chosen, dense_model(), [TunePhase(evaluations=9, init=init)]).measurement
 
-    assert isinstance(recipe("start", "random"), FactorLlmRecipe)
-    both = recipe("cmoe", "moefication", calibration_tokens=99, ridge=0.5)
-    assert isinstance(both, CombinedRecipe) and isinstance(both.parts[0], FactorLlmRecipe)
+    assert isinstance(measurement("start", "random"), FactorLlmMeasurement)
+    both = measurement("cmoe", "moefication", calibration_tokens=99, ridge=0.5)
+    assert isinstance(both, CombinedMeasurement) and isinstance(both.parts[0], FactorLlmMeasurement)
     (added,) = both.parts[1:]
-    assert added.parts == (CmoeRecipe(8, 2, 10, 0.5, 99), MoeficationRecipe(8, 99))
+    assert added.parts == (CmoeMeasurement(8, 2, 10, 0.5, 99), MoeficationMeasurement(8, 99))
 
 
 def test_memory_for_cmoes_counts_is_planned() -> None:
@@ -246,4 +251,4 @@ def test_shared_experts_need_a_bias_and_routed_ones_beside_them() -> None:
         check_baselines([TunePhase(evaluations=9, init=("moefication", "start"))], space)
         with pytest.raises(UserError, match=r"phases.0.init: cmoe has shared experts, which needs genome.router_bias"):
             check_baselines([TunePhase(evaluations=9, init=("cmoe",))], space)
-    check_baselines([TunePhase(evaluations=9, init=("cmoe",))], replace(factorllm_space(), baseline_recipe=None))
+    check_baselines([TunePhase(evaluations=9, init=("cmoe",))], replace(factorllm_space(), baseline_measurement=None))
