@@ -191,8 +191,8 @@ class ShrinkResult:
     Attributes:
         choices: What was chosen for a dense model, how the number of candidates follows from the time that was given,
             and the experts' width from the speed, as sentences.
-        experts_full, experts: Experts per layer before and after; the former is 0 for a dense model, the latter None
-            without a winner.
+        experts_full, experts: Experts per layer before and after; the former is 0 for a dense model, the latter 1 for a
+            narrower one and None without a winner.
         layers: Layers that have them.
         weight_bytes: Size of the checkpoint's weight files.
         first_look: What the full model makes of the data.

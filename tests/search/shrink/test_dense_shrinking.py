@@ -17,6 +17,7 @@ from moevolve.search.shrink import guard
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
 SET = ("--set", "engine.chat_template=none", "--set", "workers.count=1")
+SHORT = ("--evaluations", "4", "--guard-prompts", "7", "--guard-tokens", "16")
 
 
 def write_questions(path: Path) -> None:
@@ -31,11 +32,21 @@ def write_questions(path: Path) -> None:
 def shrunk(folder: Path, *options: str) -> dict[str, Any]:
     """The page of a short search on the dense model."""
     write_questions(folder / "questions.jsonl")
-    short = ("--evaluations", "4", "--guard-prompts", "7", "--guard-tokens", "16", "--json")
     few = [replace(probe, split=probe.split.head(1)) for probe in guard.general_set()]
     with worker_here(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(guard, "general_set", lambda: few)
-        command = ("shrink", DEMO / "dense", "--data", "questions.jsonl", *options, "-o", "small", *SET, *short)
+        command = (
+            "shrink",
+            DEMO / "dense",
+            "--data",
+            "questions.jsonl",
+            *options,
+            "-o",
+            "small",
+            *SET,
+            *SHORT,
+            "--json",
+        )
         done = run_command(folder, *command)
     assert done.returncode == 0, done.stderr
     page: dict[str, Any] = json.loads(done.stdout)
@@ -76,6 +87,8 @@ def test_a_dense_model_becomes_a_narrower_one_that_needs_no_code(tmp_path: Path)
     assert settings[0] | {"intermediate_size": 512, "transformers_version": ""} == settings[1] | {
         "transformers_version": ""
     }
+    again = ("shrink", DEMO / "dense", "--data", "questions.jsonl", "--neurons", "50%", "-o", "small", *SET, *SHORT)
+    assert "dense, narrower" in run_command(tmp_path, *again).stdout
     card = (tmp_path / "small" / "README.md").read_text()
     assert "whose feed-forward networks have 512 of 1024 neurons" in card and "mixture" not in card
 
