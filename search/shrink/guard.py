@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.preparation.registry import split_fitness
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.running.candidates import Candidate, prepared_split
@@ -144,7 +145,7 @@ def _held_out(subject: Candidate, table: FinalTable) -> Iterator[Probe]:
         split = prepared_split(subject, section.name, "test")
         graded = split.metric == "accuracy"
         if split.fitness != "agreement":
-            split = prepared_split(subject, f"{section.name}@agreement", "test")
+            split = prepared_split(subject, f"{split_fitness(section.name)[0]}@agreement", "test")
         recovery, unscored = recovery_of(table, task)
         yield Probe(task, split, recovery, graded=graded, unscored=unscored)
 

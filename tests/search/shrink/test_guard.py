@@ -105,6 +105,20 @@ def test_a_winner_without_a_score_on_test_is_a_fault() -> None:
     assert guard.recovery_of(nothing, "chats") == (None, "the full model's own score is 0"), "any would be as much"
 
 
+def test_a_task_that_names_its_fitness_is_compared_by_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def prepared(subject: Any, name: str, split: str) -> Any:
+        asked.append(name)
+        return SimpleNamespace(metric="geometric_mean", fitness=name.partition("@")[2])
+
+    monkeypatch.setattr(guard, "prepared_split", prepared)
+    subject: Any = SimpleNamespace(config=SimpleNamespace(tasks=[SimpleNamespace(name="texts@perplexity")]))
+    table: Any = SimpleNamespace(tasks=["texts"], best=None, full=None)
+    (probe,) = guard._held_out(subject, table)
+    assert asked == ["texts@perplexity", "texts@agreement"] and probe.split.fitness == "agreement"
+
+
 def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
