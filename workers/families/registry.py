@@ -1,4 +1,4 @@
-"""The supported model families. A new family needs its description in this folder and a line here.
+"""The supported model families. A new family is a description in a list of `mixture.py`, `deepseek.py` or `dense.py`.
 
 A family with a new way of choosing or weighting experts also needs a routing rule in `moevolve.kernels.routing_rule`.
 """
