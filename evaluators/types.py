@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
 Split = Literal["calibration", "search", "dev", "test"]
 Positions = Literal["text", "answer", "greedy"]
 SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")

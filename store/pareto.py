@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import ge
 from typing import Any, Literal
 
+from pydantic import computed_field
 from sqlalchemy import ColumnElement, Connection, Integer, and_, cast, func, select
 
 from moevolve.evaluators.types import SCORED, Split
@@ -38,18 +39,46 @@ def unbeaten(points: Sequence[tuple[float, ...]]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class FrontRow:
+    """A configuration that no other one beats.
+
+    Attributes:
+        index: Index of the earliest individual with this phenotype.
+        scores: Scores in [0, 1], one for each task of the front.
+    """
+
+    search_id: str
+    search_name: str
+    index: int
+    scores: tuple[float, ...]
+    experts: int
+    active: int
+    parameters: int
+    active_parameters: int
+    parameters_full: int
+    summary: str
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def ref(self) -> str:
+        """The reference `name:index`, as the command line takes it."""
+        return f"{self.search_name}:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """A model that wasn't searched.
 
     Attributes:
         label: `full model`, or the operator that made it: `random`, or the name of a one-shot method.
         ref: The individual as SEARCH:INDEX; None for a full model.
+        scores: Scores in [0, 1], one for each task of the front; None where it isn't scored.
         parameters, active_parameters: Its size; None where the store doesn't know it.
     """
 
     label: str
     ref: str | None
-    score: float
+    scores: tuple[float | None, ...]
     parameters: int | None
     active_parameters: int | None
 
@@ -145,13 +174,13 @@ def read_marks(
             .where(mine)
             .order_by(i.idx)
         )
-        found += [Mark(one[1], f"{row.name}:{one[0]}", one[4], one[2], one[3]) for one in connection.execute(first)]
+        found += [Mark(one[1], f"{row.name}:{one[0]}", (one[4],), one[2], one[3]) for one in connection.execute(first)]
         if model not in whole:
             full = select(e.score).where(e.context_id.in_(ids), e.phenotype_hash == FULL_MODEL, e.score.is_not(None))
             size = select(i.parameters_full).where(i.search_id == row.id, i.idx == 0)
             for score in connection.execute(full.order_by(e.context_id.desc()).limit(1)).scalars():
                 parameters = connection.execute(size).scalar()
-                whole[model] = Mark("full model", None, score, parameters, None)
+                whole[model] = Mark("full model", None, (score,), parameters, None)
     return [*whole.values(), *found]
 
 

@@ -15,7 +15,7 @@ from moevolve.evaluators.fitness.scoring import Answer, run_split, transcribe
 from moevolve.evaluators.types import PreparedSplit, SplitResult
 from moevolve.workers.checkpoints.loading import resolve_device
 from moevolve.workers.contract.capacity import NeededMemory, check_room
-from moevolve.workers.contract.edits import ALL_TOKENS, CalibrationRecipe, Edit
+from moevolve.workers.contract.edits import ALL_TOKENS, Edit, Measurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault, WorkerInfo
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.contract.usage import Usage
@@ -104,17 +104,17 @@ class EvaluationWorker:
             failed_on=() if failure is None else failed_on,
         )
 
-    def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
+    def calibrate(self, measurement: Measurement, splits: tuple[PreparedSplit, ...]) -> bytes:
         """Measure a calibration on the unedited model; returns the bytes of a safetensors file.
 
         Raises:
-            UserError: The recipe isn't for models of this kind, or the unedited model fails or gives values that aren't
-                finite.
+            UserError: The measurement isn't for models of this kind, or the unedited model fails or gives values that
+                aren't finite.
         """
         self.resident.revert()
         try:
             with opening(f"model {self.resident.config.path}: it can't be measured"):
-                return calibrate(self.resident, self._engine, recipe, splits).to_bytes()
+                return calibrate(self.resident, self._engine, measurement, splits).to_bytes()
         except CandidateError as error:
             raise UserError(f"the unedited model can't be measured: {error}") from None
 

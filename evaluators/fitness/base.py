@@ -5,14 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from moevolve.evaluators.fitness.engine import Decided, Engine
 from moevolve.evaluators.matching.base import cut
-from moevolve.evaluators.types import Example, Matching, Positions, PreparedSplit
-
-Floats = NDArray[np.float64]
+from moevolve.evaluators.types import Example, Floats, Matching, Positions, PreparedSplit
 
 Reading = Literal["generation", "choices", "texts", "harness"]
 """How a fitness reads the engine, which determines the forward passes of an evaluation.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from moevolve.evaluators.errors import CandidateError
-from moevolve.evaluators.fitness.base import Fitness, Floats
+from moevolve.evaluators.fitness.base import Fitness
 from moevolve.evaluators.fitness.engine import Decided, Engine
 from moevolve.evaluators.matching.registry import make_matcher
-from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.evaluators.types import Example, Floats, Matching, PreparedSplit
 
 # Smallest overlap of two predictions whose logarithm is taken; smaller ones count as this.
 _MIN_OVERLAP = 1e-12

@@ -8,13 +8,12 @@ from typing import Any, cast
 import numpy as np
 
 from moevolve.evaluators.errors import CandidateError
-from moevolve.evaluators.fitness.base import Floats
 from moevolve.evaluators.fitness.engine import Decided, Engine, Generation, never
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.matching.base import cut
 from moevolve.evaluators.matching.registry import MATCHERS
 from moevolve.evaluators.metrics import score
-from moevolve.evaluators.types import PreparedSplit, SplitResult
+from moevolve.evaluators.types import Floats, PreparedSplit, SplitResult
 
 
 def run_split(engine: Engine, split: PreparedSplit) -> SplitResult:

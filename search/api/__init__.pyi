@@ -3,8 +3,8 @@ from ._asking import ask as ask
 from ._asking import open_reader as open_reader
 from ._asking import open_store as open_store
 from ._records import as_data as as_data
-from ._records import load_comparison as load_comparison
 from ._records import load_config as load_config
+from ._records import load_study as load_study
 from ._records import tasks as tasks
 from ._records import write_analysis as write_analysis
 from ._verbs import analyse as analyse
@@ -13,7 +13,6 @@ from ._verbs import apply as apply
 from ._verbs import best as best
 from ._verbs import cancel as cancel
 from ._verbs import compare as compare
-from ._verbs import contrast as contrast
 from ._verbs import effects as effects
 from ._verbs import estimate as estimate
 from ._verbs import evaluate as evaluate
@@ -24,7 +23,6 @@ from ._verbs import label as label
 from ._verbs import launch as launch
 from ._verbs import lineage as lineage
 from ._verbs import logs as logs
-from ._verbs import outcomes as outcomes
 from ._verbs import pareto as pareto
 from ._verbs import pause as pause
 from ._verbs import plot as plot
@@ -40,19 +38,19 @@ from ._verbs import serve as serve
 from ._verbs import show as show
 from ._verbs import shrink as shrink
 from ._verbs import stop as stop
+from ._verbs import stored_answers as stored_answers
+from ._verbs import study as study
 from ._verbs import submit as submit
-from ._verbs import tradeoffs as tradeoffs
 from .evaluators.errors import UserError as UserError
 from .evaluators.tasks.config import TaskConfig as TaskConfig
 from .search.config.run import RunConfig as RunConfig
 from .search.config.study import Study as Study
 from .search.interface.answers import Answers as Answers
 from .search.interface.answers import AskedRow as AskedRow
+from .search.interface.answers import StoredAnswers as StoredAnswers
 from .search.interface.evaluate import Evaluation as Evaluation
 from .search.interface.import_eep import Imported as Imported
-from .search.interface.outcomes import Outcomes as Outcomes
 from .search.interface.rankings import Pareto as Pareto
-from .search.interface.rankings import TradeOffs as TradeOffs
 from .search.interface.recipe_file import Recipe as Recipe
 from .search.interface.show import GenomeView as GenomeView
 from .search.loop.final_table import Entry as Entry
@@ -60,7 +58,7 @@ from .search.loop.final_table import FinalTable as FinalTable
 from .search.loop.final_table import Score as Score
 from .search.pools.base import PoolError as PoolError
 from .search.pools.submit import Submitted as Submitted
-from .search.results.contrast import Contrast as Contrast
+from .search.results.comparison import Comparison as Comparison
 from .search.results.effects import Effects as Effects
 from .search.results.expert_usage import Analysis as Analysis
 from .search.results.study import StudyRow as StudyRow

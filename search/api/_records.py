@@ -12,8 +12,8 @@ from pydantic import BaseModel, TypeAdapter
 
 from moevolve.search.config.files import load_run_config, override_lines
 from moevolve.search.config.run import RunConfig
-from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.parameters import Overrides
+from moevolve.search.interface.study import StudyRequest
 
 if TYPE_CHECKING:
     from moevolve.evaluators.tasks.config import TaskConfig
@@ -31,15 +31,15 @@ def load_config(path: str | Path, overrides: Overrides = ()) -> RunConfig:
     return load_run_config(Path(path), override_lines(overrides))
 
 
-def load_comparison(
+def load_study(
     path: str | Path, *, overrides: Overrides = (), store: str | Store | None = None, address: str | None = None
 ) -> Study:
-    """Read a comparison, to look at it or to `compare`, which has the same parameters.
+    """Read a study, to look at it or to run it with `study`, which has the same parameters.
 
     Raises:
         UserError: the file is missing, isn't YAML, or has an unknown key or a bad value; the message names the field.
     """
-    return CompareRequest(path, overrides=overrides, store=store, address=address).comparison()
+    return StudyRequest(path, overrides=overrides, store=store, address=address).study()
 
 
 def tasks() -> list[TaskConfig]:

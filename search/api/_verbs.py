@@ -5,25 +5,24 @@ from __future__ import annotations
 from moevolve._asking import function_of, watched
 from moevolve._runs import run_of
 from moevolve.search.interface.analyse import AnalyseRequest
-from moevolve.search.interface.answers import AnswersRequest, PromptsRequest
+from moevolve.search.interface.answers import AnswersRequest, PromptsRequest, StoredAnswersRequest
 from moevolve.search.interface.compare import CompareRequest
-from moevolve.search.interface.contrast import ContrastRequest
 from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.interface.effects import EffectsRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
 from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.import_eep import ImportEepRequest
 from moevolve.search.interface.launch import LaunchRequest
-from moevolve.search.interface.outcomes import OutcomesRequest
 from moevolve.search.interface.plan import EstimateRequest
 from moevolve.search.interface.plot import PlotFileRequest
 from moevolve.search.interface.profile import ProfileRequest
-from moevolve.search.interface.rankings import BestRequest, ParetoRequest, TradeoffsRequest
+from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
 from moevolve.search.interface.report import ReportFileRequest
 from moevolve.search.interface.resume import ResumeRequest, RetryRequest
 from moevolve.search.interface.searches import LabelRequest, SearchesRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest, ShowRequest
+from moevolve.search.interface.study import StudyRequest
 from moevolve.search.interface.submit import LogsRequest, SubmitRequest
 from moevolve.search.server.serve import ServeRequest
 from moevolve.search.shrink.request import ShrinkRequest
@@ -39,15 +38,14 @@ stop = function_of(StopRequest)
 cancel = function_of(CancelRequest)
 scale = function_of(ScaleRequest)
 estimate = watched(function_of(EstimateRequest))
-compare = watched(function_of(CompareRequest))
+study = watched(function_of(StudyRequest))
 
 searches = function_of(SearchesRequest)
 label = function_of(LabelRequest)
-contrast = function_of(ContrastRequest)
+compare = function_of(CompareRequest)
 effects = function_of(EffectsRequest)
 best = function_of(BestRequest)
 pareto = function_of(ParetoRequest)
-tradeoffs = function_of(TradeoffsRequest)
 show = function_of(ShowRequest)
 genome = function_of(GenomeRequest)
 lineage = function_of(LineageRequest)
@@ -55,7 +53,7 @@ lineage = function_of(LineageRequest)
 evaluate = function_of(EvaluateRequest)
 answers = function_of(AnswersRequest)
 prompts = function_of(PromptsRequest)
-outcomes = function_of(OutcomesRequest)
+stored_answers = function_of(StoredAnswersRequest)
 analyse = function_of(AnalyseRequest)
 export = function_of(ExportRequest)
 recipe = function_of(RecipeRequest)

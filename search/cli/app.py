@@ -47,12 +47,12 @@ def set_up_logging() -> None:
 COMMANDS = {
     "shrink": "shrinking",
     **dict.fromkeys(("launch", "resume", "retry", "pause", "stop", "cancel", "scale", "logs"), "running"),
-    **dict.fromkeys(("plan", "compare"), "running"),
+    **dict.fromkeys(("plan", "study"), "running"),
     **dict.fromkeys(
-        ("searches", "label", "contrast", "effects", "best", "pareto", "tradeoffs", "show", "lineage", "tasks"),
+        ("searches", "label", "compare", "effects", "best", "pareto", "show", "lineage", "tasks"),
         "searches",
     ),
-    **dict.fromkeys(("evaluate", "answers", "outcomes"), "models"),
+    **dict.fromkeys(("evaluate", "answers"), "models"),
     **dict.fromkeys(("export", "recipe", "apply", "import_eep", "profile"), "checkpoints"),
     "plot": "searches",
     "analyse": "models",

@@ -9,20 +9,18 @@ import typer
 from rich.text import Text
 
 import moevolve
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, shows, takes
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, shows, takes
 from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.interface.analyse import AnalyseRequest
-from moevolve.search.interface.answers import AnswersRequest, PromptsRequest
+from moevolve.search.interface.answers import AnswersRequest, StoredAnswersRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
-from moevolve.search.interface.outcomes import OutcomesRequest
 from moevolve.search.text import percent
 
 if TYPE_CHECKING:
-    from moevolve import Analysis, Answers, Evaluation, Outcomes
+    from moevolve import Analysis, Answers, Evaluation, StoredAnswers
     from moevolve.evaluators.fitness.scoring import Answer
-    from moevolve.search.interface.outcomes import AnswerFilter
+    from moevolve.search.interface.answers import AnswerFilter
 
-WholeOption = Annotated[bool, typer.Option("--whole", help="Show long prompts from beginning to end.")]
 _LONGEST = 480
 """Characters of a prompt that are shown without `--whole`, half from its beginning and half from its end."""
 
@@ -41,7 +39,7 @@ def evaluate(found: Evaluation, _: EvaluateRequest) -> None:
 @takes(AnswersRequest)
 def answers(
     request: AnswersRequest,
-    whole: WholeOption = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Show long prompts from beginning to end.")] = False,
     prompts: Annotated[
         bool,
         typer.Option(
@@ -49,34 +47,50 @@ def answers(
             help="Show prompts and scored answers as the model reads them, with special tokens; run nothing.",
         ),
     ] = False,
+    stored: Annotated[
+        bool, typer.Option("--stored", help="Show which rows stored evaluations have right; run nothing.")
+    ] = False,
+    against: Annotated[str, option(StoredAnswersRequest, "against", "With --stored.")] = "full",
+    offset: Annotated[int, option(StoredAnswersRequest, "offset", "With --stored.")] = 0,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
     if prompts:
-        same = {name: getattr(request, name) for name in ("task", "split", "limit", "search", "model")}
-        asked = PromptsRequest(request.individuals[0], **same)
-        shown = moevolve.ask(store, asked)
+        _answer_prompts(request, whole, store, as_json)
+    elif stored:
+        _answer_stored(request, against, offset, whole, store, as_json)
+    else:
+        found = moevolve.ask(store, request)
         if as_json:
-            print_json(shown)
+            print_json(found)
             return
-        cells = [
-            [str(row.row), row.prompt if whole else _abridged(row.prompt), "\n".join(row.choices) or row.gold or "-"]
-            for row in shown
-        ]
-        print_table(f"{asked.task} ({asked.split})", ">row | prompt | scored", cells, range(len(cells)))
+        scores = ", ".join(f"{name} {percent(value)}" for name, value in zip(found.models, found.scores, strict=True))
+        rows = f"{'' if request.rows else 'first '}{found.examined} rows"
+        title = f"{found.task} ({found.split}), {found.fitness}, {rows}: {scores}"
+        _print_answered(title, found, request.only, whole)
+
+
+def _answer_prompts(request: AnswersRequest, whole: bool, store: str, as_json: bool) -> None:
+    same = {name: getattr(request, name) for name in ("task", "split", "limit", "search", "model")}
+    shown = moevolve.prompts(store, request.individuals[0], **same)
+    if as_json:
+        print_json(shown)
         return
-    found = moevolve.ask(store, request)
+    cells = [
+        [str(row.row), row.prompt if whole else _abridged(row.prompt), "\n".join(row.choices) or row.gold or "-"]
+        for row in shown
+    ]
+    print_table(f"{request.task} ({request.split})", ">row | prompt | scored", cells, range(len(cells)))
+
+
+def _answer_stored(request: AnswersRequest, against: str, offset: int, whole: bool, store: str, as_json: bool) -> None:
+    if len(request.individuals) > 1 or request.rows:
+        raise moevolve.UserError("--stored: name one individual and no rows; --against names what it is compared with")
+    same = {name: getattr(request, name) for name in ("task", "split", "only", "limit")}
+    found = moevolve.stored_answers(store, request.individuals[0], **same, against=against, offset=offset)
     if as_json:
         print_json(found)
         return
-    scores = ", ".join(f"{name} {percent(value)}" for name, value in zip(found.models, found.scores, strict=True))
-    rows = f"{'' if request.rows else 'first '}{found.examined} rows"
-    title = f"{found.task} ({found.split}), {found.fitness}, {rows}: {scores}"
-    _print_answered(title, found, request.only, whole)
-
-
-@shows(OutcomesRequest)
-def outcomes(found: Outcomes, request: OutcomesRequest, whole: WholeOption = False) -> None:
     counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in found.counts.items())
     _print_answered(f"{found.task} ({found.split}), {found.examples:,} rows: {counts}", found, request.only, whole)
     if found.note:
@@ -102,7 +116,7 @@ def analyse(
         output.print(f"wrote {path}", soft_wrap=True)
 
 
-def _print_answered(title: str, found: Answers | Outcomes, only: AnswerFilter | None, whole: bool) -> None:
+def _print_answered(title: str, found: Answers | StoredAnswers, only: AnswerFilter | None, whole: bool) -> None:
     if not found.rows:
         output.print(f"{title}; {'there are no more rows' if only is None else f'no row is {only}'}", soft_wrap=True)
         return

@@ -1,4 +1,4 @@
-"""Commands that plan searches, run them, compare several, and control running ones."""
+"""Commands that plan searches, run them and studies of several, and control running ones."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from moevolve.search.cli.output.console import (
 )
 from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.cli.output.progress import line_observer, watch
-from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.interface.launch import LaunchRequest
 from moevolve.search.interface.plan import EstimateRequest
 from moevolve.search.interface.request import fields_of
 from moevolve.search.interface.resume import ResumeRequest, RetryRequest
+from moevolve.search.interface.study import StudyRequest
 from moevolve.search.interface.submit import LogsRequest, SubmitRequest
 from moevolve.store.errors import CancelledError
 from moevolve.store.session import without_password
@@ -148,36 +148,36 @@ def plan(
         print_plan(estimates[0])
 
 
-@takes(CompareRequest)
-def compare(
-    request: CompareRequest,
+@takes(StudyRequest)
+def study(
+    request: StudyRequest,
     csv: Annotated[Path | None, typer.Option("--csv", help="Also write the rows to this CSV file.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Also write the tables to this file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run searches and baselines side by side and print one table. Ctrl-C leaves it resumable: run it again."""
-    comparison = request.comparison()
+    read = request.study()
 
     def observer(place: int, cell: StudyCell) -> Observer:
-        # A comparison takes hours and its log is read afterwards, so each search prints two lines.
-        return line_observer(f"[{place + 1}/{len(comparison.cells)}] {cell.config.name}", 2)
+        # A study takes hours and its log is read afterwards, so each search prints two lines.
+        return line_observer(f"[{place + 1}/{len(read.cells)}] {cell.config.name}", 2)
 
     for path in (csv, markdown):
         _check_writable(path)
     hint = "run the same command again to go on"
     with exit_with_message(f"{INTERRUPTED}, {hint}", moevolve.PoolError, hint):
-        rows = moevolve.compare(comparison, observer=observer)
-    # Imported late, since it loads what comparisons are made with.
-    from moevolve.search.cli.output.comparison import print_tables, write_csv, write_markdown
+        rows = moevolve.study(read, observer=observer)
+    # Imported late, since it loads what studies are made with.
+    from moevolve.search.cli.output.study import print_tables, write_csv, write_markdown
 
     if csv is not None:
         write_csv(rows, csv)
     if markdown is not None:
-        write_markdown(comparison.name, rows, markdown)
+        write_markdown(read.name, rows, markdown)
     if as_json:
         print_json(rows)
     else:
-        print_tables(comparison.name, rows)
+        print_tables(read.name, rows)
 
 
 def _check_writable(path: Path | None) -> None:

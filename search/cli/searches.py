@@ -13,10 +13,10 @@ from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption
 from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.cli.output.genome import print_genome
 from moevolve.search.genomes.registry import KINDS, part_counts, part_names
-from moevolve.search.interface.contrast import ContrastRequest
+from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.effects import EffectsRequest
 from moevolve.search.interface.plot import PlotFileRequest
-from moevolve.search.interface.rankings import BestRequest, ParetoRequest, TradeoffsRequest
+from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import ReportFileRequest
 from moevolve.search.interface.searches import LabelRequest, SearchesRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest, ShowRequest
@@ -26,9 +26,9 @@ from moevolve.search.text import flop_count, memory_size, parameter_count, perce
 from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
-    from moevolve import BestRow, Contrast, Effects, IndividualDetail, LineageGraph, Pareto, SearchSummary, TradeOffs
+    from moevolve import BestRow, Comparison, Effects, IndividualDetail, LineageGraph, Pareto, SearchSummary
     from moevolve.search.interface.tables import Rows
-    from moevolve.store.pareto import Mark
+    from moevolve.store.pareto import FrontRow, Mark
     from moevolve.store.records import SearchRecord
 
 
@@ -60,8 +60,8 @@ def label(found: SearchRecord, _: LabelRequest) -> None:
     output.print("\n".join([*lines, *(["archived"] if found.archived else [])]), soft_wrap=True)
 
 
-@shows(ContrastRequest)
-def contrast(found: Contrast, _: ContrastRequest) -> None:
+@shows(CompareRequest)
+def compare(found: Comparison, _: CompareRequest) -> None:
     if found.settings:
         headings = ["setting", *(one.name for one in found.searches)]
         rows = [[row.name, *row.values] for row in found.settings]
@@ -156,24 +156,16 @@ def best(found: Rows[BestRow], _: BestRequest) -> None:
 def pareto(found: Pareto, _: ParetoRequest) -> None:
     written = {"parameters": parameter_count, "bytes": memory_size, "flops": flop_count}[found.size]
     sizes = {"parameters": "parameters", "bytes": "bytes", "flops": "FLOPs per token"}[found.size]
-    named: list[tuple[str, str, BestRow | Mark]] = [(row.ref, "", row) for row in found.front]
-    named += [(mark.ref or "", mark.label, mark) for mark in found.marks]
-    rows = [
-        [ref, label, percent(model.score), "-" if (size := found.size_of(model)) is None else written(round(size))]
-        for ref, label, model in named
-    ]
-    print_table(None, f"individual | not searched | >{found.split} | >{sizes}", rows, [len(found.front) - 1])
 
+    def line(ref: str | None, model: FrontRow | Mark, more: str) -> list[str]:
+        size = found.size_of(model)
+        return [ref or "", *map(percent, model.scores), "-" if size is None else written(round(size)), more]
 
-@shows(TradeoffsRequest)
-def tradeoffs(found: TradeOffs, _: TradeoffsRequest) -> None:
-    sizes = ["-" if one.parameters is None else parameter_count(one.parameters) for one in found.front]
-    rows = [
-        [one.ref, *map(percent, one.scores), size, one.summary] for one, size in zip(found.front, sizes, strict=True)
-    ]
-    rows.append(["full model", *map(percent, found.full), "", ""])
-    tasks = " | ".join(f">{task}" for task in found.tasks)
-    print_table(f"on {found.split}", f"individual | {tasks} | >parameters | genome", rows, [len(found.front) - 1])
+    rows = [line(row.ref, row, row.summary) for row in found.front]
+    rows += [line(mark.ref, mark, mark.label) for mark in found.marks]
+    scores = " | ".join(f">{task}" for task in found.tasks)
+    headings = f"individual | {scores} | >{sizes} | genome, or how it was made"
+    print_table(f"on {found.split}", headings, rows, [len(found.front) - 1])
 
 
 @takes(ShowRequest)

@@ -32,7 +32,7 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     """
     data = read_yaml(path)
     if "base" in data and "methods" in data:
-        raise UserError(f"{path}: this is a study: run it with `moevolve compare`")
+        raise UserError(f"{path}: this is a study: run it with `moevolve study`")
     chosen = [override for override in overrides if override.partition("=")[0] in (PRESET, "genome.kind")]
     for override in chosen:  # they say what the others may change
         apply_override(data, override)
@@ -233,7 +233,7 @@ def find_model(name: str, option: str = "--model") -> str:
 
 PRESET = "preset"
 """Key of a run file that names a preset."""
-BEST = "best"
+DEFAULT_PRESET = "widths"
 """Preset of run files that name none and have no phases."""
 
 
@@ -253,8 +253,8 @@ def with_preset(data: dict[str, Any], where: str) -> dict[str, Any]:
     if PRESET in data:
         return filled(own, preset(data[PRESET], own, where))
     # Other kinds lack this preset; then validation reports the missing phases with all other faults.
-    lacks = kind_of(own) not in (None, *read_yaml(presets()[BEST]))
-    return own if "phases" in own or lacks else filled(own, preset(BEST, own, where))
+    lacks = kind_of(own) not in (None, *read_yaml(presets()[DEFAULT_PRESET]))
+    return own if "phases" in own or lacks else filled(own, preset(DEFAULT_PRESET, own, where))
 
 
 def preset(name: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ BASELINE = "baseline"
 REPAIR = "repair"
 """Key that makes a baseline a repaired one: settings, or `true`."""
 
-Overrides = dict[str, Any]
+Changes = dict[str, Any]
 """Settings by dotted path, for example `genome.experts`, that replace the base's."""
 
 
@@ -55,8 +55,8 @@ class StudySection(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
     base: dict[str, Any]
     tasks: Annotated[dict[str, list[Any]], Field(min_length=1)] | None = None
-    budgets: Annotated[dict[str, Overrides], Field(min_length=1)] = Field({"": {}})
-    methods: Annotated[dict[str, Overrides], Field(min_length=1)]
+    budgets: Annotated[dict[str, Changes], Field(min_length=1)] = Field({"": {}})
+    methods: Annotated[dict[str, Changes], Field(min_length=1)]
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
 
     @field_validator("tasks", mode="before")
@@ -144,7 +144,7 @@ def _cells(section: StudySection, path: Path) -> Iterator[StudyCell]:
         baseline, kind = own.get(BASELINE), _kind(own, shared, data)
         set_path(data, "genome.kind", kind, where)
         # An unknown kind is reported below, with all other settings.
-        one_shot: Overrides = {}
+        one_shot: Changes = {}
         if baseline is not None and kind in KINDS:
             one_shot = _one_shot(str(baseline), kind, data, where, own)
         elif REPAIR in own:
@@ -169,7 +169,7 @@ def _kind(*settings: Mapping[str, Any]) -> str:
     return DEFAULT
 
 
-def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, own: Overrides) -> Overrides:
+def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, own: Changes) -> Changes:
     """The settings that make a search a one-shot baseline: its only individual, or all random draws.
 
     Settings follow the baseline's paper (`GenomeKind.baseline_settings`). The method's own settings may add a repair

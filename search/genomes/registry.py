@@ -24,7 +24,7 @@ from moevolve.search.genomes.repaired import (
     RepairedSpace,
     base_genome,
     base_space,
-    recipe_settings,
+    repair_rows,
     repaired_space,
 )
 from moevolve.search.genomes.tomoe.kind import TOMOE
@@ -62,7 +62,7 @@ AnyGenomeSection = Annotated[SerializeAsAny[GenomeSection], WrapValidator(_valid
 
 
 def make_space(section: GenomeSection, facts: ModelFacts, phases: Sequence[PhaseConfig] = ()) -> GenomeSpace[Any]:
-    """Return the space of a `genome` section for a model; it has to be calibrated if it has a recipe.
+    """Return the space of a `genome` section for a model; it has to be calibrated if it has a measurement.
 
     Raises:
         UserError: The model doesn't support the settings, or a phase doesn't suit the kind.
@@ -94,7 +94,7 @@ def outline_of(genome: Genome) -> GenomeOutline:
     outline = figures_for(base).outline(base)
     if not isinstance(genome, RepairedGenome):
         return outline
-    return replace(outline, settings=(*outline.settings, *recipe_settings(genome.recipe)))
+    return replace(outline, settings=(*outline.settings, *repair_rows(genome.settings)))
 
 
 def routing_weights_label(kind: str) -> str | None:

@@ -1,8 +1,8 @@
 """Genomes of any kind combined with a repair, and their space.
 
-A repaired genome consists of a base, which is a genome of another kind, and a repair recipe
-(`moevolve.workers.methods.repair`). In a phase with `repair`, bases are bred and all get the phase's recipe; a repair
-phase keeps the base and varies the recipe.
+A repaired genome consists of a base, which is a genome of another kind, and settings of a repair
+(`moevolve.workers.methods.repair`). In a phase with `repair`, bases are bred and all get the phase's settings; a repair
+phase keeps the base and varies the settings.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import Description, Genome, GenomeSpace, Offspring
 from moevolve.search.genomes.contract.phases import PhaseConfig, RepairPhase
-from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, Edit, IdentityEdit, LayeredEdit, combined
-from moevolve.workers.contract.fitting import FitRows, NeuronRecipe, RowsRecipe
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit, LayeredEdit, Measurement, combined
+from moevolve.workers.contract.fitting import FitRows, NeuronSettings, RowsMeasurement
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 
 # First bytes of repaired genomes; those of others are a hash, which can't be as long and the same.
 _MAGIC = b"repaired "
@@ -29,15 +29,15 @@ _ANSWER_WEIGHTS = (0.25, 64.0)
 
 @dataclass(frozen=True)
 class RepairedGenome(Genome):
-    """One repaired candidate: `recipe` repairs the edit of `base`."""
+    """One repaired candidate: `settings` repair the edit of `base`."""
 
     space: RepairedSpace = field(repr=False, compare=False)
     base: Genome
-    recipe: RepairRecipe
+    settings: RepairSettings
 
     def to_bytes(self) -> bytes:
-        """Return a magic word, the recipe as one line of JSON, and the base's bytes."""
-        return _MAGIC + self.recipe.text.encode() + b"\n" + self.base.to_bytes()
+        """Return a magic word, the settings as one line of JSON, and the base's bytes."""
+        return _MAGIC + self.settings.text.encode() + b"\n" + self.base.to_bytes()
 
     def express(self) -> Edit:
         """Return the base's edit with its repair, or the base's edit alone if it changes nothing."""
@@ -50,7 +50,7 @@ class RepairedGenome(Genome):
             return edit
         assert isinstance(edit, LayeredEdit), f"edits of kind {type(edit).__name__} can't be repaired"
         assert rows is not None, "the space isn't calibrated"
-        return RepairedEdit(edit, self.recipe, rows)
+        return RepairedEdit(edit, self.settings, rows)
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class RepairedSpace(GenomeSpace[Any]):
         return (*self.inner.phase_kinds, "repair")
 
     @property
-    def recipe(self) -> CalibrationRecipe | None:
-        return combined(self.inner.recipe, RowsRecipe(self.tokens))
+    def measurement(self) -> Measurement | None:
+        return combined(self.inner.measurement, RowsMeasurement(self.tokens))
 
     def calibrated(self, calibration: Calibration) -> RepairedSpace:
-        inner = self.inner if self.inner.recipe is None else self.inner.calibrated(calibration)
+        inner = self.inner if self.inner.measurement is None else self.inner.calibrated(calibration)
         return replace(self, inner=inner, rows=FitRows.of(calibration.arrays))
 
     def selects_subset(self, phase: PhaseConfig) -> bool:
@@ -101,25 +101,25 @@ class RepairedSpace(GenomeSpace[Any]):
     def breed(self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[Genome, ...]) -> Offspring[Any]:
         if not isinstance(phase, RepairPhase):
             return self.repair_offspring(self.inner.breed(rng, phase, tuple(map(base_genome, parents))), phase)
-        # The base is the first parent's, the recipe to vary the last parent's.
+        # The base is the first parent's, the settings to vary the last parent's.
         donor = parents[-1]
-        recipe = donor.recipe if isinstance(donor, RepairedGenome) else phase.repair
-        varied = vary_recipe(rng, self._limit_tokens(recipe), self._limit_tokens(phase.repair), self.recombinable)
+        settings = donor.settings if isinstance(donor, RepairedGenome) else phase.repair
+        varied = vary_repair(rng, self._limit_tokens(settings), self._limit_tokens(phase.repair), self.recombinable)
         return Offspring(self.repaired(parents[0], varied), "repair", tuple(range(len(parents))))
 
     def repair_offspring(self, offspring: Offspring[Any], phase: PhaseConfig) -> Offspring[Any]:
-        """Return the offspring, repaired by the phase's recipe if it has one."""
-        recipe = phase.repair
-        return offspring if recipe is None else replace(offspring, genome=self.repaired(offspring.genome, recipe))
+        """Return the offspring, repaired by the phase's settings if it has them."""
+        settings = phase.repair
+        return offspring if settings is None else replace(offspring, genome=self.repaired(offspring.genome, settings))
 
-    def repaired(self, genome: Genome, recipe: RepairRecipe) -> RepairedGenome:
-        """Return a genome repaired by a recipe, which replaces the recipe of a genome that is repaired already."""
-        return RepairedGenome(self, base_genome(genome), recipe)
+    def repaired(self, genome: Genome, settings: RepairSettings) -> RepairedGenome:
+        """Return a genome repaired by settings, which replace those of a genome that is repaired already."""
+        return RepairedGenome(self, base_genome(genome), settings)
 
-    def _limit_tokens(self, recipe: RepairRecipe) -> RepairRecipe:
-        # With more tokens than there are, recipes with different numbers would fit the same tokens.
+    def _limit_tokens(self, settings: RepairSettings) -> RepairSettings:
+        # With more tokens than there are, settings with different numbers would fit the same tokens.
         assert self.rows is not None, "the space isn't calibrated"
-        return replace(recipe, tokens=max(2, min(recipe.tokens, len(self.rows.tokens))))
+        return replace(settings, tokens=max(2, min(settings.tokens, len(self.rows.tokens))))
 
     def from_bytes(self, data: bytes) -> Genome:
         if not data.startswith(_MAGIC):
@@ -127,10 +127,10 @@ class RepairedSpace(GenomeSpace[Any]):
             return genome
         text, _, rest = data.removeprefix(_MAGIC).partition(b"\n")
         try:
-            recipe = RepairRecipe.from_text(text.decode())
+            settings = RepairSettings.from_text(text.decode())
         except ValueError as error:
             raise ValueError(f"these bytes are no repaired genome: {error}") from None
-        return RepairedGenome(self, self.inner.from_bytes(rest), recipe)
+        return RepairedGenome(self, self.inner.from_bytes(rest), settings)
 
     def flatten(self, genome: Genome, phase: PhaseConfig) -> NDArray[np.float64]:
         return self.inner.flatten(base_genome(genome), phase)
@@ -143,7 +143,7 @@ class RepairedSpace(GenomeSpace[Any]):
         description = self.inner.describe(base_genome(genome))
         if not isinstance(genome, RepairedGenome):
             return description
-        return replace(description, summary=f"{description.summary}, {recipe_summary(genome.recipe)}")
+        return replace(description, summary=f"{description.summary}, {repair_summary(genome.settings)}")
 
 
 def base_genome(genome: Genome) -> Genome:
@@ -162,26 +162,26 @@ def repaired_space(inner: GenomeSpace[Any], phases: Sequence[PhaseConfig], recom
     return RepairedSpace(inner, max(tokens), recombinable) if tokens else inner
 
 
-def recipe_summary(recipe: RepairRecipe) -> str:
-    """Describe a recipe in a few words for listings; `recipe_settings` has all of it."""
-    filled = "" if recipe.neurons is None else ", neurons of all experts"
-    return f"repaired, {recipe.target}, {_strength(recipe)}, lambda {_lambdas(recipe)}{filled}"
+def repair_summary(settings: RepairSettings) -> str:
+    """Describe settings in a few words for listings; `repair_rows` has all of it."""
+    filled = "" if settings.neurons is None else ", neurons of all experts"
+    return f"repaired, {settings.target}, {_strength(settings)}, lambda {_lambdas(settings)}{filled}"
 
 
-def recipe_settings(recipe: RepairRecipe) -> tuple[tuple[str, str], ...]:
-    """Return labels and values of all that a recipe sets, but the memory it may take."""
-    settings = [
-        ("repair", _strength(recipe)),
-        ("repair target", f"{recipe.target} ({_TARGETS[recipe.target]})"),
-        ("ridge lambda", _lambdas(recipe)),
-        ("fitted on", f"{recipe.tokens:,} tokens"),
-        ("weight of answers' tokens", f"{recipe.answer_weight:.2g}"),
+def repair_rows(settings: RepairSettings) -> tuple[tuple[str, str], ...]:
+    """Return labels and values of all settings, but the memory it may take."""
+    rows = [
+        ("repair", _strength(settings)),
+        ("repair target", f"{settings.target} ({_TARGETS[settings.target]})"),
+        ("ridge lambda", _lambdas(settings)),
+        ("fitted on", f"{settings.tokens:,} tokens"),
+        ("weight of answers' tokens", f"{settings.answer_weight:.2g}"),
     ]
-    neurons = recipe.neurons
+    neurons = settings.neurons
     if neurons is None:
-        return (*settings, ("neurons", "each expert's own"))
+        return (*rows, ("neurons", "each expert's own"))
     return (
-        *settings,
+        *rows,
         ("neurons", f"of all experts, each in {'any number of experts' if neurons.shared else 'one expert'}"),
         ("exponent of neurons' routing weights", f"{neurons.routing:.2g}"),
         ("exponent of neurons' activations", f"{neurons.activation:.2g}"),
@@ -194,53 +194,53 @@ def recipe_settings(recipe: RepairRecipe) -> tuple[tuple[str, str], ...]:
 _TARGETS = {"global": "the unedited model's residual stream", "local": "the unedited layer's output"}
 
 
-def _strength(recipe: RepairRecipe) -> str:
-    return f"gated, up to {recipe.strength}" if recipe.gate else recipe.strength
+def _strength(settings: RepairSettings) -> str:
+    return f"gated, up to {settings.strength}" if settings.gate else settings.strength
 
 
-def _lambdas(recipe: RepairRecipe) -> str:
-    low, high = min(recipe.ridge_lambdas), max(recipe.ridge_lambdas)
+def _lambdas(settings: RepairSettings) -> str:
+    low, high = min(settings.ridge_lambdas), max(settings.ridge_lambdas)
     return f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"
 
 
-def vary_recipe(
-    rng: np.random.Generator, recipe: RepairRecipe, phase: RepairRecipe, recombinable: bool
-) -> RepairRecipe:
-    """Return a recipe that differs from `recipe` in at least one value.
+def vary_repair(
+    rng: np.random.Generator, settings: RepairSettings, phase: RepairSettings, recombinable: bool
+) -> RepairSettings:
+    """Return settings that differ from `settings` in at least one value.
 
     Args:
         rng: The individual's generator.
-        recipe: The parent's recipe.
-        phase: The phase's recipe, which limits `tokens` and gives the exponents of `neurons` that are added. If it has
-            `neurons`, they aren't dropped.
-        recombinable: True if the recipe may have `neurons`.
+        settings: The parent's settings.
+        phase: The phase's settings, which limit `tokens` and give the exponents of `neurons` that are added. If they
+            have `neurons`, those aren't dropped.
+        recombinable: True if the settings may have `neurons`.
     """
     changes: dict[str, Any] = {}
     # About two settings change per child, numbers more often than choices among two or three.
     while not changes:
         if rng.random() < 0.5:
-            centre = float(np.exp(np.mean(np.log(recipe.ridge_lambdas))))
+            centre = float(np.exp(np.mean(np.log(settings.ridge_lambdas))))
             changes["ridge_lambdas"] = (float(np.clip(centre * 10 ** rng.normal(0, 0.7), 1e-6, 1e2)),)
         if rng.random() < 0.25:
-            changes["target"] = "local" if recipe.target == "global" else "global"
+            changes["target"] = "local" if settings.target == "global" else "global"
         if rng.random() < 0.25:
             changes["tokens"] = max(2, phase.tokens // int(2 ** rng.integers(3)))
         if rng.random() < 0.5:
-            changes["answer_weight"] = float(np.clip(recipe.answer_weight * 2 ** rng.normal(0, 1), *_ANSWER_WEIGHTS))
+            changes["answer_weight"] = float(np.clip(settings.answer_weight * 2 ** rng.normal(0, 1), *_ANSWER_WEIGHTS))
         if rng.random() < 0.15:
             changes["strength"] = str(rng.choice(["scalar", "ridge", "matched"]))
         if recombinable and rng.random() < 0.5:
-            changes["neurons"] = _varied_neurons(rng, recipe.neurons, phase.neurons)
-        changes = {name: value for name, value in changes.items() if value != getattr(recipe, name)}
-    return replace(recipe, **changes)
+            changes["neurons"] = _varied_neurons(rng, settings.neurons, phase.neurons)
+        changes = {name: value for name, value in changes.items() if value != getattr(settings, name)}
+    return replace(settings, **changes)
 
 
 def _varied_neurons(
-    rng: np.random.Generator, neurons: NeuronRecipe | None, default: NeuronRecipe | None
-) -> NeuronRecipe | None:
-    """Add `neurons`, drop them if the phase's recipe, `default`, has none, or change one of their settings."""
+    rng: np.random.Generator, neurons: NeuronSettings | None, default: NeuronSettings | None
+) -> NeuronSettings | None:
+    """Add `neurons`, drop them if the phase's settings, `default`, have none, or change one of their settings."""
     if neurons is None:
-        return replace(default or NeuronRecipe(), shared=bool(rng.random() < 0.5))
+        return replace(default or NeuronSettings(), shared=bool(rng.random() < 0.5))
     draw = rng.random()
     if draw < 0.2 and default is None:
         return None

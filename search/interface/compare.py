@@ -1,64 +1,40 @@
-"""Searches and baselines side by side."""
+"""Searches beside each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import KW_ONLY
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from pydantic import InstanceOf
+from pydantic import Field
 
-from moevolve.evaluators.errors import UserError
-from moevolve.search.config.files import override_lines
-from moevolve.search.config.study import Study, StudyCell, load_study
-from moevolve.search.interface.opening import opened_store
-from moevolve.search.interface.parameters import SETTINGS, NewStore, Overrides, RayAddress, given_lines
+from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.interface.request import Flag, Request, about, record
-from moevolve.search.running.observer import Observer
-
-if TYPE_CHECKING:  # it loads Ray
-    from moevolve.search.results.study import StudyRow
-
-Watchers = Annotated[
-    Callable[[int, StudyCell], Observer],
-    about("Makes the observer of a search from its index in `comparison.cells` and its cell."),
-]
+from moevolve.search.results.comparison import Comparison, compare_searches
+from moevolve.store.reader import StoreReader
+from moevolve.store.records import CourseAxis
 
 
 @record
 class CompareRequest(Request):
-    """Run searches and baselines side by side, in the store that the comparison names. Repeating it continues them.
+    """Show searches beside each other: their courses, the settings that differ, their winners' scores and paired tests.
 
-    The answer is the rows of its table: every contestant's scores over seeds, costs and tests.
+    Searches that differ only in the seed are a group, whose mean and range are shown. Nothing is evaluated.
 
     Raises:
-        UserError: the file is wrong, or a search asks for something that can't be had; nothing has run then.
-        StoreError: the store can't be opened.
-        PoolError: no worker can be started; repeating it continues the searches.
+        StoreError: there is no such store or search.
     """
 
-    config: Annotated[str | Path | InstanceOf[Study], about("Comparison (YAML)."), Flag(metavar="CONFIG", kind=Path)]
+    route = "/compare"
+    searches: Annotated[
+        Sequence[Annotated[str, Field(max_length=LONGEST_NAME)]],
+        about("Names or ids of the searches; tests are against the first.", min_length=1, max_length=64),
+        Flag(metavar="SEARCH...", kind=list[str]),
+    ]
     _: KW_ONLY
-    overrides: Annotated[Overrides, about("Override settings, for example base.workers.count=4."), SETTINGS] = ()
-    store: NewStore = None
-    address: RayAddress = None
+    by: Annotated[
+        CourseAxis, about("What courses are shown over: evaluated individuals, or hours in which the search ran.")
+    ] = "evaluations"
 
-    def answer(self, *, observer: Watchers = lambda place, cell: Observer()) -> list[StudyRow]:
-        comparison = self.comparison()
-
-        from moevolve.search.results.study import study_rows
-        from moevolve.search.running.study import run_study
-
-        with opened_store(comparison.store, create=True) as store:
-            return study_rows(run_study(comparison, store, observer), store)
-
-    def comparison(self) -> Study:
-        """Read the comparison, unless it was read before."""
-        changes = given_lines({"base.store": self.store, "base.workers.address": self.address})
-        lines = (*override_lines(self.overrides), *changes)
-        if not isinstance(self.config, Study):
-            return load_study(Path(self.config), lines)
-        if lines:
-            raise UserError(f"{lines[0]}: settings change a comparison while it is read; give them to load_comparison")
-        return self.config
+    def answer(self, store: StoreReader) -> Comparison:
+        return compare_searches(store, self.searches, self.by)

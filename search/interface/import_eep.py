@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import changed_loading, find_model, load_run_config, override_lines
@@ -24,6 +24,7 @@ from moevolve.store.records import new_search_id
 from moevolve.store.repository import Store
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.methods.eep.edit import RouterSpace
 
 _AUTHORS_TEMPLATES = {"mixtral": "mixtral"}
 """Prompt templates of the authors by model type; see `moevolve.workers.contract.settings.PACKAGED_TEMPLATES`."""
@@ -76,7 +77,7 @@ class ImportEepRequest(Request):
     ]
     active: Annotated[int | None, about("Experts per token; default: the model's number.", ge=1)] = None
     router_space: Annotated[
-        Literal["probs", "logits"], about("Whether the router mappings apply to the router's probabilities or logits.")
+        RouterSpace, about("Whether the router mappings apply to the router's probabilities or logits.")
     ] = "probs"
     overrides: Annotated[
         Overrides,

@@ -1,7 +1,8 @@
-"""The best configurations: per task, of score against size, and of a search over all its tasks."""
+"""The best configurations per task, and Pareto fronts: of score and size, or of all tasks of a search."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from typing import Annotated
@@ -14,15 +15,16 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.genomes.contract.phases import START
 from moevolve.search.genomes.registry import KINDS
-from moevolve.search.interface.parameters import ScoredSplit, SearchRef, SizeUnit
+from moevolve.search.interface.parameters import ScoredSplit, SizeUnit
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.interface.tables import Rows
-from moevolve.store.pareto import ChartCell, Mark, Size, unbeaten
+from moevolve.search.loop.final_table import FULL_LABEL
+from moevolve.store.pareto import ChartCell, FrontRow, Mark, Size, unbeaten
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL, BestRow
+from moevolve.store.records import FULL_MODEL, BestRow, IndividualRecord, SearchRecord
 from moevolve.workers.contract.facts import DTYPE_BYTES
 
-Count = Annotated[int | None, Field(ge=0, lt=2**31)]
+PartCount = Annotated[int | None, Field(ge=0, lt=2**31)]
 
 
 @record
@@ -36,8 +38,8 @@ class BestRequest(Request):
     route = "/best"
     _: KW_ONLY
     task: Annotated[str | None, about("Task to rank for; default: all.", max_length=200)] = None
-    experts: Annotated[Count, about("List only configurations with this many experts, or blocks.")] = None
-    active: Annotated[Count, about("List only configurations with this many active experts.")] = None
+    experts: Annotated[PartCount, about("List only configurations with this many experts, or blocks.")] = None
+    active: Annotated[PartCount, about("List only configurations with this many active experts.")] = None
     search: Annotated[str | None, about("List only individuals of this search.", max_length=LONGEST_NAME)] = None
     by: Annotated[
         ScoredSplit,
@@ -51,40 +53,46 @@ class BestRequest(Request):
 
 @dataclass(frozen=True, slots=True)
 class Pareto:
-    """Scores against sizes.
+    """Configurations that no other one beats: in score and size on one task, or in the scores on several tasks.
 
     Attributes:
+        tasks: The task, or all tasks of a search, as configured.
         size: What sizes are.
         each: Size of one parameter (with `flops`, of one that a token uses), by which all counts are multiplied.
-        front: The configurations that no other one beats, from the smallest on.
-        marks: The full model, random individuals and one-shot methods.
+        front: On one task from the smallest on; on several, the highest score on the first of them first.
+        marks: The full model; on one task also random individuals and one-shot methods.
         candidates: All candidates, counted in cells of a chart; sizes in parameters. Empty unless asked for.
     """
 
-    task: str
+    tasks: tuple[str, ...]
     split: Split
     size: SizeUnit
     each: float
-    front: tuple[BestRow, ...]
+    front: tuple[FrontRow, ...]
     marks: tuple[Mark, ...]
     candidates: tuple[ChartCell, ...] = field(default=(), repr=False)
 
-    def size_of(self, model: BestRow | Mark) -> float | None:
-        """Size of a model on the chart's axis; None where it isn't known."""
+    def size_of(self, model: FrontRow | Mark) -> float | None:
+        """Size of a model in units of `size`; None where it isn't known."""
         count = model.active_parameters if self.size == "flops" else model.parameters
         return None if count is None else count * self.each
 
 
 @record
 class ParetoRequest(Request):
-    """List the configurations that no other one beats in both score and size, with models to compare them with.
+    """List the configurations that no other one beats in both score and size, or on all tasks of a search.
+
+    With a task, its scores are set against sizes. Without one, a search's scores on its tasks are set against each
+    other. The full model is listed too, and on one task what random individuals and one-shot methods reach.
 
     Raises:
         StoreError: there is no such store, task or search.
+        UserError: neither a task nor a search is named, or sizes in bytes aren't known.
     """
 
     route = "/pareto"
-    task: Annotated[str, about("Task of the scores.", max_length=200)]
+    needs_one = ("task", "search")
+    task: Annotated[str | None, about("Task of the scores; default: all tasks of the search.", max_length=200)] = None
     _: KW_ONLY
     split: Annotated[ScoredSplit, about("Split of the scores.")] = "search"
     search: Annotated[str | None, about("List only individuals of this search.", max_length=LONGEST_NAME)] = None
@@ -95,98 +103,83 @@ class ParetoRequest(Request):
             "with the task, if none is named); or FLOPs per token, two for each parameter that a token uses."
         ),
     ] = "parameters"
-    candidates: Annotated[bool, about("Count all candidates by size and score, too."), Flag("--candidates")] = False
+    candidates: Annotated[
+        bool, about("With one task, count all candidates by size and score, too."), Flag("--candidates")
+    ] = False
 
     def answer(self, store: StoreReader) -> Pareto:
-        size: Size = "active_parameters" if self.size == "flops" else "parameters"
-        where = self.task, self.split, self.search
-        front = tuple(store.pareto(*where, size))
-        return Pareto(
-            self.task,
-            self.split,
-            self.size,
-            {"parameters": 1.0, "flops": 2.0}.get(self.size) or self._bytes_each(store),
-            front,
-            tuple(store.marks(*where, _unsearched())),
-            tuple(store.candidate_cells(*where, size)) if self.candidates else (),
-        )
+        tasks = self._tasks(store)
+        each = {"parameters": 1.0, "flops": 2.0}.get(self.size) or self._bytes_each(store, tasks)
+        if len(tasks) == 1:
+            size: Size = "active_parameters" if self.size == "flops" else "parameters"
+            where = tasks[0], self.split, self.search
+            front = [
+                _front_row(row, row.search_id, row.search_name, (row.score,)) for row in store.pareto(*where, size)
+            ]
+            marks = store.marks(*where, _unsearched())
+            cells = store.candidate_cells(*where, size) if self.candidates else []
+        else:
+            assert self.search is not None
+            front, full = _over_tasks(store, store.search(self.search), self.split)
+            marks, cells = [full], []
+        return Pareto(tasks, self.split, self.size, each, tuple(front), tuple(marks), tuple(cells))
 
-    def _bytes_each(self, store: StoreReader) -> float:
+    def _tasks(self, store: StoreReader) -> tuple[str, ...]:
+        if self.task is not None:
+            return (self.task,)
         if self.search is None:
-            named = [one.search for one in store.searches() if self.task in one.tasks]
+            raise UserError("name a task (scores against sizes) or a search (scores on its tasks against each other)")
+        tasks = store.search_tasks(store.search(self.search).id)
+        return tuple(task.task for task in tasks if task.split == self.split)
+
+    def _bytes_each(self, store: StoreReader, tasks: Sequence[str]) -> float:
+        if self.search is None:
+            named = [one.search for one in store.searches() if tasks[0] in one.tasks]
         else:
             named = [store.search(self.search)]
         found = DTYPE_BYTES.get(parse_stored_config(named[-1].config).model.parameter_dtype) if named else None
         if found is None:
-            raise UserError(f"{self.task}: the dtype of the weights isn't known, so their bytes aren't either")
+            where = self.task or self.search
+            raise UserError(f"{where}: the dtype of the weights isn't known, so their bytes aren't either")
         return float(found)
+
+
+def _over_tasks(store: StoreReader, search: SearchRecord, split: Split) -> tuple[list[FrontRow], Mark]:
+    """The individuals of a search that no other one beats on all tasks, and the full model."""
+    rows = {row.phenotype_hash: row for row in reversed(store.history(search.id)) if row.status == "ok"}
+    prints = [task.task_fingerprint for task in store.search_tasks(search.id) if task.split == split]
+    found = store.evaluations([FULL_MODEL, *rows], search.model_fingerprint, search.engine_fingerprint, prints)
+    by_key = {(one.phenotype_hash, one.task_fingerprint): one.score for one in found}
+
+    def scores(phenotype: str) -> tuple[float | None, ...]:
+        return tuple(by_key.get((phenotype, fingerprint)) for fingerprint in prints)
+
+    measured = []
+    for row in sorted(rows.values(), key=lambda row: row.index):
+        known = tuple(score for score in scores(row.phenotype_hash) if score is not None)
+        if prints and len(known) == len(prints):
+            measured.append(_front_row(row, search.id, search.name, known))
+    size = next((row.parameters_full for row in rows.values()), None)
+    front = [measured[place] for place in unbeaten([one.scores for one in measured])]
+    return front, Mark(FULL_LABEL, None, scores(FULL_MODEL), size, None)
+
+
+def _front_row(row: BestRow | IndividualRecord, search_id: str, name: str, scores: tuple[float, ...]) -> FrontRow:
+    return FrontRow(
+        search_id=search_id,
+        search_name=name,
+        index=row.index,
+        scores=scores,
+        experts=row.experts,
+        active=row.active,
+        parameters=row.parameters,
+        active_parameters=row.active_parameters,
+        parameters_full=row.parameters_full,
+        summary=row.summary,
+    )
 
 
 @cache
 def _unsearched() -> frozenset[str]:
     """Operators of individuals that weren't searched: random ones, starts and one-shot methods."""
     return frozenset({"random", START, *(name for kind in KINDS.values() for name in kind.baselines)})
-
-
-@dataclass(frozen=True, slots=True)
-class TradeOff:
-    """An individual that no other one of its search beats on all tasks.
-
-    Attributes:
-        ref: The individual as SEARCH:INDEX.
-        scores: Scores in [0, 1], in the order of the tasks.
-    """
-
-    ref: str
-    scores: tuple[float, ...]
-    parameters: int | None
-    summary: str
-
-
-@dataclass(frozen=True, slots=True)
-class TradeOffs:
-    """The Pareto front of a search over its tasks.
-
-    Attributes:
-        tasks: Names of the tasks, as configured.
-        full: Scores of the full model; None where it isn't evaluated.
-        front: The highest score on the first task first.
-    """
-
-    split: Split
-    tasks: tuple[str, ...]
-    full: tuple[float | None, ...]
-    front: tuple[TradeOff, ...]
-
-
-@record
-class TradeoffsRequest(Request):
-    """List the individuals of a search that no other one beats on all tasks, to choose among them.
-
-    Raises:
-        StoreError: there is no such store or search.
-    """
-
-    route = "/searches/{search}/tradeoffs"
-    search: SearchRef
-    _: KW_ONLY
-    split: Annotated[ScoredSplit, about("Split of the scores.")] = "search"
-
-    def answer(self, store: StoreReader) -> TradeOffs:
-        search = store.search(self.search)
-        tasks = [task for task in store.search_tasks(search.id) if task.split == self.split]
-        rows = {row.phenotype_hash: row for row in reversed(store.history(search.id)) if row.status == "ok"}
-        prints = [task.task_fingerprint for task in tasks]
-        found = store.evaluations([FULL_MODEL, *rows], search.model_fingerprint, search.engine_fingerprint, prints)
-        by_key = {(one.phenotype_hash, one.task_fingerprint): one.score for one in found}
-
-        def scores(phenotype: str) -> tuple[float | None, ...]:
-            return tuple(by_key.get((phenotype, fingerprint)) for fingerprint in prints)
-
-        measured = []
-        for row in sorted(rows.values(), key=lambda row: row.index):
-            known = tuple(score for score in scores(row.phenotype_hash) if score is not None)
-            if tasks and len(known) == len(tasks):
-                measured.append(TradeOff(f"{search.name}:{row.index}", known, row.parameters, row.summary))
-        front = tuple(measured[place] for place in unbeaten([one.scores for one in measured]))
-        return TradeOffs(self.split, tuple(task.task for task in tasks), scores(FULL_MODEL), front)

@@ -89,7 +89,7 @@ class RecipeRequest(Request):
 class ApplyRequest(CheckpointRequest):
     """Make the checkpoint of a recipe from a copy of its model, and verify its files. No store is needed.
 
-    A list of retained experts, as REAP and llm-compressor write it, is a recipe as well: a JSON object of a list of
+    A list of kept experts, as REAP and llm-compressor write it, is a recipe as well: a JSON object of a list of
     experts for every MoE layer, by the layer's number or module. It isn't bound to a model.
 
     Raises:
@@ -120,7 +120,7 @@ class ApplyRequest(CheckpointRequest):
         facts = describe_config(meta_model(model), model)
         if not isinstance(found, Recipe):
             selection = selection_edit(found, facts, str(path))
-            note = f"Its experts were chosen by the list of retained experts in {path.name}."
+            note = f"Its experts were chosen by the list of kept experts in {path.name}."
             card = ExportCard(path.stem, self.model, "not hashed", notes=(note,))
             return self.write(model, selection, card, Path(self.directory))
         if facts.family != found.model.family:
@@ -195,12 +195,12 @@ def _recipe(store: StoreReader, candidate: Candidate) -> Recipe:
             experts_implementation=model.experts_implementation,
             tensors=tensor_digests(model),
         ),
-        retained_experts={layer: tuple(kept) for layer, kept in zip(facts.moe_layers, retained, strict=True)},
+        kept_experts={layer: tuple(kept) for layer, kept in zip(facts.moe_layers, retained, strict=True)},
         active=base.active,
         router_space=base.router_space,
         matrices=None if prunes else packed_matrices(base),
         widths=base.widths,
-        repair=None if repaired is None else repaired.recipe,
+        repair=None if repaired is None else repaired.settings,
         rows=None if repaired is None else packed_rows(repaired.rows),
         skipping=None if base.skip_rows is None else packed_rows(base.skip_rows),
         parameters=detail.individual.parameters,

@@ -1,6 +1,6 @@
 """The file of a recipe: what an individual does to a model, without a store.
 
-A recipe is our own JSON, or a list of retained experts that another tool has written.
+A recipe is our own JSON, or a list of kept experts that another tool has written.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.contract.settings import Dtype, ExpertsImplementation
 from moevolve.workers.methods.eep.edit import EepEdit, RouterSpace, stock_space
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 
 RECIPE = 1
 """Number of the form of our recipes."""
 _LAYER = re.compile(r"(?:.*\blayers\.)?(\d+)(?:\..+)?")
-"""Key of a list of retained experts: the number of a decoder layer, or the name of a module in it."""
-RetainedExperts = Mapping[int, tuple[int, ...]]
+"""Key of a list of kept experts: the number of a decoder layer, or the name of a module in it."""
+KeptExperts = Mapping[int, tuple[int, ...]]
 """Experts to keep by decoder layer, in their new order."""
 
 
@@ -104,7 +104,7 @@ class Recipe(_Strict):
         recipe: Number of this form.
         moevolve: Version that wrote it.
         individual: `SEARCH:INDEX`.
-        retained_experts: Experts that are kept, by decoder layer, in the order that they get. Of a merged individual
+        kept_experts: Experts that are kept, by decoder layer, in the order that they get. Of a merged individual
             those with the largest coefficients.
         active: Active experts per token.
         router_space: See `EepEdit`.
@@ -122,12 +122,12 @@ class Recipe(_Strict):
     individual: str
     summary: str
     model: RecipeModel
-    retained_experts: Mapping[int, tuple[int, ...]]
+    kept_experts: Mapping[int, tuple[int, ...]]
     active: int | tuple[int, ...]
     router_space: RouterSpace
     matrices: RecipeMatrices | None
     widths: tuple[int, ...] | None
-    repair: RepairRecipe | None
+    repair: RepairSettings | None
     rows: RecipeRows | None
     skipping: RecipeRows | None
     parameters: int | None
@@ -140,8 +140,8 @@ RECIPES, ROWS = TypeAdapter(Recipe), TypeAdapter(RecipeRows)
 _LISTS = TypeAdapter(dict[str, tuple[StrictInt, ...]])
 
 
-def read_recipe(path: Path) -> Recipe | RetainedExperts:
-    """Read a recipe, or a list of retained experts.
+def read_recipe(path: Path) -> Recipe | KeptExperts:
+    """Read a recipe, or a list of kept experts.
 
     Raises:
         UserError: The file can't be read, or is neither.
@@ -155,7 +155,7 @@ def read_recipe(path: Path) -> Recipe | RetainedExperts:
     if not isinstance(found, dict):
         raise UserError(f"{path}: a recipe is a JSON object, this is a {type(found).__name__}")
     if "recipe" not in found:
-        return _retained(path, found.get("retained_experts", found))
+        return _kept(path, found.get("retained_experts", found))
     if found["recipe"] != RECIPE:
         raise UserError(f"{path}: a recipe of form {found['recipe']}, and this version reads form {RECIPE}")
     try:
@@ -164,7 +164,7 @@ def read_recipe(path: Path) -> Recipe | RetainedExperts:
         raise UserError(f"{path}: {explain_validation(error, found)}; write the recipe anew") from None
 
 
-def _retained(path: Path, found: Any) -> RetainedExperts:
+def _kept(path: Path, found: Any) -> KeptExperts:
     try:
         lists = _LISTS.validate_python(found)
     except ValidationError as error:
@@ -180,8 +180,8 @@ def _retained(path: Path, found: Any) -> RetainedExperts:
     return kept
 
 
-def selection_edit(kept: RetainedExperts, facts: ModelFacts, where: str) -> EepEdit:
-    """The edit of a list of retained experts in a file `where`.
+def selection_edit(kept: KeptExperts, facts: ModelFacts, where: str) -> EepEdit:
+    """The edit of a list of kept experts in a file `where`.
 
     Layers behind the last MoE layer, which are for multi-token prediction, are passed over.
 
@@ -220,7 +220,7 @@ def recipe_edit(recipe: Recipe, facts: ModelFacts, rows: FitRows | None, where: 
         UserError: The recipe doesn't fit the model, or it isn't as it was written.
     """
     if recipe.matrices is None:
-        base = selection_edit(recipe.retained_experts, facts, where)
+        base = selection_edit(recipe.kept_experts, facts, where)
     else:
         given = recipe.matrices
         mapping, merging = (_array(text, given.shape, where) for text in (given.router_mapping, given.expert_merging))

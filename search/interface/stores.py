@@ -115,7 +115,9 @@ def _calibrations(store: StoreReader, search: SearchRecord) -> Collection[str]:
         return ()
     try:
         config = parse_stored_config(search.config)
-        recipe = config.space(stored_facts(store, search)).recipe
+        wanted = config.space(stored_facts(store, search)).measurement
     except UserError:
         return store.calibrations()
-    return () if recipe is None else (stored_fingerprint(recipe, config, store, search.id, search.model_fingerprint),)
+    if wanted is None:
+        return ()
+    return (stored_fingerprint(wanted, config, store, search.id, search.model_fingerprint),)

@@ -31,9 +31,9 @@ class Score:
     """A score in [0, 1] on one split of one task, or the reason of its failure.
 
     Attributes:
-        task: Name of the task; in a comparison, `` for the weighted mean over all tasks.
+        task: Name of the task; in a study, `` for the weighted mean over all tasks.
         low, high: 95 % confidence interval; None for means over random draws and for failures.
-        spread: Standard deviation over random draws (in a comparison, over seeds); None for a single model.
+        spread: Standard deviation over random draws (in a study, over seeds); None for a single model.
     """
 
     task: str

@@ -20,7 +20,7 @@ from moevolve.workers.contract.messages import EvaluationRequest
 
 def needs_calibration(space: GenomeSpace[Any]) -> bool:
     """True if the space needs statistics of the unedited model, measured on calibration rows before the search."""
-    return space.recipe is not None
+    return space.measurement is not None
 
 
 def calibration_rows_note(task: str, rows: int | None) -> str:

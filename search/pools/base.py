@@ -8,7 +8,7 @@ from typing import Protocol
 
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.store.records import Control, SearchStatus
-from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.contract.edits import Measurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 
@@ -33,20 +33,20 @@ class Pool(Protocol):
 
     def calibrate(
         self,
-        recipe: CalibrationRecipe,
+        measurement: Measurement,
         splits: tuple[PreparedSplit, ...],
         check: Callable[[], object] = lambda: None,
     ) -> bytes:
         """Calibrate on one of the workers, and return a safetensors file; see `EvaluationWorker.calibrate`.
 
         Args:
-            recipe: The statistics to measure.
+            measurement: The statistics to measure.
             splits: The splits whose prompts are run.
             check: Called about once a second during the wait; its errors end the calibration.
 
         Raises:
             NoRoomError: The model doesn't fit on any worker.
-            UserError: The recipe isn't for the model.
+            UserError: The measurement isn't for the model.
             PoolError: No worker is available, or calibrating fails, kills its workers or takes too long.
         """
         ...
@@ -132,7 +132,7 @@ class ControlledPool:
 
     def calibrate(
         self,
-        recipe: CalibrationRecipe,
+        measurement: Measurement,
         splits: tuple[PreparedSplit, ...],
         check: Callable[[], object] = lambda: None,
     ) -> bytes:
@@ -143,7 +143,7 @@ class ControlledPool:
             control = check_not_ended(self._control())
             self.resize(1 if control.desired_state == "paused" else max(1, self._due(control)))
 
-        return self.start().calibrate(recipe, splits, check_control)
+        return self.start().calibrate(measurement, splits, check_control)
 
     def close(self) -> None:
         if self._pool is not None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.pools.base import PoolError
-from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.contract.edits import Measurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault
 
 
@@ -18,7 +18,7 @@ class Evaluator(Protocol):
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply: ...
 
-    def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes: ...
+    def calibrate(self, measurement: Measurement, splits: tuple[PreparedSplit, ...]) -> bytes: ...
 
 
 class LocalPool:
@@ -53,13 +53,13 @@ class LocalPool:
 
     def calibrate(
         self,
-        recipe: CalibrationRecipe,
+        measurement: Measurement,
         splits: tuple[PreparedSplit, ...],
         check: Callable[[], object] = lambda: None,
     ) -> bytes:
         """Calibrate in this process, after calling `check` once."""
         check()
-        return self._evaluator().calibrate(recipe, splits)
+        return self._evaluator().calibrate(measurement, splits)
 
     def resize(self, count: int, at_once: bool = False) -> None:
         """Do nothing: there is one evaluator."""

@@ -28,7 +28,7 @@ from moevolve.search.config.run import RunConfig, WorkersSection
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_cluster import leave_ray, start_ray
 from moevolve.workers.checkpoints.files import local_directory
-from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.contract.edits import Measurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
 
 R = TypeVar("R")
@@ -77,8 +77,8 @@ def worker_actor(workers: WorkersSection, worker: Callable[..., Any] | None = No
             info: WorkerInfo = self._worker.info(ray.get_runtime_context().get_node_id())
             return info
 
-        def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
-            return bytes(self._worker.calibrate(recipe, splits))
+        def calibrate(self, measurement: Measurement, splits: tuple[PreparedSplit, ...]) -> bytes:
+            return bytes(self._worker.calibrate(measurement, splits))
 
         def evaluate_refs(self, request: EvaluationRequest, references: list[Any]) -> EvaluationReply:
             for key, reference in zip(request.fingerprints, references, strict=True):

@@ -28,7 +28,7 @@ from moevolve.search.pools.ray_actor import (
 )
 from moevolve.search.pools.ray_cluster import leave_ray, start_ray
 from moevolve.workers.contract.capacity import NeededMemory, NoRoomError
-from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.contract.edits import Measurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 
@@ -53,7 +53,7 @@ _CHECK_S = 1.0
 _CALIBRATION = "the calibration"
 """Key of a calibration's attempts, in place of a request's ticket."""
 
-_CalibrationJob = tuple[CalibrationRecipe, tuple[PreparedSplit, ...]]
+_CalibrationJob = tuple[Measurement, tuple[PreparedSplit, ...]]
 """The statistics to measure, and the splits whose prompts are run."""
 
 
@@ -181,13 +181,13 @@ class RayPool:
 
     def calibrate(
         self,
-        recipe: CalibrationRecipe,
+        measurement: Measurement,
         splits: tuple[PreparedSplit, ...],
         check: Callable[[], object] = lambda: None,
     ) -> bytes:
         """Calibrate on the first free worker, while others load."""
         replies: list[EvaluationReply] = []
-        self._job, self._calibrated = (recipe, splits), None
+        self._job, self._calibrated = (measurement, splits), None
         self._dispatch()
         try:
             while self._calibrated is None:

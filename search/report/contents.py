@@ -113,10 +113,10 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
         except UserError as error:
             notes.append(f"The searched matrices aren't shown: {' '.join(str(error).split())}")
     measured: list[str] = []
-    recipe = None if candidate is None else candidate.space.recipe
-    if recipe is not None:
-        found = stored_calibration(recipe, config, store, search.id, search.model_fingerprint)
-        measured = [] if found is None else calibration_notes(recipe, found)
+    measurement = None if candidate is None else candidate.space.measurement
+    if measurement is not None:
+        found = stored_calibration(measurement, config, store, search.id, search.model_fingerprint)
+        measured = [] if found is None else calibration_notes(measurement, found)
     graph = None if table.winner is None else store.ancestors(table.winner)
     nodes = {} if graph is None else {node.index: node for node in graph.nodes}
     statuses = [row.status for row in history]

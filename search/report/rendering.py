@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moevolve.search.text import memory_size, parameter_count, percent, points, ranges, score_lines, size_lines
+from moevolve.store.pareto import FrontRow
 from moevolve.store.records import BestRow, SearchRecord
 
 FOLDER = Path(__file__).parent
@@ -63,9 +64,9 @@ def export_checks(checks: str) -> list[str]:
     return [f"{name.replace('_', ' ')}: {value}" for name, value in shown.items()]
 
 
-def handle(search: SearchRecord | BestRow) -> str:
+def handle(search: SearchRecord | BestRow | FrontRow) -> str:
     """Name of a search in a URL path, or its id if the name needed quoting."""
-    name, key = (search.search_name, search.search_id) if isinstance(search, BestRow) else (search.name, search.id)
+    name, key = (search.name, search.id) if isinstance(search, SearchRecord) else (search.search_name, search.search_id)
     return name if _PLAIN.fullmatch(name) else key
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moevolve.evaluators.types import Floats
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.registry import outline_of
 from moevolve.search.running.candidates import find_candidate
@@ -27,7 +28,6 @@ from moevolve.search.text import ranges
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, SearchRecord
 
-Floats = NDArray[np.float64]
 Values = tuple[float | str | None, ...]
 """The value of every individual, None where it has none."""
 _MOST = 1000

@@ -1,4 +1,4 @@
-"""Scores and outcomes of one model over seeds, as studies, contrasts and pages of individuals show and test them."""
+"""Scores and outcomes of one model over seeds, as studies, comparisons and pages of individuals show and test them."""
 
 from __future__ import annotations
 

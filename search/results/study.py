@@ -159,8 +159,8 @@ def _cost(result: StudyResult, entry: Entry, store: StoreReader) -> tuple[float,
     if entry.label == FULL_LABEL:
         return 0.0, 0.0
     setup = result.setup
-    config, recipe, model = setup.config, setup.space.recipe, setup.facts.fingerprint
-    calibration = None if recipe is None else stored_calibration(recipe, config, store, setup.search_id, model)
+    config, wanted, model = setup.config, setup.space.measurement, setup.facts.fingerprint
+    calibration = None if wanted is None else stored_calibration(wanted, config, store, setup.search_id, model)
     calibration_s = 0.0 if calibration is None else calibration.seconds
     if entry.label != BEST_LABEL and not entry.draws:
         return 0.0, calibration_s  # an unsearched start takes no evaluations

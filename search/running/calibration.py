@@ -14,14 +14,14 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import (
     Calibration,
-    CalibrationRecipe,
-    GrowingRecipe,
+    GrowingMeasurement,
+    Measurement,
     calibration_fingerprint,
-    recipe_parts,
+    measurement_parts,
 )
 from moevolve.workers.contract.settings import engine_fingerprint
 
-Calibrate = Callable[[CalibrationRecipe, tuple[PreparedSplit, ...]], bytes]
+Calibrate = Callable[[Measurement, tuple[PreparedSplit, ...]], bytes]
 """Makes a calibration and returns it as a safetensors file; see `Pool.calibrate`."""
 
 
@@ -29,25 +29,29 @@ def calibrated_setup(
     setup: SearchSetup, store: Store, calibrate: Calibrate, on_note: Callable[[str], None] = lambda _: None
 ) -> SearchSetup:
     """The setup of a recorded search with its space calibrated; `calibrate` makes what the store doesn't have."""
-    recipe = setup.space.recipe
-    if recipe is None:
+    measurement = setup.space.measurement
+    if measurement is None:
         return setup
     config, splits = setup.config, setup.prepared["calibration"]
     tasks = tuple(split.fingerprint for split in splits)
-    fingerprint = _fingerprint(config, recipe, setup.facts.fingerprint, tasks)
+    fingerprint = _fingerprint(config, measurement, setup.facts.fingerprint, tasks)
     content = store.calibration(fingerprint)
     if content is None:
-        content = calibrate(recipe, splits)
+        content = calibrate(measurement, splits)
         store.add_calibration(fingerprint, content)
     calibration = Calibration.from_bytes(content)
-    for note in calibration_notes(recipe, calibration):
+    for note in calibration_notes(measurement, calibration):
         on_note(note)
     return replace(setup, space=setup.space.calibrated(calibration))
 
 
-def calibration_notes(recipe: CalibrationRecipe | None, calibration: Calibration) -> list[str]:
+def calibration_notes(measurement: Measurement | None, calibration: Calibration) -> list[str]:
     """A line for every measurement that could grow: what it was made on, and why on no more."""
-    growing = [part for part in recipe_parts(recipe) if isinstance(part, GrowingRecipe) and part.most > part.tokens]
+    growing = [
+        part
+        for part in measurement_parts(measurement)
+        if isinstance(part, GrowingMeasurement) and part.most > part.tokens
+    ]
     return [part.note(calibration.arrays) for part in growing]
 
 
@@ -55,31 +59,31 @@ def calibrated_space(
     space: GenomeSpace[G], config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> GenomeSpace[G]:
     """The space of a recorded search with its calibration; UserError if that wasn't stored yet."""
-    if space.recipe is None:
+    if space.measurement is None:
         return space
-    calibration = stored_calibration(space.recipe, config, store, search_id, model_fingerprint)
+    calibration = stored_calibration(space.measurement, config, store, search_id, model_fingerprint)
     if calibration is None:
         raise UserError(f"search {config.name} has no calibration in this store yet; resume it first")
     return space.calibrated(calibration)
 
 
 def stored_calibration(
-    recipe: CalibrationRecipe, config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
+    measurement: Measurement, config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> Calibration | None:
     """The calibration of a recorded search, with its cost; None if it isn't stored yet."""
-    content = store.calibration(stored_fingerprint(recipe, config, store, search_id, model_fingerprint))
+    content = store.calibration(stored_fingerprint(measurement, config, store, search_id, model_fingerprint))
     return None if content is None else Calibration.from_bytes(content)
 
 
 def stored_fingerprint(
-    recipe: CalibrationRecipe, config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
+    measurement: Measurement, config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> str:
     """The key of a recorded search's calibration in the store."""
     tasks = tuple(
         task.task_fingerprint for task in store.search_tasks(search_id, auxiliary=True) if task.split == "calibration"
     )
-    return _fingerprint(config, recipe, model_fingerprint, tasks)
+    return _fingerprint(config, measurement, model_fingerprint, tasks)
 
 
-def _fingerprint(config: RunConfig, recipe: CalibrationRecipe, model: str, tasks: tuple[str, ...]) -> str:
-    return calibration_fingerprint(recipe, model, engine_fingerprint(config.model, config.engine), tasks)
+def _fingerprint(config: RunConfig, measurement: Measurement, model: str, tasks: tuple[str, ...]) -> str:
+    return calibration_fingerprint(measurement, model, engine_fingerprint(config.model, config.engine), tasks)

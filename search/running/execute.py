@@ -27,7 +27,7 @@ from moevolve.store.errors import CancelledError, LeaseLostError
 from moevolve.store.events import asker
 from moevolve.store.records import Control, Lease, Progress, ResourceRequest, SearchRecord
 from moevolve.store.repository import Store
-from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.contract.edits import Measurement
 from moevolve.workers.contract.settings import engine_fingerprint
 
 log = logging.getLogger(__name__)
@@ -222,9 +222,9 @@ def _run(
     workers_due = partial(share.workers_due, heartbeat)
     pool = ControlledPool(partial(make_pool, setup), workers_due, lambda: heartbeat.control, on_pause)
 
-    def measure(recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
+    def measure(measurement: Measurement, splits: tuple[PreparedSplit, ...]) -> bytes:
         on_stage("calibrating")
-        return pool.calibrate(recipe, splits)
+        return pool.calibrate(measurement, splits)
 
     try:
         if not finished:

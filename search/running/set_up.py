@@ -22,7 +22,7 @@ from moevolve.store.records import new_search_id
 from moevolve.workers.contract.capacity import NeededMemory
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.methods.repair.edit import RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairSettings
 
 _LOG = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ def pinned(model: ModelConfig) -> ModelConfig:
         return replace(model, own_dtype=own_dtype(model))
 
 
-def _check_repair(recipe: RepairRecipe, where: str, kind: str, facts: ModelFacts) -> None:
+def _check_repair(settings: RepairSettings, where: str, kind: str, facts: ModelFacts) -> None:
     if facts.unrepairable is not None:
         raise UserError(
             f"{where}: candidates of a {facts.family} model can't be repaired: {facts.unrepairable}; leave repair out, "
@@ -135,7 +135,7 @@ def _check_repair(recipe: RepairRecipe, where: str, kind: str, facts: ModelFacts
     if not KINDS[kind].repairable:
         having = ", ".join(name for name, each in KINDS.items() if each.repairable)
         raise UserError(f"{where}: candidates of genome kind {kind} can't be repaired, those of {having} can")
-    if recipe.neurons is not None and not KINDS[kind].recombinable:
+    if settings.neurons is not None and not KINDS[kind].recombinable:
         having = ", ".join(name for name, each in KINDS.items() if each.recombinable)
         raise UserError(
             f"{where}.neurons: only experts of a mixture can be filled with neurons of others, those of genome kind "

@@ -184,7 +184,7 @@ def _settings(
     if request.neurons is not None or isinstance(budget, SpeedBudget):
         _check_narrowing(request, sizes, repaired)
     filled = repaired and not sizes.own_form and sizes.narrows
-    shared = "even" if request.stock else "share"
+    shared = "counts" if request.stock else "counts-and-widths"
     if request.neurons is not None:
         genome["neuron_share"], preset = _divided(request, kept_share(request.neurons), sizes), shared
     elif isinstance(budget, SpeedBudget):
@@ -192,13 +192,13 @@ def _settings(
         share, text = chosen_share(budget, probe.call(seconds_by_share, config, budget))
         choices.append(text)
         genome |= {"experts": sizes.experts, "neuron_share": share}
-        preset = "best"
+        preset = "widths"
     elif budget is not None and filled:
         share = fitting_share(budget, sizes.files, sizes.cache_bytes, sizes.experts)
         genome["neuron_share"], preset = _divided(request, share, sizes), shared
     else:
         own_width = sizes.own_form or request.stock
-        preset = "prune" if not repaired else "repaired" if own_width else "best"
+        preset = "prune" if not repaired else "repaired" if own_width else "widths"
         count, groups = sizes.experts, sizes.rule.groups
         if budget is None:
             assert request.experts is not None

@@ -87,7 +87,7 @@ class PhaseStrategy(ABC):
     """Makes the individuals of one phase; calls come in the same order as those of `PhasedStrategy`.
 
     Args:
-        space: Genome space, calibrated if it has a recipe.
+        space: Genome space, calibrated if it has a measurement.
         phase: Settings of the phase.
         seed: Seed of the search.
         first: Index of the phase's first individual.

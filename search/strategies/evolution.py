@@ -21,7 +21,7 @@ from moevolve.search.genomes.contract.phases import MergePhase, PhaseConfig
 from moevolve.search.strategies.base import DRAWS, PhaseStrategy, Ranking, eligible, fixed_offspring, rank_key
 from moevolve.store.records import IndividualRecord
 
-Parents = tuple[list[IndividualRecord], list[IndividualRecord]]
+ParentPools = tuple[list[IndividualRecord], list[IndividualRecord]]
 """The individuals that may become parents by crossover, and those by mutation; both best first."""
 
 
@@ -53,7 +53,7 @@ class Evolution(PhaseStrategy):
                 break
         return offspring
 
-    def _bred(self, rng: np.random.Generator, parents: Parents) -> Offspring[Any]:
+    def _bred(self, rng: np.random.Generator, parents: ParentPools) -> Offspring[Any]:
         """A child of one parent or of two different ones, drawn uniformly."""
         crossover, mutation = parents
         drawn = rng.choice(len(crossover), size=min(2, len(crossover)), replace=False)
@@ -71,7 +71,7 @@ class Evolution(PhaseStrategy):
             offspring = replace(self._space.breed(rng, self._phase, (offspring.genome,)), parents=())
         return offspring
 
-    def _parents(self, start: IndividualRecord | None) -> Parents | None:
+    def _parents(self, start: IndividualRecord | None) -> ParentPools | None:
         """The possible parents: the phase's own individuals and `start`; None if there are none."""
         own = list(self._ranking)
         if start is not None and all(one.phenotype_hash != start.phenotype_hash for one in own):

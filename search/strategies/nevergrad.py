@@ -68,7 +68,7 @@ class NevergradPhase(PhaseStrategy):
         self._start: IndividualRecord | None = None
         self._open: dict[int, Any] = {}
         self._worst = -np.inf
-        if space.recipe is None:
+        if space.measurement is None:
             self._point(generator(seed, 0), None)  # raises if the genome has no coordinates
 
     def tell(self, individual: IndividualRecord) -> None:

@@ -1,4 +1,4 @@
-"""The strategy of a repair phase: it repairs the best individuals of the earlier phases, and varies their recipes."""
+"""The strategy of a repair phase: it repairs the best individuals of the earlier phases, and varies their settings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from moevolve.store.records import IndividualRecord
 class RepairStrategy(PhaseStrategy):
     """Makes the individuals of a repair phase.
 
-    The initial individuals are the bases, the best individuals of the earlier phases, repaired with the phase's recipe.
-    A child mutates the recipe of one of the phase's best; with `crossover_rate` it applies it to another base. `before`
-    are the settings of the phase before it.
+    The initial individuals are the bases, the best individuals of the earlier phases, repaired with the phase's
+    settings. A child mutates the settings of one of the phase's best; with `crossover_rate` it applies them to another
+    base. `before` are the settings of the phase before it.
     """
 
     _space: RepairedSpace
@@ -57,7 +57,7 @@ class RepairStrategy(PhaseStrategy):
         return offspring
 
     def _repaired_base(self, bases: Sequence[IndividualRecord], taken: Container[str]) -> Offspring[Any] | None:
-        """The best base that isn't yet an individual with the phase's recipe."""
+        """The best base that isn't yet an individual with the phase's settings."""
         # Better bases may become visible while initial individuals are made.
         for base in bases:
             genome = self._space.repaired(self._genome(base), self._phase.repair)

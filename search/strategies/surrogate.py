@@ -24,8 +24,8 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moevolve.evaluators.types import Floats
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.contract.phases import PhaseConfig, SurrogateSection
@@ -36,7 +36,6 @@ from moevolve.store.records import IndividualRecord
 # Prior standard deviation of the model's prediction, for any number of features. Both this and `_NOISE` are near the
 # maximum of the marginal likelihood of pruning a small MoE (6 layers, 2 of 8 experts, 31 to 190 individuals), where
 # the targets' own standard deviation is between 1.4 and 2.
-Floats = NDArray[np.float64]
 _SIGNAL = 1.0
 # Standard deviation of the targets around the model; mostly interactions, which a sum over parts lacks.
 _NOISE = 0.7

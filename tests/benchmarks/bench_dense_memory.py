@@ -129,8 +129,8 @@ def measured(config: RunConfig) -> dict[str, Any]:
     Path("/proc/self/clear_refs").write_text("5")
     began = time.perf_counter()
     worker = EvaluationWorker(config.model, config.engine)
-    assert setup.space.recipe is not None
-    calibration = Calibration.from_bytes(worker.calibrate(setup.space.recipe, setup.prepared["calibration"]))
+    assert setup.space.measurement is not None
+    calibration = Calibration.from_bytes(worker.calibrate(setup.space.measurement, setup.prepared["calibration"]))
     space, phase = setup.space.calibrated(calibration), config.phases[0]
     (name,) = phase.init
     started = space.start(phase) if name == START else baseline_offspring(name, space, phase)

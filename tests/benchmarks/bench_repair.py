@@ -24,12 +24,12 @@ import torch
 from moevolve.search.config.files import load_run_config
 from moevolve.search.running.set_up import set_up
 from moevolve.workers.contract.edits import Calibration
-from moevolve.workers.contract.fitting import FitRows, RowsRecipe
+from moevolve.workers.contract.fitting import FitRows, RowsMeasurement
 from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.outputs import ExpertFeatures
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.methods.repair.ridge import LayerSystem, fit_bytes, fit_ridge
 from moevolve.workers.worker import EvaluationWorker
 
@@ -141,11 +141,11 @@ def beside_an_evaluation() -> None:
     worker = EvaluationWorker(config.model, config.engine)
     (ref,) = setup.splits("search")
     split = setup.all_prepared[ref.fingerprint]
-    rows = FitRows.of(Calibration.from_bytes(worker.calibrate(RowsRecipe(16384), (split,))).arrays)
+    rows = FitRows.of(Calibration.from_bytes(worker.calibrate(RowsMeasurement(16384), (split,))).arrays)
     plain, repaired = ([], [])
     for seed in range(4):
         edit = random_subset(worker, seed)
-        for times, each in ((plain, edit), (repaired, RepairedEdit(edit, RepairRecipe(tokens=8192), rows))):
+        for times, each in ((plain, edit), (repaired, RepairedEdit(edit, RepairSettings(tokens=8192), rows))):
             reply = worker.evaluate(EvaluationRequest(each, (ref,)), (split,))
             assert reply.failure is None, reply.failure
             times.append(reply.seconds)

@@ -1,4 +1,4 @@
-"""The runs and comparisons that ship: each can be launched as far as its settings go."""
+"""The runs and studies that ship: each can be launched as far as its settings go."""
 
 from __future__ import annotations
 

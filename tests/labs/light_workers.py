@@ -18,7 +18,7 @@ from replies import answer
 from waiting import PATIENT_S
 
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.contract.edits import Measurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
 
 for module in (sys.modules[__name__], replies):
@@ -33,7 +33,7 @@ class LightWorker:
     def info(self, node: str = "") -> WorkerInfo:
         return WorkerInfo(f"{socket.gethostname()}/{os.getpid()}", node, "cpu")
 
-    def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
+    def calibrate(self, measurement: Measurement, splits: tuple[PreparedSplit, ...]) -> bytes:
         raise NotImplementedError
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:

@@ -8,7 +8,7 @@ from itertools import count
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.local import Evaluator, LocalPool
-from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.contract.edits import Measurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.worker import EvaluationWorker
 
@@ -25,8 +25,8 @@ class Guarded:
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
         return self._step(self._worker, request, splits)
 
-    def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
-        return self._worker.calibrate(recipe, splits)
+    def calibrate(self, measurement: Measurement, splits: tuple[PreparedSplit, ...]) -> bytes:
+        return self._worker.calibrate(measurement, splits)
 
 
 def plainly(worker: Evaluator, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:

@@ -67,9 +67,9 @@ def export_sample(tiny: Any, model: Path, genome: dict[str, Any], directory: Pat
     config = ModelConfig(str(model), device="cpu")
     facts = describe_model(config)
     space = make_space(TypeAdapter(AnyGenomeSection).validate_python(genome), facts)
-    if space.recipe is not None:
+    if space.measurement is not None:
         splits = (prepare_split(load_task(str(tiny.task)), "search"),)
-        made = EvaluationWorker(config, EngineConfig()).calibrate(space.recipe, splits)
+        made = EvaluationWorker(config, EngineConfig()).calibrate(space.measurement, splits)
         space = space.calibrated(Calibration.from_bytes(made))
     rng = np.random.default_rng(6)
     found = space.sample(rng, PRUNE if genome["kind"] == "eep" else TUNE).genome

@@ -181,7 +181,7 @@ def test_candidates_are_counted_and_what_was_not_searched_is_marked(store: Store
     front = store.pareto("rte", search="alpha", size="active_parameters")
     assert [(row.active_parameters, row.index) for row in front] == [(300, 3), (700, 2)]
     found = store.marks("rte", "search", "alpha", ["random", "reap"])
-    assert [(mark.label, mark.ref, mark.score, mark.parameters) for mark in found] == [
+    assert [(mark.label, mark.ref, *mark.scores, mark.parameters) for mark in found] == [
         ("full model", None, 0.875, 2**40),
         ("random", "alpha:0", 0.25, 100),
         ("reap", "alpha:1", 0.251, 100),

@@ -27,7 +27,7 @@ from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def test_repairs_of_experts(
     make_edit: Callable[..., EepEdit],
     tokens: Tensor,
 ) -> None:
-    recipe = RepairRecipe(tokens=256, ridge_lambdas=(0.1,))
-    edit = RepairedEdit(edit_of_family(make_edit, family, "prune"), recipe, ROWS)
+    settings = RepairSettings(tokens=256, ridge_lambdas=(0.1,))
+    edit = RepairedEdit(edit_of_family(make_edit, family, "prune"), settings, ROWS)
     check(resident(family), model_config(family, expert_offload=expert_offload), [edit], tokens, 1e-3)
 
 
@@ -89,8 +89,8 @@ def test_edits_of_dense_models(resident: Residents, model_config: Callable[..., 
     steps = np.random.default_rng(0).normal(0, 0.3, (len(names), *form.mixing_shape))
     mixed = NanoMoeEdit(form, names, (form.unmixed + steps).astype(np.float32))
     edits: list[Any] = [divided(), masked(heads=head_masks()), mixed]
-    recipe = RepairRecipe(tokens=256, ridge_lambdas=(0.1,))
-    edits += [RepairedEdit(masked((20, 7, 33)), recipe, ROWS)]
+    settings = RepairSettings(tokens=256, ridge_lambdas=(0.1,))
+    edits += [RepairedEdit(masked((20, 7, 33)), settings, ROWS)]
     check(here, model_config("llama"), edits, tokens, 1e-3)
 
 

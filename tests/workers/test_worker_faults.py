@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.evaluators.fitness.base import Floats
 from moevolve.evaluators.fitness.engine import Engine
 from moevolve.evaluators.fitness.kinds import FITNESSES, Rank
-from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.evaluators.types import Example, Floats, Matching, PreparedSplit
 from moevolve.workers.contract.edits import Calibration, IdentityEdit
-from moevolve.workers.contract.fitting import RowsRecipe
+from moevolve.workers.contract.fitting import RowsMeasurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsMeasurement
 from moevolve.workers.worker import EvaluationWorker
 
 A = PreparedSplit(
@@ -70,8 +69,8 @@ def test_what_was_scored_before_a_failure_is_reported(
 def test_an_edit_that_cannot_be_made_fails_on_every_split(worker: EvaluationWorker) -> None:
     """And nothing is left of it, nor of a calibration, when another candidate is evaluated."""
     before = [evaluate(worker), evaluate(worker, whole=True)]
-    for recipe in (ExpertsRecipe(("importance", "usage"), None, 60), RowsRecipe(60)):
-        assert Calibration.from_bytes(worker.calibrate(recipe, (MEASURED,))).tokens_run
+    for measurement in (ExpertsMeasurement(("importance", "usage"), None, 60), RowsMeasurement(60)):
+        assert Calibration.from_bytes(worker.calibrate(measurement, (MEASURED,))).tokens_run
     kept = np.stack([np.eye(3, 6, dtype=np.float32)] * 2)
     misfit = EvaluationRequest(EepEdit(kept, kept, 2), tuple(split.ref for split in SPLITS))
     reply = worker.evaluate(misfit, SPLITS)
@@ -119,4 +118,4 @@ def test_a_model_that_can_not_be_measured_is_named(worker: EvaluationWorker, mon
     ):
         monkeypatch.setattr("moevolve.workers.worker.calibrate", Mock(side_effect=error))
         with pytest.raises(kind, match=said):
-            worker.calibrate(RowsRecipe(60), (MEASURED,))
+            worker.calibrate(RowsMeasurement(60), (MEASURED,))

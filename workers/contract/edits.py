@@ -82,7 +82,7 @@ class IdentityEdit:
         return "full"
 
 
-class CalibrationRecipe(Protocol):
+class Measurement(Protocol):
     """What to measure for a calibration: a frozen dataclass of plain values, one class per kind."""
 
     @property
@@ -91,7 +91,7 @@ class CalibrationRecipe(Protocol):
 
 
 @runtime_checkable
-class GrowingRecipe(CalibrationRecipe, Protocol):
+class GrowingMeasurement(Measurement, Protocol):
     """What is measured on more and more tokens: on `tokens`, and on twice as many as long as that isn't enough.
 
     All its arrays are sums over tokens.
@@ -109,13 +109,13 @@ class GrowingRecipe(CalibrationRecipe, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CombinedRecipe:
+class CombinedMeasurement:
     """Several calibrations in one, each measured separately on its own number of tokens.
 
     Their arrays have distinct names.
     """
 
-    parts: tuple[CalibrationRecipe, ...]
+    parts: tuple[Measurement, ...]
 
     @property
     def tokens(self) -> int:
@@ -127,16 +127,16 @@ PER_TASK = "per_task_"
 
 
 @dataclass(frozen=True, slots=True)
-class PerTaskRecipe:
+class PerTaskMeasurement:
     """A calibration that is measured on the prompts of every task separately.
 
     The arrays are named `PER_TASK` and the name of the inner calibration's array. Their first dimension is the tasks.
 
     Attributes:
-        inner: Recipe of a task's calibration. Its number of tokens is that of all tasks together.
+        inner: Measurement of a task's calibration. Its number of tokens is that of all tasks together.
     """
 
-    inner: GrowingRecipe
+    inner: GrowingMeasurement
 
     @property
     def tokens(self) -> int:
@@ -158,17 +158,17 @@ def _without_prefix(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any
     return {name.removeprefix(PER_TASK): array for name, array in arrays.items() if name.startswith(PER_TASK)}
 
 
-def combined(*parts: CalibrationRecipe | None) -> CalibrationRecipe | None:
-    """Combine recipes, ignoring None, into one; None if no recipe is left."""
+def combined(*parts: Measurement | None) -> Measurement | None:
+    """Combine measurements, ignoring None, into one; None if none is left."""
     present = tuple(part for part in parts if part is not None)
-    return CombinedRecipe(present) if len(present) > 1 else next(iter(present), None)
+    return CombinedMeasurement(present) if len(present) > 1 else next(iter(present), None)
 
 
-def recipe_parts(recipe: CalibrationRecipe | None) -> tuple[CalibrationRecipe, ...]:
-    """Return the recipes that a recipe combines; none for None."""
-    if isinstance(recipe, CombinedRecipe):
-        return recipe.parts
-    return () if recipe is None else (recipe,)
+def measurement_parts(measurement: Measurement | None) -> tuple[Measurement, ...]:
+    """Return the measurements that a measurement combines; none for None."""
+    if isinstance(measurement, CombinedMeasurement):
+        return measurement.parts
+    return () if measurement is None else (measurement,)
 
 
 @dataclass(frozen=True)
@@ -210,13 +210,16 @@ class Calibration:
 
 
 def calibration_fingerprint(
-    recipe: CalibrationRecipe, model_fingerprint: str, engine_fingerprint: str, task_fingerprints: tuple[str, ...]
+    measurement: Measurement, model_fingerprint: str, engine_fingerprint: str, task_fingerprints: tuple[str, ...]
 ) -> str:
     """SHA-256 (hex) of everything that determines a calibration."""
-    content = [*_settings(recipe), model_fingerprint, engine_fingerprint, task_fingerprints]
+    content = [*_settings(measurement), model_fingerprint, engine_fingerprint, task_fingerprints]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _settings(recipe: Any) -> list[Any]:
-    combines = isinstance(recipe, CombinedRecipe)
-    return [type(recipe).__name__, [_settings(part) for part in recipe.parts] if combines else asdict(recipe)]
+def _settings(measurement: Any) -> list[Any]:
+    combines = isinstance(measurement, CombinedMeasurement)
+    return [
+        type(measurement).__name__,
+        [_settings(part) for part in measurement.parts] if combines else asdict(measurement),
+    ]

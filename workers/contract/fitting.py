@@ -19,8 +19,8 @@ RowsUse = Literal["repair", "skipping"]
 
 
 @dataclass(frozen=True, slots=True)
-class RowsRecipe:
-    """Recipe for about `tokens` tokens that edits are fitted on: whole calibration prompts with their answers.
+class RowsMeasurement:
+    """Measurement of about `tokens` tokens that edits are fitted on: whole calibration prompts with their answers.
 
     One calibration may hold sequences for several uses.
     """
@@ -45,7 +45,7 @@ class FitRows:
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]], use: RowsUse = "repair") -> FitRows:
-        """Take the sequences out of the arrays of a calibration made from a `RowsRecipe`."""
+        """Take the sequences out of the arrays of a calibration made from a `RowsMeasurement`."""
         return cls(*(arrays[f"{use}_{name}"] for name in ("tokens", "lengths", "prompts")))
 
     @property
@@ -74,7 +74,7 @@ class FitRows:
 
 
 @dataclass(frozen=True, slots=True)
-class NeuronRecipe:
+class NeuronSettings:
     """How the neurons of each kept expert are selected from all experts of its layer before the fit.
 
     A neuron's importance to a kept expert is the product of three sizes, each raised to its own exponent.

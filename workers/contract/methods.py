@@ -143,7 +143,7 @@ class ExpertsOwner(Applicator):
 
 
 Calibrator = Callable[[Resident, Sequence[Tokens], Any], Calibration]
-"""Measures an unedited resident model on token sequences, following a recipe."""
+"""Measures an unedited resident model on token sequences, as a measurement says."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class Method:
     Attributes:
         edit: Type of the edits, by which the method is found.
         exporter: Exporter of the edits; None if they can't be exported. A `FollowUpEdit` uses its base's exporter.
-        calibrators: Calibrator by type of recipe.
+        calibrators: Calibrator by type of measurement.
         routing: Reader of the routing decision by type of the routing module. It applies whatever edit the model has.
         described: Adds what the edit says about the experts to a counted layer. Its arguments are the counted layer,
             the layer's number among the counted layers, and the edit.

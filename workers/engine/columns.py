@@ -201,7 +201,7 @@ def lay_out(sequences: Sequence[Tokens], layout: Layout, most: int, device: torc
         paths[i], before = path, tokens
     stacked = torch.tensor([ids, positions], dtype=torch.int64).to(device)
     block, part_cost = (BLOCK, _PART_COST) if device.type == "cpu" else (None, _GPU_PART_COST)
-    parts = _grouped([_Row.of(start, path, block) for start, path in rows], most, part_cost)
+    parts = _grouped([_PackedRow.of(start, path, block) for start, path in rows], most, part_cost)
     return Columns(
         stacked[:1],
         stacked[1:],
@@ -248,7 +248,7 @@ def _stack_paths(paths: Sequence[NDArray[np.int64]], least: int = 0) -> NDArray[
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Row:
+class _PackedRow:
     """A sequence in attention.
 
     Attributes:
@@ -263,12 +263,12 @@ class _Row:
     length: int
 
     @classmethod
-    def of(cls, first: int, path: NDArray[np.int64], block: int | None) -> _Row:
+    def of(cls, first: int, path: NDArray[np.int64], block: int | None) -> _PackedRow:
         unit = 1 if block is None else block
         return cls(first, path, first // unit * unit, -(-len(path) // unit) * unit)
 
 
-def _grouped(rows: list[_Row], most: int, part_cost: float) -> list[list[_Row]]:
+def _grouped(rows: list[_PackedRow], most: int, part_cost: float) -> list[list[_PackedRow]]:
     """Divide rows, sorted by start and length, into the parts with the least total cost, by dynamic programming.
 
     `most` is the maximum number of tokens in a part with several rows.
@@ -295,7 +295,7 @@ def _grouped(rows: list[_Row], most: int, part_cost: float) -> list[list[_Row]]:
     return parts[::-1]
 
 
-def _attention(parts: list[list[_Row]], columns: int, block: int | None, device: torch.device) -> Attention:
+def _attention(parts: list[list[_PackedRow]], columns: int, block: int | None, device: torch.device) -> Attention:
     built = []
     output_index = np.empty(columns, dtype=np.int64)
     outputs = 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import DynamicCache
 
 
-class Answers:
+class DecodedAnswers:
     """Greedy answers of a split, extended token by token.
 
     Args:
@@ -108,7 +108,7 @@ def decode(
     unfinished: Mapping[int, NDArray[np.int64]],
     prompts: Sequence[Tokens],
     cache: DynamicCache | None,
-    answers: Answers,
+    answers: DecodedAnswers,
 ) -> None:
     """Decode unfinished answers to their ends.
 
@@ -117,7 +117,7 @@ def decode(
             been run yet.
         prompts: Prompts of all examples, finished or not.
         cache: KV cache of the pass over prompts and drafts; None to run the prompts again.
-        answers: Answers, extended in place.
+        answers: DecodedAnswers, extended in place.
     """
     examples = list(unfinished)
     tokens = [answers.tokens[i] for i in examples]

@@ -22,7 +22,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.engine.batches import Batch
-from moevolve.workers.engine.decoding import Answers, decode, decoded_together, draft_lengths
+from moevolve.workers.engine.decoding import DecodedAnswers, decode, decoded_together, draft_lengths
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.engine.reuse import LayerReuse
@@ -85,10 +85,10 @@ class GenerationEngine:
         answers, logprobs = self._answers(split, decided)
         return Generation(answers.texts(), logprobs)
 
-    def _answers(self, split: PreparedSplit, decided: Decided) -> tuple[Answers, NDArray[np.float64]]:
+    def _answers(self, split: PreparedSplit, decided: Decided) -> tuple[DecodedAnswers, NDArray[np.float64]]:
         tokenized = self.tokens_of(split)
         lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, self._text)
-        answers = Answers(len(lengths), split.max_new_tokens, self._ends, decided, self._text)
+        answers = DecodedAnswers(len(lengths), split.max_new_tokens, self._ends, decided, self._text)
         logprobs = np.zeros(len(lengths), dtype=np.float64)
         drafts = [gold[:length] for gold, length in zip(tokenized.golds, lengths, strict=True)]
         drafted = [(*prompt, *draft) for prompt, draft in zip(tokenized.prompts, drafts, strict=True)]
@@ -184,7 +184,7 @@ class GenerationEngine:
         pairs = zip(answers.tokens, answers.ended, strict=True)
         return tuple((*tokens, end) if ended else tuple(tokens) for tokens, ended in pairs)
 
-    def _own_answers(self, split: PreparedSplit) -> Answers:
+    def _own_answers(self, split: PreparedSplit) -> DecodedAnswers:
         """Greedy answers up to the end token, a stop string or `max_new_tokens`."""
         return self._answers(split, lambda _, text: cut(text, split.matching.stop)[1])[0]
 

@@ -20,16 +20,16 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.contract.edits import (
     PER_TASK,
     Calibration,
-    CalibrationRecipe,
-    CombinedRecipe,
+    CombinedMeasurement,
     Edit,
-    GrowingRecipe,
+    GrowingMeasurement,
     IdentityEdit,
-    PerTaskRecipe,
+    Measurement,
+    PerTaskMeasurement,
     Tokens,
     underlying,
 )
-from moevolve.workers.contract.fitting import RowsRecipe
+from moevolve.workers.contract.fitting import RowsMeasurement
 from moevolve.workers.contract.methods import RoutingReader
 from moevolve.workers.contract.usage import WORDS, MixedLayer, RoutedLayer, Usage
 from moevolve.workers.engine.engine import GenerationEngine
@@ -42,70 +42,74 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 
 @torch.inference_mode()
 def calibrate(
-    resident: ResidentModel, engine: GenerationEngine, recipe: CalibrationRecipe, splits: Sequence[PreparedSplit]
+    resident: ResidentModel, engine: GenerationEngine, measurement: Measurement, splits: Sequence[PreparedSplit]
 ) -> Calibration:
     """Measure a calibration on the unedited model, with its cost.
 
     Args:
         resident: Unedited model.
         engine: Engine of the same model.
-        recipe: Quantities to measure.
+        measurement: Quantities to measure.
         splits: Splits whose prompts are run with their answers; see `token_sequences`.
 
     Raises:
-        UserError: The recipe is unknown, or there are no prompts.
+        UserError: The measurement is unknown, or there are no prompts.
     """
-    if isinstance(recipe, CombinedRecipe):
-        parts = [calibrate(resident, engine, part, splits) for part in recipe.parts]
+    if isinstance(measurement, CombinedMeasurement):
+        parts = [calibrate(resident, engine, part, splits) for part in measurement.parts]
         joined = Calibration({name: array for part in parts for name, array in part.arrays.items()})
         return joined.with_cost(sum(part.tokens_run for part in parts), sum(part.seconds for part in parts))
     started = time.perf_counter()
-    limit = recipe.tokens
+    limit = measurement.tokens
     rows = _rows(engine, splits, limit)
-    if isinstance(recipe, RowsRecipe):
-        made = _stored(rows, recipe)
+    if isinstance(measurement, RowsMeasurement):
+        made = _stored(rows, measurement)
     else:
-        apart = isinstance(recipe, PerTaskRecipe)
+        apart = isinstance(measurement, PerTaskMeasurement)
         if not rows or (apart and len({row.split for row in rows}) < len(splits)):
             raise UserError(
                 "genome.calibration_tokens: there are no prompts to measure on; give every task `calibration` rows, or "
                 "allow more tokens"
             )
-        made = _measured(resident, rows, recipe, len(splits))
-    while isinstance(recipe, GrowingRecipe) and limit < recipe.most and not recipe.is_met(made.arrays):
+        made = _measured(resident, rows, measurement, len(splits))
+    while (
+        isinstance(measurement, GrowingMeasurement) and limit < measurement.most and not measurement.is_met(made.arrays)
+    ):
         if _count(rows) < limit:
             break  # there are no more
-        limit = min(2 * limit, recipe.most)
+        limit = min(2 * limit, measurement.most)
         before, rows = len(rows), _rows(engine, splits, limit)
-        more = _measured(resident, rows[before:], recipe, len(splits)).arrays
+        more = _measured(resident, rows[before:], measurement, len(splits)).arrays
         made = Calibration({name: array + more[name] for name, array in made.arrays.items()})
     return made.with_cost(_count(rows), time.perf_counter() - started)
 
 
-def _count(rows: Sequence[_Row]) -> int:
+def _count(rows: Sequence[_CalibrationRow]) -> int:
     return sum(len(row.tokens) for row in rows)
 
 
-def _measured(resident: ResidentModel, rows: Sequence[_Row], recipe: CalibrationRecipe, tasks: int) -> Calibration:
-    """Measure on some rows, on those of every task apart if the recipe says so."""
-    if not isinstance(recipe, PerTaskRecipe):
-        return calibrator_of(recipe)(resident, [row.tokens for row in rows], recipe)
+def _measured(
+    resident: ResidentModel, rows: Sequence[_CalibrationRow], measurement: Measurement, tasks: int
+) -> Calibration:
+    """Measure on some rows, on those of every task apart if the measurement says so."""
+    if not isinstance(measurement, PerTaskMeasurement):
+        return calibrator_of(measurement)(resident, [row.tokens for row in rows], measurement)
     by_task = [[row.tokens for row in rows if row.split == task] for task in range(tasks)]
-    measure = calibrator_of(recipe.inner)
-    found = [measure(resident, sequences, recipe.inner).arrays for sequences in by_task]
+    measure = calibrator_of(measurement.inner)
+    found = [measure(resident, sequences, measurement.inner).arrays for sequences in by_task]
     return Calibration({f"{PER_TASK}{name}": np.stack([arrays[name] for arrays in found]) for name in found[0]})
 
 
-def _stored(rows: Sequence[_Row], recipe: RowsRecipe) -> Calibration:
+def _stored(rows: Sequence[_CalibrationRow], measurement: RowsMeasurement) -> Calibration:
     """Store token sequences as a calibration, so that a fit on them can be repeated; see `FitRows` for the arrays.
 
     Raises:
         UserError: There are no sequences, or fewer than two for a repair, which holds some out.
     """
-    least = 2 if recipe.use == "repair" else 1
+    least = 2 if measurement.use == "repair" else 1
     if len(rows) < least:
         raise UserError(
-            f"{recipe.use}: it needs {least} calibration prompts at least within its tokens, got {len(rows)}; "
+            f"{measurement.use}: it needs {least} calibration prompts at least within its tokens, got {len(rows)}; "
             "give the task more `calibration` rows, or this more tokens"
         )
     arrays = {
@@ -113,7 +117,7 @@ def _stored(rows: Sequence[_Row], recipe: RowsRecipe) -> Calibration:
         "lengths": [len(row.tokens) for row in rows],
         "prompts": [row.prompt for row in rows],
     }
-    return Calibration({f"{recipe.use}_{name}": np.array(array, dtype=np.int32) for name, array in arrays.items()})
+    return Calibration({f"{measurement.use}_{name}": np.array(array, dtype=np.int32) for name, array in arrays.items()})
 
 
 def token_sequences(engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int) -> list[Tokens]:
@@ -124,7 +128,7 @@ def token_sequences(engine: GenerationEngine, splits: Sequence[PreparedSplit], l
     return [row.tokens for row in _rows(engine, splits, limit)]
 
 
-class _Row(NamedTuple):
+class _CalibrationRow(NamedTuple):
     """A prompt with its answer.
 
     Attributes:
@@ -138,13 +142,13 @@ class _Row(NamedTuple):
     prompt: int
 
 
-def _rows(engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int) -> list[_Row]:
+def _rows(engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int) -> list[_CalibrationRow]:
     prompts = [engine.tokens_of(split).prompts for split in splits]
     # With answers even fewer prompts reach the limit, so no others need greedy answers.
     needed = Counter(number for number, _ in _in_turn(prompts, limit))
     answered = [engine.answered(split, needed[number]) for number, split in enumerate(splits)]
     places = _in_turn(answered, limit)
-    return [_Row(number, answered[number][row], len(prompts[number][row])) for number, row in places]
+    return [_CalibrationRow(number, answered[number][row], len(prompts[number][row])) for number, row in places]
 
 
 def _in_turn(groups: Sequence[Sequence[Tokens]], limit: int) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.contract.edits import CalibrationRecipe, Edit, IdentityEdit, underlying
+from moevolve.workers.contract.edits import Edit, IdentityEdit, Measurement, underlying
 from moevolve.workers.contract.methods import Calibrator, ExpertsOwner, Exporter, Method, ModuleUse, RoutingReader
 from moevolve.workers.methods.eep.method import EEP
 from moevolve.workers.methods.factorllm.method import FACTORLLM
@@ -32,12 +32,12 @@ def experts_owner() -> Method:
     return next(method for method in METHODS.values() if issubclass(method.applicator, ExpertsOwner))
 
 
-def calibrator_of(recipe: CalibrationRecipe) -> Calibrator:
-    """The calibrator for a type of recipe."""
+def calibrator_of(measurement: Measurement) -> Calibrator:
+    """The calibrator for a type of measurement."""
     for method in METHODS.values():
-        if type(recipe) in method.calibrators:
-            return method.calibrators[type(recipe)]
-    raise UserError(f"calibrations of kind {type(recipe).__name__} are unknown")
+        if type(measurement) in method.calibrators:
+            return method.calibrators[type(measurement)]
+    raise UserError(f"calibrations of kind {type(measurement).__name__} are unknown")
 
 
 def exporter_of(edit: Edit) -> Exporter:

@@ -17,7 +17,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.messages import WorkerFault
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Shortcuts, VllmConfig
-from moevolve.workers.engine.decoding import Answers
+from moevolve.workers.engine.decoding import DecodedAnswers
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.export.export import write_stock
@@ -72,7 +72,7 @@ class VllmEngine(GenerationEngine):
         limit, trims = split.max_new_tokens, MATCHERS[split.matching.kind].trims
         # vLLM would also stop at white space before an answer, which some matchers strip.
         stop = [mark for mark in split.matching.stop if mark and not (trims and mark[0].isspace())]
-        answers = Answers(len(tokenized.prompts), limit, self._ends, decided, self._text)
+        answers = DecodedAnswers(len(tokenized.prompts), limit, self._ends, decided, self._text)
         # A stop string may end a part of an answer that `decided` doesn't take for its end; such an answer goes on.
         while unfinished := [i for i, finished in enumerate(answers.finished) if not finished]:
             prompts = [(*tokenized.prompts[i], *answers.tokens[i]) for i in unfinished]

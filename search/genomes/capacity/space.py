@@ -20,9 +20,9 @@ from moevolve.search.genomes.contract.base import MOST_PARTS, Description, Offsp
 from moevolve.search.genomes.contract.operators import layer_crossover
 from moevolve.search.genomes.contract.phases import CapacityPhase, PhaseConfig
 from moevolve.search.genomes.experts.space import ExpertsSection, ExpertsSpace, token_limit
-from moevolve.workers.contract.edits import PerTaskRecipe, combined
+from moevolve.workers.contract.edits import PerTaskMeasurement, combined
 from moevolve.workers.contract.facts import ModelFacts, parameters_after
-from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsMeasurement
 
 
 class CapacitySection(ExpertsSection):
@@ -190,8 +190,8 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
                 f"each of {space.retained} kept experts per layer; give a larger share, or keep fewer experts"
             )
         tokens = token_limit(section.calibration_tokens)
-        importance = PerTaskRecipe(ExpertsRecipe(("importance",), None, tokens, section.until(space.fewest)))
-        return replace(space, recipe=combined(importance, space.recipe))
+        importance = PerTaskMeasurement(ExpertsMeasurement(("importance",), None, tokens, section.until(space.fewest)))
+        return replace(space, measurement=combined(importance, space.measurement))
 
     def keeping(self, retained: int) -> CapacitySpace:
         """Return the space of candidates that retain so many experts; a token uses no more than it can choose from."""

@@ -86,7 +86,7 @@ class ArraySpace(GenomeSpace[A]):
     Attributes:
         genome_type: Class of the genomes.
         facts: Sizes and family of the model.
-        calibration: Results of the recipe's measurements; None before calibration.
+        calibration: Results of the space's measurement; None before calibration.
     """
 
     genome_type: ClassVar[type[Any]]

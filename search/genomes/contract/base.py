@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.phases import PhaseConfig, Section
-from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, Edit
+from moevolve.workers.contract.edits import Calibration, Edit, Measurement
 
 MOST_PARTS = 65_536
 """Largest number of experts, groups of layers, or dimensions in a setting."""
@@ -116,8 +116,8 @@ def offspring_of(genome: G, parents: Sequence[G]) -> Offspring[G]:
 class GenomeSpace(ABC, Generic[G]):
     """All genomes of one kind for one model, with the operators that a strategy needs.
 
-    A kind whose genomes depend on measured activations has a `recipe`. Its space is first made without them, which is
-    enough for checking a configuration, `from_bytes` and `describe`; `calibrated` returns the complete space.
+    A kind whose genomes depend on measured activations has a `measurement`. Its space is first made without them, which
+    is enough for checking a configuration, `from_bytes` and `describe`; `calibrated` returns the complete space.
     """
 
     @property
@@ -131,12 +131,12 @@ class GenomeSpace(ABC, Generic[G]):
         return ("tune",)
 
     @property
-    def recipe(self) -> CalibrationRecipe | None:
+    def measurement(self) -> Measurement | None:
         """The calibration that the space needs; None if it needs none."""
         return None
 
     def calibrated(self, calibration: Calibration) -> Self:
-        """Return the space with the results of its recipe's measurements."""
+        """Return the space with the results of its measurement."""
         return self
 
     def start(self, phase: PhaseConfig) -> Offspring[G] | None:

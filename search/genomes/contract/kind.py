@@ -81,7 +81,7 @@ class GenomeKind:
 
     Attributes:
         make_space: Function from settings, a model's facts and the search's phases to the space, which is not yet
-            calibrated if it has a recipe. The phases may begin with baselines that need measurements. It raises
+            calibrated if it has a measurement. The phases may begin with baselines that need one. It raises
             `UserError` for settings that the model doesn't support.
         baselines: One-shot methods by name, without `random` and `start`, which are every space's `sample` and `start`.
         repairable: True if its edits can be repaired (`moevolve.workers.methods.shared.outputs.Repairable`).

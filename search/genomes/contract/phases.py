@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from moevolve.workers.contract.fitting import NeuronRecipe
-from moevolve.workers.methods.repair.edit import RepairRecipe
+from moevolve.workers.contract.fitting import NeuronSettings
+from moevolve.workers.methods.repair.edit import RepairSettings
 
 MOST_EVALUATIONS = 10_000_000
 """Most individuals of a phase: far more than a search evaluates in years, and few enough to count and list."""
@@ -126,11 +126,11 @@ StrategySection = Annotated[
 
 
 def _by_default(value: Any) -> Any:
-    """Read `true` as a recipe with its defaults, and `false` as none."""
+    """Read `true` as the default settings, and `false` as none."""
     return {True: {}, False: None}[value] if isinstance(value, bool) else value
 
 
-Repair = Annotated[RepairRecipe | None, BeforeValidator(_by_default)]
+Repair = Annotated[RepairSettings | None, BeforeValidator(_by_default)]
 
 
 START = "start"
@@ -148,7 +148,7 @@ class PhaseBase(Section):
         crossover_rate: Probability that a child has two parents.
         group_rate: Probability that mutation changes a group of layers, or for dense models a layer.
         init: Baselines of the genome kind, and `random`; random individuals fill the rest in any case.
-        repair: Recipe by which every candidate of the phase is repaired before it is scored.
+        repair: Settings by which every candidate of the phase is repaired before it is scored.
         allow_duplicates: A child that repeats an earlier individual stays, reuses the earlier evaluation, and counts
             among the parents each time it occurs. Otherwise its operator and parents are drawn again.
     """
@@ -269,7 +269,7 @@ class CapacityPhase(PhaseBase):
     initial: int = Field(8, ge=0, le=MOST_EVALUATIONS)
     init: tuple[str, ...] = Field(("equal", "rising", "random"), min_length=1)
     widths: Literal["searched", "equal"] = "searched"
-    repair: Repair = RepairRecipe(neurons=NeuronRecipe())
+    repair: Repair = RepairSettings(neurons=NeuronSettings())
     entry_rate: float = Field(0.4, ge=0, le=1)
     sigma: float = Field(0.3, gt=0, le=1000)
 
@@ -293,19 +293,19 @@ class CapacityPhase(PhaseBase):
 
 
 class RepairPhase(PhaseBase):
-    """A search of repair recipes for the best individuals of the previous phases, whose genomes stay as they are.
+    """A search of repair settings for the best individuals of the previous phases, whose genomes stay as they are.
 
     The unrepaired individuals that the phase starts from are ranked together with its own.
 
     Attributes:
         initial: Number of different genomes, the best of the previous phases, that are repaired with `repair` first.
-        repair: Recipe of the initial individuals; children vary it. No child fits on more than its `tokens`.
-        crossover_rate: Probability that a child takes its genome from one parent and its recipe from another.
+        repair: Settings of the initial individuals; children vary them. No child fits on more than its `tokens`.
+        crossover_rate: Probability that a child takes its genome from one parent and its settings from another.
     """
 
     kind: Literal["repair"] = "repair"
     initial: int = Field(4, ge=1, le=MOST_EVALUATIONS)
-    repair: Annotated[RepairRecipe, BeforeValidator(_by_default)] = RepairRecipe()
+    repair: Annotated[RepairSettings, BeforeValidator(_by_default)] = RepairSettings()
     crossover_rate: float = Field(0.25, ge=0, le=1)
 
     @model_validator(mode="after")

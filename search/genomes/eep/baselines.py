@@ -36,8 +36,8 @@ from moevolve.search.genomes.contract.phases import PhaseConfig, PrunePhase, Sur
 from moevolve.search.genomes.eep.space import MEAN_SCORES, EepGenome, EepSection, EepSpace
 from moevolve.search.genomes.experts.space import token_limit
 from moevolve.search.genomes.experts.subsets import mean_shares
-from moevolve.workers.contract.edits import CalibrationRecipe
-from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe
+from moevolve.workers.contract.edits import Measurement
+from moevolve.workers.methods.eep.edit import ExpertsMeasurement, Statistic, SubsetMeasurement
 
 _PRUNING = ("prune", "merge")
 # As many subsets are all tried as `naee` tries by default.
@@ -186,9 +186,9 @@ BASELINES: dict[str, EepBaseline] = {
 }
 
 
-def expert_recipes(
+def expert_measurements(
     space: EepSpace, section: EepSection, phases: Sequence[PhaseConfig]
-) -> tuple[CalibrationRecipe | None, ...]:
+) -> tuple[Measurement | None, ...]:
     """Return the measurements for baselines and surrogates, and for baselines that aren't scores.
 
     None stands for what isn't needed.
@@ -200,8 +200,8 @@ def expert_recipes(
         statistics |= {"usage", "importance", "pairs"}  # for `EepSpace.importance`
     # Errors are those of `importance`, whatever is measured with it.
     measured = tuple(sorted({"importance", *statistics} - {"mean_outputs"}))
-    scores = ExpertsRecipe(measured, None, tokens, section.until(space.retained))
-    compared = SubsetRecipe(
+    scores = ExpertsMeasurement(measured, None, tokens, section.until(space.retained))
+    compared = SubsetMeasurement(
         retained=space.retained,
         active=space.active,
         layer_groups=space.layer_groups,
@@ -210,7 +210,7 @@ def expert_recipes(
         sample=section.naee_tokens,
     )
     subsets = compared if any(baseline.compares_subsets for baseline in needed) else None
-    others = ExpertsRecipe(("mean_outputs",) if "mean_outputs" in statistics else (), subsets, tokens)
+    others = ExpertsMeasurement(("mean_outputs",) if "mean_outputs" in statistics else (), subsets, tokens)
     return scores if statistics else None, others if others.statistics or subsets is not None else None
 
 

@@ -14,7 +14,7 @@ from moevolve.search.drawing import DIVERGING, MAX_ROWS, drawing, scale_below, s
 from moevolve.search.genomes.contract.kind import GenomeFigures, GenomeKind
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.genomes.contract.phases import PhaseConfig
-from moevolve.search.genomes.eep.baselines import BASELINES, expert_recipes
+from moevolve.search.genomes.eep.baselines import BASELINES, expert_measurements
 from moevolve.search.genomes.eep.space import EepGenome, EepSection, EepSpace
 from moevolve.search.genomes.experts.costs import ExpertsCosts
 from moevolve.workers.contract.edits import combined
@@ -43,9 +43,9 @@ class EepCosts(ExpertsCosts[EepSpace]):
 
 
 def _space(section: EepSection, facts: ModelFacts, phases: Sequence[PhaseConfig]) -> EepSpace:
-    """Make a space whose recipe includes the measurements for surrogates and baselines."""
+    """Make a space whose measurement includes those for surrogates and baselines."""
     space = EepSpace.of(section, facts)
-    return replace(space, recipe=combined(*expert_recipes(space, section, phases), space.recipe))
+    return replace(space, measurement=combined(*expert_measurements(space, section, phases), space.measurement))
 
 
 # Largest number of layer groups side by side on a wide page.

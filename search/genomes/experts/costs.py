@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
 from moevolve.search.genomes.experts.space import ExpertsSpace
-from moevolve.workers.contract.edits import ROW_TOKENS, PerTaskRecipe, recipe_parts
-from moevolve.workers.methods.eep.edit import ExpertsRecipe
+from moevolve.workers.contract.edits import ROW_TOKENS, PerTaskMeasurement, measurement_parts
+from moevolve.workers.methods.eep.edit import ExpertsMeasurement
 
 S = TypeVar("S", bound=ExpertsSpace[Any])
 
@@ -34,9 +34,10 @@ class ExpertsCosts(GenomeCosts[S]):
         outline, facts = self.outline, self.outline.facts
         row_bytes = expert_row_bytes(outline.hidden, outline.intermediate, facts.dtype_bytes)
         tokens = max(longest, ROW_TOKENS)  # short sequences share a row of the batch
-        parts = (part.inner if isinstance(part, PerTaskRecipe) else part for part in recipe_parts(self.space.recipe))
-        recipes = [part for part in parts if isinstance(part, ExpertsRecipe)]
-        return max((measuring_bytes(each, facts, outline.hidden, row_bytes, tokens) for each in recipes), default=0)
+        parts = measurement_parts(self.space.measurement)
+        found = [part.inner if isinstance(part, PerTaskMeasurement) else part for part in parts]
+        measured = [part for part in found if isinstance(part, ExpertsMeasurement)]
+        return max((measuring_bytes(each, facts, outline.hidden, row_bytes, tokens) for each in measured), default=0)
 
     def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
         """The output projections of a layer's experts are fitted together."""

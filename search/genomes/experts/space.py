@@ -13,16 +13,16 @@ from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING
 from moevolve.search.genomes.contract.arrays import A, ArraySpace
 from moevolve.search.genomes.contract.base import MOST_PARTS, MOST_TOKENS, GenomeSection
 from moevolve.search.genomes.experts.subsets import Subsets
-from moevolve.workers.contract.edits import ALL_TOKENS, CalibrationRecipe
+from moevolve.workers.contract.edits import ALL_TOKENS, Measurement
 from moevolve.workers.contract.facts import ModelFacts
-from moevolve.workers.contract.fitting import FitRows, RowsRecipe
+from moevolve.workers.contract.fitting import FitRows, RowsMeasurement
 from moevolve.workers.methods.eep.edit import RouterSpace, Until
 
-Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)] | Literal["all"]
+TokenCount = Annotated[int, Field(ge=1, le=MOST_TOKENS)] | Literal["all"]
 """Number of tokens of the `calibration` rows: whole prompts up to that many, or all prompts."""
 
 
-def token_limit(tokens: Tokens) -> int:
+def token_limit(tokens: TokenCount) -> int:
     """Return the limit on tokens that a setting stands for."""
     return ALL_TOKENS if tokens == "all" else tokens
 
@@ -31,7 +31,7 @@ class ExpertsSection(GenomeSection):
     """Settings of which experts are kept, and of their measurement.
 
     Attributes:
-        experts: Number of retained experts n' per MoE layer; equally many per routing group if the family has these.
+        experts: Number of kept experts n' per MoE layer; equally many per routing group if the family has these.
             None if it is searched, which not every kind can.
         active: Number of active experts k per token; None keeps the model's, or the most that a token can choose from.
         router_space: Space that the router mapping acts on: `probs` (the paper) or `logits`.
@@ -46,15 +46,15 @@ class ExpertsSection(GenomeSection):
         calibration_most: Largest number of tokens that they are measured on, if there are so many `calibration` rows.
     """
 
-    count_format: ClassVar[str] = "{experts} retained, {active} active"
+    count_format: ClassVar[str] = "{experts} kept, {active} active"
     experts: int | None = Field(None, ge=1, le=MOST_PARTS)
     active: int | None = Field(None, ge=1, le=MOST_PARTS)
-    router_space: Literal["probs", "logits"] = "probs"
+    router_space: RouterSpace = "probs"
     dynamic_skipping: bool = False
-    skipping_tokens: Tokens = 2048
-    calibration_tokens: Tokens = 8192
+    skipping_tokens: TokenCount = 2048
+    calibration_tokens: TokenCount = 8192
     calibration_loss: float = Field(0.002, ge=0, le=1)
-    calibration_most: Tokens = 131072
+    calibration_most: TokenCount = 131072
 
     @property
     def most_active(self) -> tuple[str, int | None]:
@@ -69,7 +69,7 @@ class ExpertsSection(GenomeSection):
     def _keeps_the_active_ones(self) -> Self:
         name, active = self.most_active
         if active is not None and self.experts is not None and active > self.experts:
-            raise ValueError(f"{name} {getattr(self, name)} is more than the {self.experts} retained experts")
+            raise ValueError(f"{name} {getattr(self, name)} is more than the {self.experts} kept experts")
         return self
 
 
@@ -83,7 +83,7 @@ class ExpertsSpace(ArraySpace[A]):
         active: Number of active experts k per token after the edit; the largest one if n' is searched, and the mean
             rounded up if layers may differ.
         router_space, dynamic_skipping: See `ExpertsSection`.
-        recipe: Measurements for dynamic skipping, importance and baselines; None if there are none.
+        measurement: Measurements for dynamic skipping, importance and baselines; None if there are none.
     """
 
     experts: int
@@ -91,7 +91,7 @@ class ExpertsSpace(ArraySpace[A]):
     active: int
     router_space: RouterSpace
     dynamic_skipping: bool = False
-    recipe: CalibrationRecipe | None = None
+    measurement: Measurement | None = None
 
     @classmethod
     def checked(cls, section: ExpertsSection, facts: ModelFacts, **own: Any) -> Self:
@@ -115,7 +115,7 @@ class ExpertsSpace(ArraySpace[A]):
             router_space=section.router_space,
             facts=facts,
             dynamic_skipping=skips,
-            recipe=RowsRecipe(token_limit(section.skipping_tokens), "skipping") if skips else None,
+            measurement=RowsMeasurement(token_limit(section.skipping_tokens), "skipping") if skips else None,
             **own,
         )
 

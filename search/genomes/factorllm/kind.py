@@ -37,9 +37,9 @@ from moevolve.search.genomes.contract.kind import Baseline, GenomeFigures, Genom
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.factorllm.space import FactorLlmGenome, FactorLlmSection, FactorLlmSpace
-from moevolve.workers.contract.edits import ROW_TOKENS, CalibrationRecipe, combined, recipe_parts
+from moevolve.workers.contract.edits import ROW_TOKENS, Measurement, combined, measurement_parts
 from moevolve.workers.contract.facts import ModelFacts
-from moevolve.workers.methods.factorllm.edit import CmoeRecipe, FactorLlmEdit, MoeficationRecipe
+from moevolve.workers.methods.factorllm.edit import CmoeMeasurement, FactorLlmEdit, MoeficationMeasurement
 
 if TYPE_CHECKING:
     from moevolve.search.drawing import Figure
@@ -69,11 +69,11 @@ class FactorLlmBaseline(Baseline):
     """A measured partition with measured routers.
 
     Attributes:
-        recipe: Function that returns the measurement for a space.
+        measurement: Function that returns the measurement for a space.
         shared_experts: True if some experts are shared, which needs a router bias and at least two active experts.
     """
 
-    recipe: Callable[[FactorLlmSpace], CalibrationRecipe]
+    measurement: Callable[[FactorLlmSpace], Measurement]
     shared_experts: bool = False
 
     def problem(self, space: FactorLlmSpace) -> str | None:
@@ -83,14 +83,14 @@ class FactorLlmBaseline(Baseline):
 
 
 BASELINES = {
-    "kmeans": FactorLlmBaseline(kmeans, ("tune",), lambda space: space.recipe_of("kmeans")),
+    "kmeans": FactorLlmBaseline(kmeans, ("tune",), lambda space: space.measurement_of("kmeans")),
     "moefication": FactorLlmBaseline(
-        moefication, ("tune",), lambda space: MoeficationRecipe(space.experts, space.section.calibration_tokens)
+        moefication, ("tune",), lambda space: MoeficationMeasurement(space.experts, space.section.calibration_tokens)
     ),
     "cmoe": FactorLlmBaseline(
         cmoe,
         ("tune",),
-        lambda space: CmoeRecipe(
+        lambda space: CmoeMeasurement(
             experts=space.experts,
             shared=space.active // 2,
             firing=min(_FIRING, space.dense.width),
@@ -113,15 +113,15 @@ class FactorLlmCosts(GenomeCosts[FactorLlmSpace]):
         from moevolve.workers.methods.shared.input_statistics import STATISTICS_MEMORY, directions_bytes
 
         dense, counts = self.space.dense, 4 * self.space.dense.width**2
-        cmoe = any(isinstance(part, CmoeRecipe) for part in recipe_parts(self.space.baseline_recipe))
+        cmoe = any(isinstance(part, CmoeMeasurement) for part in measurement_parts(self.space.baseline_measurement))
         held = counts * (min(dense.layers, max(1, STATISTICS_MEMORY // counts)) + 1) if cmoe else 0
         row = 8 * max(longest, ROW_TOKENS) * dense.hidden  # float64 inputs; short sequences share a row of the batch
         return max(held, directions_bytes(dense.hidden, dense.layers)) + row
 
     def calibration_host_bytes(self) -> int:
         """Count k-means, which keeps three float32 copies of a network's input weights."""
-        kmeans = {type(part) for part in recipe_parts(self.space.baseline_recipe)} - {CmoeRecipe}
-        return 3 * 4 * self.space.dense.hidden * self.space.dense.width if kmeans else 0
+        clustered = {type(part) for part in measurement_parts(self.space.baseline_measurement)} - {CmoeMeasurement}
+        return 3 * 4 * self.space.dense.hidden * self.space.dense.width if clustered else 0
 
     def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
         space = self.space
@@ -132,10 +132,10 @@ class FactorLlmCosts(GenomeCosts[FactorLlmSpace]):
 
 
 def _space(section: FactorLlmSection, facts: ModelFacts, phases: Sequence[PhaseConfig]) -> FactorLlmSpace:
-    """Make a space whose recipe includes the measurements for the baselines that the phases begin with."""
+    """Make a space whose measurement includes those for the baselines that the phases begin with."""
     space = FactorLlmSpace.of(section, facts)
     names = dict.fromkeys(name for phase in phases for name in phase.baselines if name in BASELINES)
-    return replace(space, baseline_recipe=combined(*(BASELINES[name].recipe(space) for name in names)))
+    return replace(space, baseline_measurement=combined(*(BASELINES[name].measurement(space) for name in names)))
 
 
 _IN_COMMON = "neurons in common"

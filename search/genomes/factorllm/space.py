@@ -32,9 +32,9 @@ from moevolve.search.genomes.contract.base import (
 )
 from moevolve.search.genomes.contract.operators import balanced_swaps, gaussian_noise, select_groups
 from moevolve.search.genomes.contract.phases import PhaseConfig, TunePhase
-from moevolve.workers.contract.edits import CalibrationRecipe, combined
+from moevolve.workers.contract.edits import Measurement, combined
 from moevolve.workers.contract.facts import DenseFacts, ModelFacts
-from moevolve.workers.methods.factorllm.edit import FactorLlmEdit, FactorLlmRecipe, Partition
+from moevolve.workers.methods.factorllm.edit import FactorLlmEdit, FactorLlmMeasurement, Partition
 
 
 class FactorLlmSection(GenomeSection):
@@ -155,14 +155,14 @@ class FactorLlmSpace(ArraySpace[FactorLlmGenome]):
 
     Attributes:
         dense: Sizes of the model's dense networks.
-        baseline_recipe: Measurements of baselines' partitions and routers; None without baselines.
+        baseline_measurement: Measurements of baselines' partitions and routers; None without baselines.
     """
 
     kind: ClassVar[str] = "factorllm"
     genome_type: ClassVar[type[FactorLlmGenome]] = FactorLlmGenome
     section: FactorLlmSection
     dense: DenseFacts = field(repr=False)
-    baseline_recipe: CalibrationRecipe | None = None
+    baseline_measurement: Measurement | None = None
 
     @classmethod
     def of(cls, section: FactorLlmSection, facts: ModelFacts) -> FactorLlmSpace:
@@ -227,14 +227,14 @@ class FactorLlmSpace(ArraySpace[FactorLlmGenome]):
         return np.repeat(np.arange(self.experts), self.dense.width // self.experts).astype(np.uint8)
 
     @property
-    def recipe(self) -> CalibrationRecipe:
-        own = self.recipe_of("start")
-        return combined(own, self.baseline_recipe) or own
+    def measurement(self) -> Measurement:
+        own = self.measurement_of("start")
+        return combined(own, self.baseline_measurement) or own
 
-    def recipe_of(self, partition: Partition) -> FactorLlmRecipe:
+    def measurement_of(self, partition: Partition) -> FactorLlmMeasurement:
         """Return the measurement of a partition and its closed-form routers."""
         section = self.section
-        return FactorLlmRecipe(
+        return FactorLlmMeasurement(
             experts=self.experts,
             active=self.active,
             routers=self.routers,

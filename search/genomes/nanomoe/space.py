@@ -28,8 +28,8 @@ from moevolve.search.genomes.contract.base import (
 from moevolve.search.genomes.contract.operators import gaussian_noise, select_groups
 from moevolve.search.genomes.contract.phases import PhaseConfig, TunePhase
 from moevolve.workers.contract.facts import LinearFacts, ModelFacts, active_parameters
-from moevolve.workers.contract.fitting import FitRows, RowsRecipe
-from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
+from moevolve.workers.contract.fitting import FitRows, RowsMeasurement
+from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
 
 
 class NanoMoeSection(GenomeSection):
@@ -51,7 +51,7 @@ class NanoMoeSection(GenomeSection):
     parts: ClassVar[str] = "blocks"
     count_format: ClassVar[str] = "{experts} of inputs and of outputs per layer"
     kind: Literal["nanomoe"]
-    variant: Literal["I", "II", "III", "low_rank"] = "I"
+    variant: Variant = "I"
     blocks: int = Field(4, ge=1, le=1024)
     rank: int = Field(ge=1, le=65535)
     layers: str = "*.mlp.*"
@@ -140,8 +140,8 @@ class NanoMoeSpace(ArraySpace[NanoMoeGenome]):
         return self.form, [each.name for each in self.layers]
 
     @property
-    def recipe(self) -> RowsRecipe | None:
-        return None if self.tokens is None else RowsRecipe(self.tokens)
+    def measurement(self) -> RowsMeasurement | None:
+        return None if self.tokens is None else RowsMeasurement(self.tokens)
 
     @cached_property
     def rows(self) -> FitRows | None:

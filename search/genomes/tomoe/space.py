@@ -54,7 +54,7 @@ from moevolve.search.genomes.tomoe.scores import (
 )
 from moevolve.workers.contract.facts import DenseFacts, ModelFacts
 from moevolve.workers.families.registry import maskable_types
-from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit, ToMoeRecipe
+from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit, ToMoeMeasurement
 
 
 class ToMoeSection(GenomeSection):
@@ -264,9 +264,9 @@ class ToMoeSpace(ArraySpace[ToMoeGenome]):
         }
 
     @property
-    def recipe(self) -> ToMoeRecipe:
+    def measurement(self) -> ToMoeMeasurement:
         section = self.section
-        return ToMoeRecipe(section.attention, section.components, _SAMPLE, section.calibration_tokens)
+        return ToMoeMeasurement(section.attention, section.components, _SAMPLE, section.calibration_tokens)
 
     def start(self, phase: PhaseConfig) -> Offspring[ToMoeGenome]:
         """Return the genome of even widths, with an expert for each end of every principal direction."""

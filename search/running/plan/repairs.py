@@ -12,7 +12,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
 from moevolve.search.genomes.contract.phases import divides_neurons
 from moevolve.workers.methods.eep.neuron_pruning import candidate_count, pruning_bytes
-from moevolve.workers.methods.repair.edit import RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairSettings
 from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
 from moevolve.workers.methods.repair.ridge import fit_bytes, has_room
 from moevolve.workers.methods.shared.passes import BATCH_COLUMNS
@@ -101,9 +101,9 @@ class _RepairCounter:
     """Counts the memory of repairs with the same settings."""
 
     def __init__(
-        self, recipe: RepairRecipe, fits: Sequence[tuple[FitOutline, ...]], outline: ModelOutline, tokens: int
+        self, settings: RepairSettings, fits: Sequence[tuple[FitOutline, ...]], outline: ModelOutline, tokens: int
     ) -> None:
-        self._recipe, self._fits, self._outline, self._tokens = recipe, fits, outline, tokens
+        self._settings, self._fits, self._outline, self._tokens = settings, fits, outline, tokens
 
     def work(self, position: int, kind: str) -> RepairWork:
         hidden, tokens = self._outline.hidden, self._tokens
@@ -121,18 +121,18 @@ class _RepairCounter:
             width=largest.width,
             needed=self._needed(largest),
             taken=max(taken, self._running(max(map(_block_width, fits)))),
-            allowed=self._recipe.memory_mb << 20,
+            allowed=self._settings.memory_mb << 20,
             streams=(len(self._fits) + 1) * states,
             kept=_most_kept(kept),
         )
 
     def _candidates(self, fit: FitOutline) -> int:
         """Count the candidate neurons of a kept expert; 0 if they are no more than its own, so that none is pruned."""
-        neurons = self._recipe.neurons
+        neurons = self._settings.neurons
         if neurons is None or not fit.pool:
             return 0
         width, tokens = _block_width(fit), int(fit.density * self._tokens)
-        count = candidate_count(width, neurons, tokens, self._outline.hidden, self._recipe.memory_mb << 20)
+        count = candidate_count(width, neurons, tokens, self._outline.hidden, self._settings.memory_mb << 20)
         return count if count > width else 0
 
     def _needed(self, fit: FitOutline) -> int:
@@ -164,11 +164,11 @@ class _RepairCounter:
             fitting = max(features - block + making, features + system - 4 * self._tokens * fit.width)
         else:
             fitting = making + system
-        fitting += (self._recipe.answer_weight != 1) * 4 * self._tokens * hidden
+        fitting += (self._settings.answer_weight != 1) * 4 * self._tokens * hidden
         applying = 4 * hidden * fit.width + max(making, block + 8 * tokens * hidden, 16 * hidden * width)
         applying += 4 * self._tokens * hidden
         states = self._tokens * hidden * (2 * size + 4)
-        return min(self._recipe.memory_mb << 20, max(fitting, applying)) + states
+        return min(self._settings.memory_mb << 20, max(fitting, applying)) + states
 
     def _taken(self, fit: FitOutline) -> int:
         """Bytes of a fit with its features, of making the largest block of them, or of applying the fitted change.
@@ -190,5 +190,5 @@ class _RepairCounter:
             features + max(self._needed(fit) + making, applying),
             pruning_bytes(self._candidates(fit), tokens, hidden),
         )
-        states = self._tokens * hidden * (4 * size + 4 * (3 + (self._recipe.answer_weight != 1)))
-        return min(self._recipe.memory_mb << 20, taken) + states
+        states = self._tokens * hidden * (4 * size + 4 * (3 + (self._settings.answer_weight != 1)))
+        return min(self._settings.memory_mb << 20, taken) + states

@@ -12,7 +12,8 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
 from moevolve.search.genomes.contract.phases import refuse_flags_as_numbers
-from moevolve.search.interface.contrast import ContrastRequest
+from moevolve.search.interface.answers import StoredAnswersRequest
+from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.control import (
     CancelRequest,
     ControlRequest,
@@ -22,9 +23,8 @@ from moevolve.search.interface.control import (
     StopRequest,
 )
 from moevolve.search.interface.effects import EffectsRequest
-from moevolve.search.interface.outcomes import OutcomesRequest
 from moevolve.search.interface.plot import PlotRequest
-from moevolve.search.interface.rankings import BestRequest, ParetoRequest, TradeoffsRequest
+from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import ReportRequest
 from moevolve.search.interface.request import (
     Request,
@@ -51,17 +51,16 @@ REQUESTS: tuple[type[Request], ...] = (
     LabelRequest,
     ControlRequest,
     FinalTableRequest,
-    ContrastRequest,
+    CompareRequest,
     EffectsRequest,
     BestRequest,
     ParetoRequest,
-    TradeoffsRequest,
     ShowRequest,
     GenomeRequest,
     LineageRequest,
     PlotRequest,
     ReportRequest,
-    OutcomesRequest,
+    StoredAnswersRequest,
     PauseRequest,
     StopRequest,
     CancelRequest,
@@ -99,7 +98,7 @@ def request_routes() -> APIRouter:
 
 
 def _answer(server: ServerState, request: Any) -> Any:
-    if isinstance(request, ContrastRequest | ParetoRequest):  # they read much, and charts ask for them with each page
+    if isinstance(request, CompareRequest | ParetoRequest):  # they read much, and charts ask for them with each page
         return server.listings.cached(repr(request), partial(request.answer, server.store))
     try:
         return request.answer(server.writer)

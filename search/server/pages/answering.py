@@ -11,8 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.interface.answers import Answers, AnswersRequest
-from moevolve.search.interface.outcomes import Outcomes, OutcomesRequest
+from moevolve.search.interface.answers import Answers, AnswersRequest, StoredAnswers, StoredAnswersRequest
 from moevolve.search.loop.scores import FULL
 from moevolve.search.report.rendering import handle
 from moevolve.search.server.dependencies import RefPath, ServerDep, ServerState
@@ -35,7 +34,7 @@ def show_answers(request: Request, server: ServerDep, individual: RefPath) -> HT
     if asked is None:
         return render(request, "answers.jinja", detail=detail)
     try:
-        found = _outcomes(server, asked)
+        found = _stored(server, asked)
     except UserError as error:
         return render(request, "answers.jinja", note=str(error), **_form(detail, asked))
     generated = server.answers.found(_generation(asked, found))
@@ -49,40 +48,40 @@ def generate_answers(request: Request, server: ServerDep, individual: RefPath) -
     asked = _asked(request, server.store, detail)
     if asked is None:
         raise UserError(f"{detail.ref} has no stored outcomes")
-    found = _outcomes(server, asked)
+    found = _stored(server, asked)
     generation = _generation(asked, found)
     server.answers.start(generation)
     context = _form(detail, asked) | _rows(found, server.answers.found(generation))
     return render(request, "answers_part.jinja", HTTPStatus.ACCEPTED, **context)
 
 
-def _asked(request: Request, store: StoreReader, detail: IndividualDetail) -> OutcomesRequest | None:
+def _asked(request: Request, store: StoreReader, detail: IndividualDetail) -> StoredAnswersRequest | None:
     """What a page's query asks for, or else the first split with outcomes of both; None without any outcomes."""
     scored = [each for each in detail.evaluations if each.outcomes]
     if not scored:
         return None
     if {"task", "split"} <= request.query_params.keys():
-        return from_form(OutcomesRequest)(request)
+        return from_form(StoredAnswersRequest)(request)
     search, splits = detail.search, [each.task_fingerprint for each in scored]
     full = store.evaluations(FULL_MODEL, search.model_fingerprint, search.engine_fingerprint, splits)
     both = {each.task_fingerprint for each in full if each.outcomes}
     first = min(scored, key=lambda each: (each.task_fingerprint not in both, _PREFERRED.index(each.split)))
-    return from_form(OutcomesRequest, task=first.task, split=first.split)(request)
+    return from_form(StoredAnswersRequest, task=first.task, split=first.split)(request)
 
 
-def _outcomes(server: ServerState, asked: OutcomesRequest) -> Outcomes:
+def _stored(server: ServerState, asked: StoredAnswersRequest) -> StoredAnswers:
     """The answer to a request, which a page asks for every two seconds while answers are generated."""
     return server.listings.cached(repr(asked), partial(asked.answer, server.store))
 
 
-def _generation(asked: OutcomesRequest, found: Outcomes) -> AnswersRequest:
+def _generation(asked: StoredAnswersRequest, found: StoredAnswers) -> AnswersRequest:
     """What generates the answers to the rows that are shown."""
     others = () if asked.against == FULL else (asked.against,)
     rows = tuple(row.row for row in found.rows)
     return AnswersRequest((*others, asked.individual), task=asked.task, split=asked.split, rows=rows)
 
 
-def _form(detail: IndividualDetail, asked: OutcomesRequest) -> dict[str, Any]:
+def _form(detail: IndividualDetail, asked: StoredAnswersRequest) -> dict[str, Any]:
     """Variables of the form that chooses rows, and of links to other rows."""
     scored = [each for each in detail.evaluations if each.outcomes]
     here = f"/individuals/{handle(detail.search)}:{detail.individual.index}/answers"
@@ -95,7 +94,7 @@ def _form(detail: IndividualDetail, asked: OutcomesRequest) -> dict[str, Any]:
     }
 
 
-def _rows(found: Outcomes, generated: Future[Answers] | None) -> dict[str, Any]:
+def _rows(found: StoredAnswers, generated: Future[Answers] | None) -> dict[str, Any]:
     """Variables of the rows that are shown, and of what becomes of their answers."""
     running = generated is not None and not generated.done()
     fault = generated.exception() if generated is not None and not running else None

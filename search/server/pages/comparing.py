@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SCORED, SPLITS, Split
-from moevolve.search.interface.contrast import ContrastRequest
+from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.request import one_line_errors
 from moevolve.search.interface.show import GenomeRequest
 from moevolve.search.loop.final_table import Score, score_of
@@ -47,14 +47,14 @@ class PairedScores:
     second_better: int = 0
 
 
-@routes.get("/compare")
-def show_comparison(request: Request, server: ServerDep, a: RefQuery = "", b: RefQuery = "") -> HTMLResponse:
+@routes.get("/compare/individuals")
+def show_individuals(request: Request, server: ServerDep, a: RefQuery = "", b: RefQuery = "") -> HTMLResponse:
     """Two individuals and their scores, or the form that asks for them."""
     refs = a.strip(), b.strip()
     pair = [server.store.individual(ref) for ref in refs] if all(refs) else []
     return render(
         request,
-        "compare.jinja",
+        "individuals_compared.jinja",
         refs=refs,
         pair=pair,
         words=[size_words(detail) for detail in pair],
@@ -62,7 +62,7 @@ def show_comparison(request: Request, server: ServerDep, a: RefQuery = "", b: Re
     )
 
 
-@routes.get("/compare/genomes")
+@routes.get("/compare/individuals/genomes")
 def show_genomes(request: Request, server: ServerDep, a: RefQuery, b: RefQuery) -> HTMLResponse:
     """What each of two individuals keeps."""
     note, outlines = "", []
@@ -74,8 +74,8 @@ def show_genomes(request: Request, server: ServerDep, a: RefQuery, b: RefQuery) 
     return render(request, "genomes.jinja", note=note, **outlined((a.strip(), b.strip()), outlines))
 
 
-@routes.get("/contrast")
-def show_contrast(
+@routes.get("/compare")
+def show_comparison(
     request: Request,
     server: ServerDep,
     searches: Annotated[list[NameQuery], Query()] = [],  # noqa: B006
@@ -86,12 +86,12 @@ def show_contrast(
     found, link = None, ""
     if names:
         with one_line_errors():
-            asked = ContrastRequest(names, by=by)
+            asked = CompareRequest(names, by=by)
         found = server.listings.cached(repr(asked), partial(asked.answer, server.store))
         link = urlencode({"searches": names}, doseq=True)
     return render(
         request,
-        "contrast.jinja",
+        "compare.jinja",
         found=found,
         names=names,
         by=by,

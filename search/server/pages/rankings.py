@@ -58,15 +58,17 @@ def show_pareto(
     search: NameQuery = "",
     size: SizeUnit = "parameters",
 ) -> HTMLResponse:
-    """Score against size."""
+    """Score against size, or the tasks of a search against each other."""
     tasks = server.listings.tasks()
-    asked = ParetoRequest(task or (tasks[0] if tasks else ""), split=split, search=search or None, size=size)
-    found = server.listings.cached(repr(asked), partial(asked.answer, server.store)) if asked.task else None
+    first = None if search or not tasks else tasks[0]
+    asked = ParetoRequest(task or first, split=split, search=search or None, size=size)
+    known = asked.task or asked.search
+    found = server.listings.cached(repr(asked), partial(asked.answer, server.store)) if known else None
     return render(
         request,
         "pareto.jinja",
         found=found,
-        tasks=sorted({*tasks, asked.task} - {""}),
+        tasks=sorted({*tasks, *([asked.task] if asked.task else [])}),
         searches=[one.search.name for one in server.listings.summaries()],
         splits=SCORED,
         sizes=get_args(SizeUnit),

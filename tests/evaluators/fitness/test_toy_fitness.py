@@ -11,12 +11,12 @@ import torch
 from tiny_models import MIXTRAL, save_tiny_model
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.fitness.base import Fitness, Floats
+from moevolve.evaluators.fitness.base import Fitness
 from moevolve.evaluators.fitness.engine import Engine
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
-from moevolve.evaluators.types import PreparedSplit
+from moevolve.evaluators.types import Floats, PreparedSplit
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig

@@ -243,10 +243,10 @@ class Session:
     def _set_up(self, verb: str) -> SearchSetup:
         """What a search begins with: calibrated where it needs that."""
         setup = set_up(self.config(verb), "lab-1")
-        recipe = setup.space.recipe
-        if recipe is None:
+        measurement = setup.space.measurement
+        if measurement is None:
             return setup
-        made = self._held().calibrate(recipe, setup.prepared["calibration"])
+        made = self._held().calibrate(measurement, setup.prepared["calibration"])
         return replace(setup, space=setup.space.calibrated(Calibration.from_bytes(made)))
 
     def _score(self, setup: SearchSetup, edit: Edit) -> str:

@@ -13,18 +13,41 @@ import moevolve
 
 FOLDER = Path(__file__).parents[3] / "search" / "api"
 FUNCTIONS = {
-    *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "contrast", "effects"),
-    *("estimate", "evaluate", "export", "genome", "import_eep", "label", "launch", "lineage", "load_comparison"),
-    *("load_config", "logs", "open_reader", "open_store", "outcomes", "pareto", "pause", "plot", "profile"),
-    *("prompts", "recipe", "report", "resume", "retry", "scale", "searches", "serve", "show", "shrink", "stop"),
-    *("submit", "tasks", "tradeoffs", "write_analysis"),
+    *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "effects"),
+    *("estimate", "evaluate", "export", "genome", "import_eep", "label", "launch", "lineage", "load_study"),
+    *("load_config", "logs", "open_reader", "open_store", "pareto", "pause", "plot", "profile"),
+    *(
+        "prompts",
+        "recipe",
+        "report",
+        "resume",
+        "retry",
+        "scale",
+        "searches",
+        "serve",
+        "show",
+        "shrink",
+        "stop",
+        "stored_answers",
+    ),
+    *("stored_answers", "study", "submit", "tasks", "write_analysis"),
 }
 RECORDS = {
-    *("Analysis", "Answers", "AskedRow", "BestRow", "Study", "StudyRow", "Contrast", "Control"),
+    *("Analysis", "Answers", "AskedRow", "BestRow", "Study", "StudyRow", "Comparison", "Control"),
     *("Effects", "Entry", "Estimate", "Evaluation", "ExportReport", "FinalTable", "GenomeView", "Imported"),
-    *("IndividualDetail", "LineageGraph", "Observer", "Outcomes", "Pareto", "ProfileReport", "Progress"),
-    *("Recipe", "RunConfig", "Score", "SearchSummary", "ShrinkPlan", "ShrinkResult", "Store", "StoreReader"),
-    *("Submitted", "TaskConfig", "TradeOffs"),
+    *("IndividualDetail", "LineageGraph", "Observer", "Pareto", "ProfileReport", "Progress"),
+    *(
+        "Recipe",
+        "RunConfig",
+        "Score",
+        "SearchSummary",
+        "ShrinkPlan",
+        "ShrinkResult",
+        "Store",
+        "StoreReader",
+        "StoredAnswers",
+    ),
+    *("StoredAnswers", "Submitted", "TaskConfig"),
 }
 DB_FUNCTIONS = {"check", "copy", "prune", "upgrade"}
 ERRORS = {"ExportError", "PoolError", "ProfileError", "StoreError", "UserError"}

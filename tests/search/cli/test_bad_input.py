@@ -112,17 +112,17 @@ def test_a_search_that_is_there_is_not_changed(tiny: Any, tmp_path: Path) -> Non
         assert "only `workers` and `final` settings may change" in message
 
 
-def test_a_comparison_knows_before_it_runs_where_its_tables_cannot_go(tiny: Any, tmp_path: Path) -> None:
+def test_a_study_knows_before_it_runs_where_its_tables_cannot_go(tiny: Any, tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     base = {key: value for key, value in tiny.run_data("x", store=f"sqlite:///{store}").items() if key != "name"}
     path = tmp_path / "compare.yaml"
     path.write_text(yaml.safe_dump({"name": "sides", "base": base, "methods": {"search": {}}}))
-    assert "can't be written; give the path of a file" in refusal("compare", path, "--csv", tmp_path)
-    assert "the folder" in refusal("compare", path, "--markdown", tmp_path / "none" / "table.md")
-    assert "genome: unknown key" in refusal("compare", path, "--set", "genome.experts=2")
-    assert refusal("launch", path).endswith("run it with `moevolve compare`")
+    assert "can't be written; give the path of a file" in refusal("study", path, "--csv", tmp_path)
+    assert "the folder" in refusal("study", path, "--markdown", tmp_path / "none" / "table.md")
+    assert "genome: unknown key" in refusal("study", path, "--set", "genome.experts=2")
+    assert refusal("launch", path).endswith("run it with `moevolve study`")
     run = tiny.write_run(tmp_path / "run.yaml", "one", store=f"sqlite:///{store}")
-    assert refusal("compare", run).endswith("run it with `moevolve launch`")
+    assert refusal("study", run).endswith("run it with `moevolve launch`")
     assert not store.exists()
 
 

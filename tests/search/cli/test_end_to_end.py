@@ -95,7 +95,7 @@ def test_listings(calm: Calm, finished: Path, in_process: Any) -> None:
     assert "calm" in in_process("searches", cwd=finished).stdout
     shown = listed("show", "calm:20")
     assert (shown["individual"]["phase"], shown["individual"]["status"]) == ("merge", "ok")
-    assert "retained" in in_process("show", "calm:20", cwd=finished).stdout
+    assert "kept, " in in_process("show", "calm:20", cwd=finished).stdout
     graph = listed("lineage", "calm:20")
     assert {node["index"] for node in graph["nodes"]} >= {20, *(parent for parent, _ in graph["edges"])}
     assert in_process("lineage", "calm:20", "--dot", cwd=finished).stdout.startswith("digraph")

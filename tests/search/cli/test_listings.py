@@ -38,7 +38,7 @@ def test_best_counts_what_there_is(store: str, in_process: Any) -> None:
     assert "experts or blocks" in heading(in_process, "best", "--store", store)
 
 
-def test_searches_are_labelled_filtered_and_contrasted(store: str, in_process: Any) -> None:
+def test_searches_are_labelled_filtered_and_compared(store: str, in_process: Any) -> None:
     def run(*arguments: str) -> str:
         done = in_process(*arguments, "--store", store)
         assert done.returncode == 0, done.stderr
@@ -53,5 +53,5 @@ def test_searches_are_labelled_filtered_and_contrasted(store: str, in_process: A
     assert {row["individual"] for row in best} == {f"a-{kind}:0" for kind in KINDS}
     refused = in_process("label", "a-eep", "--store", store)
     assert refused.returncode == 2 and "say which tags" in refused.stderr
-    shown = run("contrast", "a-eep", "a-nanomoe")
+    shown = run("compare", "a-eep", "a-nanomoe")
     assert "evaluations" in shown and "50.0" in shown, "both begin and end with one individual"

@@ -17,8 +17,7 @@ from moevolve.evaluators.fitness.scoring import Answer
 from moevolve.search.cli.models import _mark
 from moevolve.search.cli.output import console
 from moevolve.search.cli.output.final_table import print_final_table
-from moevolve.search.interface.answers import Answers
-from moevolve.search.interface.outcomes import AnsweredRow
+from moevolve.search.interface.answers import AnsweredRow, Answers
 from moevolve.search.loop.final_table import Entry, FinalTable, Score
 from moevolve.store.repository import Store
 

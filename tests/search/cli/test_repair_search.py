@@ -129,11 +129,11 @@ def test_every_phase_repairs_as_it_says(folder: Path, expected: Any) -> None:
     assert stored == [row.phenotype_hash for row in rows], "an edit can be made again of what is stored"
     assert rows[0].operator == "reap"
     genomes = [subject.genome for subject in subjects if isinstance(subject.genome, RepairedGenome)]
-    recipes = [genome.recipe for genome in genomes]
-    assert len(recipes) == TOTAL
-    assert {recipe.target for recipe in recipes[:PRUNED]} == {"global"}
-    assert all(recipe.neurons is not None and recipe.tokens == TOKENS // 2 for recipe in recipes[PRUNED:MERGED])
-    assert len(set(recipes[MERGED:])) > 2 and {recipe.tokens for recipe in recipes} <= {200, 100, 50}
+    settings = [genome.settings for genome in genomes]
+    assert len(settings) == TOTAL
+    assert {each.target for each in settings[:PRUNED]} == {"global"}
+    assert all(each.neurons is not None and each.tokens == TOKENS // 2 for each in settings[PRUNED:MERGED])
+    assert len(set(settings[MERGED:])) > 2 and {each.tokens for each in settings} <= {200, 100, 50}
     for row, genome in zip(rows[MERGED:], genomes[MERGED:], strict=True):
         assert row.operator == "repair" and row.depth > 0
         assert base_genome(genome) == base_genome(genomes[row.parents[0]])
@@ -246,7 +246,7 @@ def test_dense_kinds_are_repaired_without_neurons(tiny: Any, tmp_path: Path) -> 
         assert [row.status for row in rows] == ["ok"] * 7 and rows[0].operator == "start"
         for row in rows:
             genome = find_candidate(store, f"dense:{row.index}").genome
-            assert isinstance(genome, RepairedGenome) and genome.recipe.neurons is None
+            assert isinstance(genome, RepairedGenome) and genome.settings.neurons is None
 
 
 def test_what_is_wrong_is_said_in_a_line(tiny: Any, in_process: Any, tmp_path: Path) -> None:

@@ -88,15 +88,15 @@ def test_baselines_that_are_compared_measure_on_the_same_rows(tiny: Any, bare: P
     del base["name"]
     methods = {"random": {"baseline": "random"}, "reap": {"baseline": "reap"}, "warm": None}
     data = {"name": "both", "base": base | {"store": f"sqlite:///{tmp_path / 'store.db'}"}, "methods": methods}
-    (tmp_path / "compare.yaml").write_text(yaml.safe_dump(data))
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(data))
     said: list[tuple[str, str]] = []
 
     def observer(place: int, cell: StudyCell) -> Observer:
         return Observer(on_note=lambda note: said.append((cell.method, note)))
 
-    comparison = load_study(tmp_path / "compare.yaml")
-    with Store.open(comparison.store) as store:
-        outcomes = run_study(comparison, store, observer, local_pool)
+    study = load_study(tmp_path / "study.yaml")
+    with Store.open(study.store) as store:
+        outcomes = run_study(study, store, observer, local_pool)
     assert [method for method, note in said if note.startswith(SAID)] == ["reap", "warm"]
     _, reap, warm = (outcome.setup.prepared for outcome in outcomes)
     assert not any(outcome.failure for outcome in outcomes) and reap["calibration"] == warm["calibration"]

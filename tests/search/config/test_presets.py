@@ -27,7 +27,7 @@ def kinds(config: RunConfig) -> list[str]:
 
 def test_a_run_without_phases_gets_the_best_preset(tmp_path: Path) -> None:
     config = load_run_config(written(tmp_path))
-    assert config == load_run_config(written(tmp_path, preset="best"))
+    assert config == load_run_config(written(tmp_path, preset="widths"))
     assert kinds(config) == ["capacity", "capacity"] and config.genome.kind == "capacity"
     assert config.genome.model_dump()["experts"] == 4
 
@@ -48,7 +48,7 @@ def test_overrides_come_last_and_may_choose_the_preset(tmp_path: Path) -> None:
 
 def test_every_preset_makes_a_run(tmp_path: Path) -> None:
     for name in presets():
-        genome = {"neuron_share": 0.25} if name == "share" else {"experts": 4}
+        genome = {"neuron_share": 0.25} if name == "counts-and-widths" else {"experts": 4}
         assert load_run_config(written(tmp_path, preset=name, genome=genome)).phases
 
 
@@ -90,7 +90,7 @@ def test_the_authors_preset_has_their_released_settings(tmp_path: Path) -> None:
 
 
 def test_presets_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="preset: nope is unknown; there are authors, best, even, paper"):
+    with pytest.raises(UserError, match="preset: nope is unknown; there are authors, counts-and-widths, counts, paper"):
         load_run_config(written(tmp_path, preset="nope"))
     with pytest.raises(UserError, match="paper is for genome kind eep, not tomoe"):
         load_run_config(written(tmp_path, preset="paper", genome={"kind": "tomoe", "experts": 4}))

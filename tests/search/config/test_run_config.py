@@ -22,7 +22,7 @@ from moevolve.search.genomes.contract.phases import MergePhase
 from moevolve.search.genomes.eep.space import EepSection
 from moevolve.search.genomes.registry import KINDS
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairRecipe
+from moevolve.workers.methods.repair.edit import NeuronSettings, RepairSettings
 
 PLAIN: dict[str, Any] = {
     "name": "rte-4",
@@ -55,7 +55,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("windows: unknown key (did you mean `window`?)", {"windows": 4}),
     ("tasks: expected a list, for example [a, b]", {"tasks": "rte"}),
     ("genome: moe is unknown; there are eep, capacity, factorllm, tomoe, nanomoe", {"genome": {"kind": "moe"}}),
-    ("genome: active 4 is more than the 2 retained experts", {"genome": {"experts": 2, "active": 4}}),
+    ("genome: active 4 is more than the 2 kept experts", {"genome": {"experts": 2, "active": 4}}),
     ("phases.0: initial 31 is more than evaluations 3", {"phases": [{"kind": "prune", "evaluations": 3}]}),
     ("engine: tail_tokens 64 must be below max_prompt_tokens 60", {"engine": {"max_prompt_tokens": 60}}),
     ("phases.0.repair: expected a mapping of settings", {"phases": [PRUNING | {"repair": "yes please"}]}),
@@ -282,15 +282,15 @@ SPELT = {"ridge_lambdas": [0.5], "neurons": {"shared": False}}
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (True, RepairRecipe()),
+        (True, RepairSettings()),
         (False, None),
-        (SPELT, RepairRecipe((0.5,), neurons=NeuronRecipe(shared=False))),
+        (SPELT, RepairSettings((0.5,), neurons=NeuronSettings(shared=False))),
     ],
 )
-def test_a_repair_is_yes_or_no_or_how(value: Any, expected: RepairRecipe | None, tmp_path: Path) -> None:
+def test_a_repair_is_yes_or_no_or_how(value: Any, expected: RepairSettings | None, tmp_path: Path) -> None:
     phases = [PRUNING | {"repair": value}, {"kind": "merge", "evaluations": 3, "repair": value}, MENDING]
     config = load_run_config(written(tmp_path, phases=phases))
-    assert [phase.repair for phase in config.phases] == [expected, expected, RepairRecipe()]
+    assert [phase.repair for phase in config.phases] == [expected, expected, RepairSettings()]
     back = parse_stored_config(config.canonical_json())
     assert back == config and back.config_hash == config.config_hash
     plain = load_run_config(written(tmp_path, phases=[PRUNING, {"kind": "merge", "evaluations": 3}, MENDING]))

@@ -140,8 +140,8 @@ def run_baselines(tiny: Any, folder: Path, data: dict[str, Any]) -> tuple[dict[s
             assert subject.edit.phenotype_hash == row.phenotype_hash and 0 < (row.fitness or 0) <= 1
             assert subject.detail is not None
             found[row.operator] = subject.detail.individual, subject.genome
-        assert setup.space.recipe is not None
-        return found, stored_calibration(setup.space.recipe, config, store, "base-1", setup.facts.fingerprint)
+        assert setup.space.measurement is not None
+        return found, stored_calibration(setup.space.measurement, config, store, "base-1", setup.facts.fingerprint)
 
 
 @pytest.fixture(scope="module", params=["mixtral", "qwen2_moe"])

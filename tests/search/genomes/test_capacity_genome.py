@@ -22,8 +22,8 @@ from moevolve.search.genomes.capacity.space import SUMS, CapacitySection, Capaci
 from moevolve.search.genomes.contract.phases import RepairPhase
 from moevolve.search.genomes.registry import make_space
 from moevolve.workers.contract.edits import Calibration
-from moevolve.workers.contract.fitting import NeuronRecipe
-from moevolve.workers.methods.repair.edit import RepairRecipe
+from moevolve.workers.contract.fitting import NeuronSettings
+from moevolve.workers.methods.repair.edit import RepairSettings
 
 LAYERS, EXPERTS = 5, 8
 
@@ -191,7 +191,7 @@ def test_equal_capacities_are_equal_widths_and_a_line_rises() -> None:
 def test_settings_that_cannot_be_met_are_refused() -> None:
     narrow = replace(mixtral(5, 8), expert_neurons=128)
     share, whole = CapacitySection(experts=2, neuron_share=0.125), CapacitySection(experts=2)
-    filling = RepairPhase(evaluations=4, repair=RepairRecipe(neurons=NeuronRecipe()))
+    filling = RepairPhase(evaluations=4, repair=RepairSettings(neurons=NeuronSettings()))
     make_space(share, mixtral(5, 8), (CAPACITY, filling))
     mends = (CAPACITY, RepairPhase(evaluations=4))
     refused: list[tuple[str, Callable[[], Any]]] = [

@@ -18,8 +18,13 @@ from moevolve.search.genomes.contract.phases import TunePhase
 from moevolve.search.genomes.factorllm.kind import BASELINES
 from moevolve.search.genomes.factorllm.space import ROUTERS, FactorLlmGenome, FactorLlmSection, FactorLlmSpace
 from moevolve.search.genomes.registry import check_baselines, costs_of, make_space
-from moevolve.workers.contract.edits import CombinedRecipe
-from moevolve.workers.methods.factorllm.edit import CmoeRecipe, FactorLlmEdit, FactorLlmRecipe, MoeficationRecipe
+from moevolve.workers.contract.edits import CombinedMeasurement
+from moevolve.workers.methods.factorllm.edit import (
+    CmoeMeasurement,
+    FactorLlmEdit,
+    FactorLlmMeasurement,
+    MoeficationMeasurement,
+)
 
 
 def routed(edit: FactorLlmEdit, layer: int, x: NDArray[np.float32]) -> list[frozenset[int]]:
@@ -183,7 +188,7 @@ def test_unequal_or_too_many_active_experts_are_refused() -> None:
 @pytest.mark.parametrize(("experts", "active", "factor"), [(4, 1, 4.0), (4, 2, 2.0), (4, 3, 1.0), (8, 3, 2.0)])
 def test_the_authors_factor_is_a_quotient_rounded_down(experts: int, active: int, factor: float) -> None:
     space = factorllm_space(experts=experts, active=active, output_scale="n_over_k")
-    assert space.start(TUNE).genome.express().output_scale == factor == space.recipe_of("start").output_scale
+    assert space.start(TUNE).genome.express().output_scale == factor == space.measurement_of("start").output_scale
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -226,16 +231,16 @@ def test_routers_that_were_not_measured_are_the_starts() -> None:
 
 
 def test_only_what_is_needed_is_measured() -> None:
-    def recipe(*init: str, **section: Any) -> Any:
+    def measurement(*init: str, **section: Any) -> Any:
         chosen = FactorLlmSection(kind="factorllm", **({"experts": 8, "active": 5} | section))
-        return make_space(chosen, dense_model(), [TunePhase(evaluations=9, init=init)]).recipe
+        return make_space(chosen, dense_model(), [TunePhase(evaluations=9, init=init)]).measurement
 
-    assert isinstance(recipe("start", "random"), FactorLlmRecipe)
-    all_of_them = recipe("cmoe", "moefication", "kmeans", calibration_tokens=99, ridge=0.5)
-    assert isinstance(all_of_them, CombinedRecipe) and isinstance(all_of_them.parts[0], FactorLlmRecipe)
+    assert isinstance(measurement("start", "random"), FactorLlmMeasurement)
+    all_of_them = measurement("cmoe", "moefication", "kmeans", calibration_tokens=99, ridge=0.5)
+    assert isinstance(all_of_them, CombinedMeasurement) and isinstance(all_of_them.parts[0], FactorLlmMeasurement)
     (added,) = all_of_them.parts[1:]
     kmeans = replace(all_of_them.parts[0], partition="kmeans")
-    assert added.parts == (CmoeRecipe(8, 2, 10, 0.5, 99), MoeficationRecipe(8, 99), kmeans)
+    assert added.parts == (CmoeMeasurement(8, 2, 10, 0.5, 99), MoeficationMeasurement(8, 99), kmeans)
 
 
 def test_memory_for_cmoes_counts_is_planned() -> None:
@@ -261,4 +266,4 @@ def test_shared_experts_need_a_bias_and_routed_ones_beside_them() -> None:
         check_baselines([TunePhase(evaluations=9, init=("moefication", "start"))], space)
         with pytest.raises(UserError, match=r"phases.0.init: cmoe has shared experts, which needs genome.router_bias"):
             check_baselines([TunePhase(evaluations=9, init=("cmoe",))], space)
-    check_baselines([TunePhase(evaluations=9, init=("cmoe",))], replace(factorllm_space(), baseline_recipe=None))
+    check_baselines([TunePhase(evaluations=9, init=("cmoe",))], replace(factorllm_space(), baseline_measurement=None))

@@ -44,7 +44,7 @@ from moevolve.search.genomes.registry import KINDS, costs_of, figures_for
 from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, base_genome, base_space, repaired_space
 from moevolve.search.genomes.tomoe.space import ToMoeGenome
 from moevolve.workers.contract.facts import ModelFacts
-from moevolve.workers.methods.repair.edit import RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairSettings
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,9 @@ def _tomoe(facts: ModelFacts, **settings: Any) -> Sample:
     )
 
 
-def _repaired(kind: Sample, **recipe: Any) -> Sample:
+def _repaired(kind: Sample, **settings: Any) -> Sample:
     """The same sample with a repair in every phase."""
-    phases = tuple(phase.model_copy(update={"repair": RepairRecipe(**recipe)}) for phase in kind.phases)
+    phases = tuple(phase.model_copy(update={"repair": RepairSettings(**settings)}) for phase in kind.phases)
     space = repaired_space(kind.space, phases, recombinable=True)
     assert isinstance(space, RepairedSpace)
     space = replace(space, rows=rows_of([(1, 2, 3), (4, 5)]))
@@ -199,7 +199,7 @@ def _repaired(kind: Sample, **recipe: Any) -> Sample:
         return replace(genome, base=kind.permuted(genome.base, rng))
 
     def check(genome: Any, phase: PhaseConfig) -> None:
-        assert isinstance(genome, RepairedGenome) and genome.recipe == phase.repair
+        assert isinstance(genome, RepairedGenome) and genome.settings == phase.repair
         kind.check(genome.base, phase)
 
     return replace(kind, space=space, phases=phases, permuted=permuted, check=check)

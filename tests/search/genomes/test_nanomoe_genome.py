@@ -15,7 +15,7 @@ from moevolve.search.genomes.nanomoe.space import NanoMoeSection, NanoMoeSpace
 from moevolve.search.genomes.registry import check_baselines
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts
-from moevolve.workers.contract.fitting import RowsRecipe
+from moevolve.workers.contract.fitting import RowsMeasurement
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
 
 VARIANTS: tuple[Variant, ...] = ("I", "II", "III", "low_rank")
@@ -149,7 +149,7 @@ def test_a_step_moves_rank_one_parts_as_far_as_diagonals() -> None:
 
 def test_layers_can_be_fitted_to_their_outputs() -> None:
     plain, space = space_of(), space_of(fit_to="outputs", calibration_tokens=500)
-    assert plain.recipe is None and space.recipe == RowsRecipe(500)
+    assert plain.measurement is None and space.measurement == RowsMeasurement(500)
     with pytest.raises(AssertionError, match="calibrated"):
         space.start(TUNE).genome.express()
     lengths = np.array([4, 5], dtype=np.int32)

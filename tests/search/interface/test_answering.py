@@ -99,7 +99,7 @@ def test_stored_outcomes_are_told_apart(all_kinds: str) -> None:
             "both_wrong": [row for row, (theirs, ours) in enumerate(pairs) if theirs < 1 and ours < 1],
         }
         for only in (None, *rows):
-            found = moevolve.outcomes(all_kinds, "eep:20", task=task, split="search", against=against, only=only)
+            found = moevolve.stored_answers(all_kinds, "eep:20", task=task, split="search", against=against, only=only)
             expected = rows[only] if only else list(range(len(pairs)))
             assert found.counts == {name: len(each) for name, each in rows.items()}
             assert (found.models, found.examples, found.found) == ((against, "eep:20"), len(pairs), len(expected))
@@ -108,20 +108,34 @@ def test_stored_outcomes_are_told_apart(all_kinds: str) -> None:
                 pairs[i] for i in expected[:25]
             ]
     assert rows["wrong"], "or else nothing is shown"
-    page = moevolve.outcomes(all_kinds, "eep:20", task=task, split="search", limit=2, offset=3)
+    page = moevolve.stored_answers(all_kinds, "eep:20", task=task, split="search", limit=2, offset=3)
     asked = moevolve.prompts(all_kinds, "eep:20", task=task, split="search", limit=5)
     assert [row.row for row in page.rows] == [3, 4] and page.note == ""
     assert all(row.prompt in each.prompt for row, each in zip(page.rows, asked[3:], strict=True))
     with pytest.raises(UserError, match=r"eep:20 has no stored outcomes on nothing \(search\): `moevolve evaluate"):
-        moevolve.outcomes(all_kinds, "eep:20", task="nothing", split="search")
+        moevolve.stored_answers(all_kinds, "eep:20", task="nothing", split="search")
 
 
 def test_the_command_prints_stored_outcomes(all_kinds: str) -> None:
-    command = ["outcomes", "eep:20", "--task", "pick", "--split", "search", "--store", all_kinds, "--limit", "2"]
+    command = [
+        "answers",
+        "eep:20",
+        "--stored",
+        "--task",
+        "pick",
+        "--split",
+        "search",
+        "--store",
+        all_kinds,
+        "--limit",
+        "2",
+    ]
     done = CliRunner().invoke(app, command)
-    found = moevolve.outcomes(all_kinds, "eep:20", task="pick", split="search", limit=2)
+    found = moevolve.stored_answers(all_kinds, "eep:20", task="pick", split="search", limit=2)
     assert done.exit_code == 0, done.output
     assert f"{found.examples} rows: {found.counts['differing']} differing, " in " ".join(done.output.split())
+    several = CliRunner().invoke(app, [*command, "eep:0"])
+    assert "name one individual" in str(several.exception)
     beyond = CliRunner().invoke(app, [*command, "--offset", "1000"])
     assert beyond.exit_code == 0 and "there are no more rows" in " ".join(beyond.output.split())
 

@@ -74,7 +74,7 @@ def test_a_copy_of_the_model_becomes_the_same_checkpoint(
     recipe = moevolve.recipe(store, f"some:{index}", output=tmp_path / "recipe.json")
     assert moevolve.show(store, f"some:{index}").individual.phenotype_hash == recipe.phenotype
     assert (recipe.matrices is not None, recipe.repair is not None) == (what == "matrices", what == "repair")
-    assert list(recipe.retained_experts) == [0, 1, 2, 3] and recipe.scores and recipe.tasks
+    assert list(recipe.kept_experts) == [0, 1, 2, 3] and recipe.scores and recipe.tasks
     moevolve.export(store, f"some:{index}", tmp_path / "stored", form=form)
     report = moevolve.apply(tmp_path / "recipe.json", str(elsewhere), directory=tmp_path / "applied", form=form)
     assert report.experts == 2 and report.form == (form or "stock")
@@ -123,7 +123,7 @@ def test_token_sequences_can_be_in_a_file_of_their_own(
     assert done.returncode == 0 and "parts agree with the model" in done.stdout, done.stderr
 
 
-def test_a_list_of_retained_experts_is_a_recipe(elsewhere: Path, tmp_path: Path) -> None:
+def test_a_list_of_kept_experts_is_a_recipe(elsewhere: Path, tmp_path: Path) -> None:
     """REAP's keys are numbers of layers, llm-compressor's are modules."""
     kept = [[0, 3, 1], [1, 2, 3], [0, 2, 3], [3, 1, 0]]
     (tmp_path / "reap.json").write_text(json.dumps(dict(enumerate(kept))))

@@ -15,13 +15,13 @@ from store_samples import judged, scored, search, split
 import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.interface.contrast import ContrastRequest
+from moevolve.search.interface.answers import StoredAnswersRequest
+from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.control import CancelRequest, ControlRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.interface.effects import EffectsRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
-from moevolve.search.interface.outcomes import OutcomesRequest
 from moevolve.search.interface.plot import PlotRequest
-from moevolve.search.interface.rankings import BestRequest, ParetoRequest, TradeoffsRequest
+from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import ReportRequest
 from moevolve.search.interface.request import one_line_errors
 from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest
@@ -44,14 +44,14 @@ QUESTIONS: list[Any] = [
     EffectsRequest("lab", limit=3, genes=True),
     BestRequest(task="rte", limit=2),
     BestRequest(search="alpha", by="search"),
-    ContrastRequest(["lab", "alpha"], by="hours"),
+    CompareRequest(["lab", "alpha"], by="hours"),
     ParetoRequest("rte", size="flops", candidates=True),
-    TradeoffsRequest("judged"),
+    ParetoRequest(search="judged"),
     ShowRequest("lab:7"),
     GenomeRequest("lab:7", against="lab:8"),
     LineageRequest("lab:50", depth=2),
     LineageRequest("lab:1", descendants=True),
-    OutcomesRequest("judged:0", task="rte", split="search", only="lost"),
+    StoredAnswersRequest("judged:0", task="rte", split="search", only="lost"),
     PlotRequest("lab", form="png"),
     ReportRequest("lab", limit=2),
     PauseRequest("beta"),

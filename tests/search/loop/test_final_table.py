@@ -315,14 +315,14 @@ def test_all_commands_name_the_same_winner_and_numbers(
     ended = json.loads(ask("launch", str(tmp_path / "run.yaml"), "--json"))
     with Store.open(data["store"]) as store:
         table = gather(store, "mine").standings
-        (tmp_path / "compare.yaml").write_text(
+        (tmp_path / "study.yaml").write_text(
             yaml.safe_dump(
                 {"name": "c", "base": {k: v for k, v in data.items() if k not in ("name", "seed")}}
                 | {"methods": {"m": {}}, "seeds": [data["seed"]]}
             )
         )
-        comparison = load_study(tmp_path / "compare.yaml")
-        outcomes = run_study(comparison, store, lambda place, cell: service.Observer(), local_pool)  # type: ignore[arg-type]
+        study = load_study(tmp_path / "study.yaml")
+        outcomes = run_study(study, store, lambda place, cell: service.Observer(), local_pool)  # type: ignore[arg-type]
         rows = {row.contestant: row for row in study_rows(outcomes, store)}
     # What launch prints is what the page reads.
     assert ended["winner"] == table.winner
@@ -336,7 +336,7 @@ def test_all_commands_name_the_same_winner_and_numbers(
         (one.label, s.task, s.split): (s.score, s.low, s.high, s.spread) for one in table.entries for s in one.scores
     }
     assert told == read
-    # The comparison's rows have them too, of the same individual.
+    # The study's rows have them too, of the same individual.
     assert rows[BEST_LABEL].refs == (table.winner.replace("mine:", "c.m.s3:"),)  # type: ignore[union-attr]
     compared = 0
     for label, row in rows.items():

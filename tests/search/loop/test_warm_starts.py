@@ -26,8 +26,8 @@ from moevolve.search.running.launch import register
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
-from moevolve.workers.contract.fitting import RowsRecipe
-from moevolve.workers.methods.eep.edit import ExpertsRecipe, Until
+from moevolve.workers.contract.fitting import RowsMeasurement
+from moevolve.workers.methods.eep.edit import ExpertsMeasurement, Until
 
 CMA = "nevergrad:DiagonalCMA"
 PHASES = [
@@ -119,27 +119,33 @@ def test_settings_that_cannot_be_met_are_refused() -> None:
 
 
 def test_only_what_is_needed_is_measured() -> None:
-    def recipe(*init: str, **section: Any) -> Any:
+    def measurement(*init: str, **section: Any) -> Any:
         phase = MergePhase(evaluations=9, initial=len(init), init=init or ("random",))
-        return make_space(EepSection(experts=4, **section), mixtral(), [phase]).recipe
+        return make_space(EepSection(experts=4, **section), mixtral(), [phase]).measurement
 
-    assert recipe() is None and recipe("random") is None
-    assert recipe("man") == recipe("reap") == ExpertsRecipe(("importance",), None, 8192, Until(4, 0.002, 131072))
-    scores, others = recipe("hc_smoe", "frequency").parts
-    assert scores.statistics == ("importance", "usage") and others == ExpertsRecipe(("mean_outputs",), None, 8192)
-    assert recipe(dynamic_skipping=True, skipping_tokens=99) == RowsRecipe(99, "skipping")
-    assert recipe("naee", naee_subsets=7).subsets.limit == 7
+    assert measurement() is None and measurement("random") is None
+    assert (
+        measurement("man")
+        == measurement("reap")
+        == ExpertsMeasurement(("importance",), None, 8192, Until(4, 0.002, 131072))
+    )
+    scores, others = measurement("hc_smoe", "frequency").parts
+    assert scores.statistics == ("importance", "usage") and others == ExpertsMeasurement(("mean_outputs",), None, 8192)
+    assert measurement(dynamic_skipping=True, skipping_tokens=99) == RowsMeasurement(99, "skipping")
+    assert measurement("naee", naee_subsets=7).subsets.limit == 7
 
 
 @pytest.mark.parametrize("of_phase", [True, False])
 def test_the_surrogate_has_experts_measured_in_phases_that_prune(of_phase: bool) -> None:
-    def recipe(kind: str) -> Any:
+    def measurement(kind: str) -> Any:
         phase = {"kind": kind, "evaluations": 9, "initial": 1} | ({"strategy": "surrogate"} if of_phase else {})
-        return run_config(phases=[phase], **({} if of_phase else {"strategy": "surrogate"})).space(mixtral()).recipe
+        return (
+            run_config(phases=[phase], **({} if of_phase else {"strategy": "surrogate"})).space(mixtral()).measurement
+        )
 
-    assert recipe("merge") is None
-    found = recipe("prune")
-    assert isinstance(found, ExpertsRecipe) and found.statistics == ("importance", "pairs", "usage")
+    assert measurement("merge") is None
+    found = measurement("prune")
+    assert isinstance(found, ExpertsMeasurement) and found.statistics == ("importance", "pairs", "usage")
 
 
 def test_the_log_and_the_report_say_what_scores_were_measured_on(tiny: Any, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class Counting:
     def poll(self, timeout: float) -> list[Any]:
         return ["reply"]
 
-    def calibrate(self, recipe: Any, splits: Any, check: Callable[[], object]) -> bytes:
+    def calibrate(self, measurement: Any, splits: Any, check: Callable[[], object]) -> bytes:
         for _ in range(3):
             check()
         return b"made"

@@ -25,7 +25,7 @@ from moevolve.workers.contract.messages import EvaluationReply, EvaluationReques
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 ANYTHING: Any = None
-"""The recipe of a calibration that nothing is measured for."""
+"""The measurement of a calibration that nothing is measured for."""
 
 
 class Hangs(Exception):

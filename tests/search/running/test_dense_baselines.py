@@ -37,7 +37,7 @@ def write(tiny: Any, folder: Path, methods: dict[str, Any]) -> Path:
         "final": {"rerank": 1, "random_baselines": 2},
         "store": f"sqlite:///{folder / 'store.db'}",
     }
-    path = folder / "compare.yaml"
+    path = folder / "study.yaml"
     path.write_text(yaml.safe_dump({"name": "dense", "base": base, "methods": methods}, sort_keys=False))
     return path
 
@@ -52,9 +52,9 @@ def compared(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store
             methods[f"{kind} {name} repaired"] = {**methods[f"{kind} {name}"], "repair": {"tokens": 120}}
     methods["search"] = {"phases.0.init": ["flap", "start", "saliency"], "final.random_baselines": 0}
     folder = tmp_path_factory.mktemp("dense")
-    comparison = load_study(write(tiny, folder, methods))
-    store = Store.open(comparison.store)
-    outcomes = run_study(comparison, store, lambda place, cell: Observer(), local_pool)
+    study = load_study(write(tiny, folder, methods))
+    store = Store.open(study.store)
+    outcomes = run_study(study, store, lambda place, cell: Observer(), local_pool)
     return store, study_rows(outcomes, store)
 
 

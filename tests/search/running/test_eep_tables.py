@@ -107,16 +107,16 @@ def test_its_settings_are_the_authors(table: str) -> None:
 
 
 def on_tiny(tiny: Any, table: str, *overrides: str) -> Study:
-    """A comparison on the tiny model of four experts."""
+    """A study on the tiny model of four experts."""
     task = f"tasks=[{{name: {tiny.task}, counts: {{search: 20, dev: 10}}}}]"
     model = f"base.model={{path: {tiny.model}, device: cpu}}"
     return load(table, model, task, "base.genome={experts: 4, groups: 2}", "base.engine={}", *overrides)
 
 
-def scores(comparison: Study, folder: Path) -> dict[tuple[str, str], float | None]:
+def scores(study: Study, folder: Path) -> dict[tuple[str, str], float | None]:
     """Of every row on `test`, by budget and method."""
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
-        outcomes = run_study(comparison, store, lambda place, cell: Observer(), local_pool)
+        outcomes = run_study(study, store, lambda place, cell: Observer(), local_pool)
         assert [outcome.failure for outcome in outcomes] == [None] * len(outcomes)
         rows = study_rows(outcomes, store)
     return {(row.budget, row.method): score.score for row in rows if (score := row.score("test"))}

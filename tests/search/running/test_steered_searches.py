@@ -67,7 +67,7 @@ def test_a_search_ends_as_asked_while_it_calibrates(tiny: Any, tmp_path: Path) -
 
             closed = False
 
-            def calibrate(self, recipe: object, splits: object, check: Callable[[], object] = print) -> bytes:
+            def calibrate(self, measurement: object, splits: object, check: Callable[[], object] = print) -> bytes:
                 store.ask(setup.search_id, "cancelled")
                 deadline = time.monotonic() + PATIENT_S
                 while time.monotonic() < deadline:

@@ -17,7 +17,7 @@ from replies import failure, loss
 import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.cli.output.comparison import print_tables, write_csv, write_markdown
+from moevolve.search.cli.output.study import print_tables, write_csv, write_markdown
 from moevolve.search.config.study import Study, load_study
 from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL, Score
 from moevolve.search.loop.setup import SearchSetup
@@ -29,11 +29,11 @@ from moevolve.search.running.study import run_study
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.methods.repair.edit import RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairSettings
 
 
 def write(tiny: Any, folder: Path, **changes: Any) -> Path:
-    """A comparison of two budgets and three methods on the tiny model, with two seeds."""
+    """A study of two budgets and three methods on the tiny model, with two seeds."""
     base = tiny.run_data("unused")
     del base["name"]
     base["phases"] = [{"kind": "prune", "evaluations": 5, "initial": 4}, {"kind": "merge", "evaluations": 2}]
@@ -49,7 +49,7 @@ def write(tiny: Any, folder: Path, **changes: Any) -> Path:
         },
         "seeds": [0, 1],
     }
-    path = folder / "compare.yaml"
+    path = folder / "study.yaml"
     path.write_text(yaml.safe_dump(data | changes, sort_keys=False))
     return path
 
@@ -58,8 +58,8 @@ def no_pool(setup: SearchSetup) -> LocalPool:
     raise AssertionError(f"{setup.config.name} starts workers")
 
 
-def run(comparison: Study, store: Store, make: Any = local_pool) -> list[StudyRow]:
-    outcomes = run_study(comparison, store, lambda place, cell: Observer(), make)
+def run(study: Study, store: Store, make: Any = local_pool) -> list[StudyRow]:
+    outcomes = run_study(study, store, lambda place, cell: Observer(), make)
     return study_rows(outcomes, store)
 
 
@@ -70,12 +70,12 @@ def test_cells_are_all_combinations_in_order(tiny: Any, tmp_path: Path) -> None:
         "whole": None,
     }
     path = write(tiny, tmp_path, tasks=[str(tiny.task), f"{tiny.task}@kl"], methods=methods)
-    comparison = load_study(path, ("base.window=3", "methods.prune.phases.0.evaluations=5"))
-    names = [cell.config.name for cell in comparison.cells]
+    study = load_study(path, ("base.window=3", "methods.prune.phases.0.evaluations=5"))
+    names = [cell.config.name for cell in study.cells]
     assert len(set(names)) == len(names) == 2 * 2 * 3 * 2
-    labels = [(cell.task, cell.budget, cell.method, cell.config.seed) for cell in comparison.cells]
+    labels = [(cell.task, cell.budget, cell.method, cell.config.seed) for cell in study.cells]
     assert labels == list(product((str(tiny.task), f"{tiny.task}@kl"), ("2 of 4", "3 of 4"), methods, (0, 1)))
-    for cell in comparison.cells:
+    for cell in study.cells:
         assert cell.config.window == 3
         assert cell.config.genome.experts == int(cell.budget[0])  # type: ignore[union-attr]
         assert [task.name for task in cell.config.tasks] == [cell.task]
@@ -114,16 +114,16 @@ def test_baselines_are_compared_as_they_are_repaired_and_with_experts_skipped(ti
         "Dyn": {"baseline": "identity", "genome.experts": 4} | skips,
     }
     path = write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {"genome.experts": 2}}, seeds=[0])
-    comparison, started = load_study(path), list[LocalPool]()
-    found = {cell.method: cell.config.phases[0].repair for cell in comparison.cells}
-    assert [*found.values()] == [None, RepairRecipe(), RepairRecipe(tokens=60, target="local"), None, None, None]
+    study, started = load_study(path), list[LocalPool]()
+    found = {cell.method: cell.config.phases[0].repair for cell in study.cells}
+    assert [*found.values()] == [None, RepairSettings(), RepairSettings(tokens=60, target="local"), None, None, None]
 
     def make(setup: SearchSetup) -> LocalPool:
         started.append(local_pool(setup))
         return started[-1]
 
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
-        rows = {row.method: row for row in run(comparison, store, make)}
+        rows = {row.method: row for row in run(study, store, make)}
         individuals = {name: store.individual(row.refs[0]).individual for name, row in rows.items() if row.refs}
     assert len(started) == 1 and not any(row.failure for row in rows.values())
     assert "draws" in rows["random repaired"].contestant
@@ -164,10 +164,10 @@ def test_nothing_is_recorded_when_a_cell_cannot_run(tiny: Any, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def finished(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path, list[StudyRow]]:
-    folder = tmp_path_factory.mktemp("comparison")
-    comparison = load_study(write(tiny, folder))
+    folder = tmp_path_factory.mktemp("study")
+    study = load_study(write(tiny, folder))
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
-        return comparison, folder, run(comparison, store)
+        return study, folder, run(study, store)
 
 
 def test_rows_agree_with_the_store(finished: tuple[Study, Path, list[StudyRow]]) -> None:
@@ -198,40 +198,40 @@ def test_rows_agree_with_the_store(finished: tuple[Study, Path, list[StudyRow]])
             assert row.seconds > 0
 
 
-def test_a_finished_comparison_starts_no_workers_and_refuses_other_settings(
+def test_a_finished_study_starts_no_workers_and_refuses_other_settings(
     finished: tuple[Study, Path, list[StudyRow]],
 ) -> None:
-    comparison, folder, rows = finished
-    changed = load_study(folder / "compare.yaml", ("base.window=2",))
+    study, folder, rows = finished
+    changed = load_study(folder / "study.yaml", ("base.window=2",))
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
-        assert run(comparison, store, no_pool) == rows
+        assert run(study, store, no_pool) == rows
         with pytest.raises(UserError, match=r"both\.2-of-4\.random\.s0 is in the store with other settings"):
             run(changed, store, no_pool)
 
 
-def test_an_interrupted_comparison_continues(finished: tuple[Study, Path, list[StudyRow]], tmp_path: Path) -> None:
-    comparison = replace(finished[0], cells=tuple(cell for cell in finished[0].cells if cell.budget == "2 of 4"))
+def test_an_interrupted_study_continues(finished: tuple[Study, Path, list[StudyRow]], tmp_path: Path) -> None:
+    study = replace(finished[0], cells=tuple(cell for cell in finished[0].cells if cell.budget == "2 of 4"))
     rows = [row for row in finished[2] if row.budget == "2 of 4"]
 
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         with pytest.raises(KeyboardInterrupt):
-            run(comparison, store, partial(local_pool, step=interrupted_after(12)))
+            run(study, store, partial(local_pool, step=interrupted_after(12)))
         states = [each.search.status for each in store.searches()]
         assert "interrupted" in states and "created" in states
-        again = run(comparison, store)
+        again = run(study, store)
     assert [replace(row, seconds=0) for row in again] == [replace(row, seconds=0) for row in rows]
 
 
 def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
     methods = {"random": {"baseline": "random"}, "reap": {"baseline": "reap"}}
-    comparison = load_study(write(tiny, tmp_path, budgets={"one": {}}, methods=methods, seeds=[0]))
+    study = load_study(write(tiny, tmp_path, budgets={"one": {}}, methods=methods, seeds=[0]))
     steps = chain([lambda worker, request, splits: loss(request, "worker", "broken")], repeat(plainly))
 
     def first_fails(setup: SearchSetup) -> LocalPool:
         return local_pool(setup, next(steps))
 
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
-        rows = run(comparison, store, first_fails)
+        rows = run(study, store, first_fails)
     failures = {row.method: row.failure for row in rows}
     assert "the unedited model can't be evaluated: broken" in str(failures.pop("random"))
     assert set(failures) == {FULL_LABEL, "reap"} and not any(failures.values())
@@ -239,7 +239,7 @@ def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
 
 def test_a_best_that_fails_on_test_has_no_score_there(tiny: Any, tmp_path: Path) -> None:
     path = write(tiny, tmp_path, budgets={"one": {}}, methods={"prune": {}})
-    comparison = load_study(path, ("base.final.random_baselines=0",))
+    study = load_study(path, ("base.final.random_baselines=0",))
     left = [1]
 
     def breaking(worker: Evaluator, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
@@ -249,7 +249,7 @@ def test_a_best_that_fails_on_test_has_no_score_there(tiny: Any, tmp_path: Path)
         return failure(request, reason="broken")
 
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
-        rows = run(comparison, store, partial(local_pool, step=breaking))
+        rows = run(study, store, partial(local_pool, step=breaking))
         (best,) = (row for row in rows if (row.method, row.contestant) == ("prune", BEST_LABEL))
         scores = [
             each.score or 0.0 for ref in best.refs for each in store.individual(ref).evaluations if each.split == "test"
@@ -265,14 +265,14 @@ def test_a_best_that_fails_on_test_has_no_score_there(tiny: Any, tmp_path: Path)
 def test_tables_hold_every_row_and_sum_several_tasks_up(
     finished: tuple[Study, Path, list[StudyRow]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    comparison, _, rows = finished
-    print_tables(comparison.name, rows)
+    study, _, rows = finished
+    print_tables(study.name, rows)
     shown = capsys.readouterr().out
     assert shown.count("random") >= 2 and "both, 2 of 4" in shown and "both, 3 of 4" in shown
     write_csv(rows, tmp_path / "rows.csv")
     lines = (tmp_path / "rows.csv").read_text().splitlines()
     assert len(lines) == 1 + sum(len(row.scores) for row in rows)
-    write_markdown(comparison.name, rows, tmp_path / "rows.md")
+    write_markdown(study.name, rows, tmp_path / "rows.md")
     tables = [line for line in (tmp_path / "rows.md").read_text().splitlines() if line.startswith("|")]
     assert len(tables) == len(rows) + 2 * 2
     assert len({line.count("|") for line in tables}) == 1
@@ -339,14 +339,14 @@ def test_the_command_runs_and_repeats(tiny: Any, worker_here: None, in_process: 
     methods = {"reap": {"baseline": "reap"}, "prune": {"phases": [{"kind": "prune", "evaluations": 4, "initial": 4}]}}
     path = write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {}}, seeds=[0])
     store = f"sqlite:///{tmp_path / 'store.db'}"
-    first = in_process("compare", str(path), "--store", store, "--json", "--csv", str(tmp_path / "rows.csv"))
+    first = in_process("study", str(path), "--store", store, "--json", "--csv", str(tmp_path / "rows.csv"))
     assert first.returncode == 0, first.stderr
     rows = json.loads(first.stdout)
     assert [row["method"] for row in rows] == [FULL_LABEL, "reap", "prune", "prune"]
     assert (tmp_path / "rows.csv").is_file()
-    again = in_process("compare", str(path), "--store", store, "--json")
+    again = in_process("study", str(path), "--store", store, "--json")
     assert json.loads(again.stdout) == rows
-    wrong = in_process("compare", str(path), "--store", store, "--csv", str(tmp_path / "no" / "rows.csv"))
+    wrong = in_process("study", str(path), "--store", store, "--csv", str(tmp_path / "no" / "rows.csv"))
     assert wrong.returncode == 2 and "the folder" in wrong.stderr
-    joined = moevolve.load_comparison(path, address="head:6379").cells
+    joined = moevolve.load_study(path, address="head:6379").cells
     assert {cell.config.workers.address for cell in joined} == {"head:6379"}

@@ -36,11 +36,12 @@ with Store.open(url) as store:
     paths += ["/", "/searches/{search}", "/individuals/{ref}", "/individuals/{ref}/lineage", "/health", "/best"]
     paths += ["/individuals/{ref}/genome", "/individuals/{ref}/genome.svg", "/launch?configuration=small", "/metrics"]
     paths += ["/individuals/judged:0/answers"]
-    paths += ["/searches/{search}/standings", "/compare?a={a}&b={b}", "/compare/genomes?a={a}&b={b}"]
+    paths += ["/searches/{search}/standings"]
+    paths += ["/compare/individuals?a={a}&b={b}", "/compare/individuals/genomes?a={a}&b={b}"]
     for path in paths:
         if path != "/api/news":  # which has no end
-            path += {"/api/pareto": "?task=one", "/api/contrast": "?searches=lab"}.get(path, "")
-            if path.endswith("/outcomes"):
+            path += {"/api/pareto": "?task=one", "/api/compare": "?searches=lab"}.get(path, "")
+            if path.startswith("/api/individuals") and path.endswith("/answers"):
                 path = path.format(individual="judged:0") + "?task=rte&split=search"
             answers[path] = client.get(path.format(**here)).status_code
     before = megabytes()

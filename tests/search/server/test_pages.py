@@ -20,7 +20,7 @@ from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 from waiting import PATIENT_S, until
 
-from moevolve.search.interface.outcomes import OutcomesRequest
+from moevolve.search.interface.answers import StoredAnswersRequest
 from moevolve.search.loop.scores import interval
 from moevolve.search.report.rendering import clock, handle
 from moevolve.search.running.candidates import find_candidate
@@ -125,7 +125,7 @@ def test_answers_are_shown_row_by_row_and_generated_on_request(
 
     monkeypatch.setattr(ChildProcess, "_exchange", reply)
     task = "pick"
-    found = OutcomesRequest("eep:20", task=task, split="search", only="wrong", limit=3).answer(store)
+    found = StoredAnswersRequest("eep:20", task=task, split="search", only="wrong", limit=3).answer(store)
     path = f"/individuals/eep:20/answers?task={task}&split=search&only=wrong&limit=3"
     page = page_of(client, path)
     for count, name in ((found.examples, "rows"), (found.counts["both_wrong"], "both wrong")):
@@ -260,7 +260,7 @@ def test_two_individuals_are_compared(client: TestClient, store: Store) -> None:
 
     rows = store.page(store.search("eep").id, "best", limit=100)
     one, other = (store.individual(f"eep:{row.index}") for row in (rows[0], rows[-1]))
-    page = page_of(client, f"/compare?a={one.ref}&b={other.ref}")
+    page = page_of(client, f"/compare/individuals?a={one.ref}&b={other.ref}")
     left, right = (
         next(np.frombuffer(each.outcomes or b"", "<f4") for each in detail.evaluations if each.split == "search")
         for detail in (one, other)
@@ -271,7 +271,7 @@ def test_two_individuals_are_compared(client: TestClient, store: Store) -> None:
         f"{expected:.3g}" in page.text
         and f"{100 * (right.mean() - left.mean()):+.1f}".replace("-", "\N{MINUS SIGN}") in page.text
     )
-    genomes = page_of(client, f"/compare/genomes?a={one.ref}&b={other.ref}")
+    genomes = page_of(client, f"/compare/individuals/genomes?a={one.ref}&b={other.ref}")
     mine, theirs = (
         np.flatnonzero(find_candidate(store, each.ref, weights=False).genome.express().expert_merging[0].any(axis=0))
         for each in (one, other)
@@ -279,9 +279,9 @@ def test_two_individuals_are_compared(client: TestClient, store: Store) -> None:
     only = f"only the first: {ranges(set(mine) - set(theirs))}; only the second: {ranges(set(theirs) - set(mine))}"
     assert genomes.all("svg")[0]["aria-label"] == only
     assert len(genomes.all("tr")) > 1 and f"only {one.ref} keeps" in genomes.text
-    mixed = page_of(client, "/compare/genomes?a=tomoe:1&b=nanomoe:1").text
+    mixed = page_of(client, "/compare/individuals/genomes?a=tomoe:1&b=nanomoe:1").text
     assert "neurons per expert" in mixed and "mixing differs - II, 4 blocks" in mixed
-    assert page_of(client, "/compare?a=eep:1").all("input")[0]["value"] == "eep:1"
+    assert page_of(client, "/compare/individuals?a=eep:1").all("input")[0]["value"] == "eep:1"
 
 
 def test_rankings_accept_empty_form_fields(client: TestClient, store: Store) -> None:
@@ -304,15 +304,15 @@ def test_rankings_accept_empty_form_fields(client: TestClient, store: Store) -> 
 
 
 def test_searches_are_compared(client: TestClient, store: Store) -> None:
-    page = page_of(client, "/contrast?searches=eep&searches=tomoe&by=hours")
+    page = page_of(client, "/compare?searches=eep&searches=tomoe&by=hours")
     course = store.course(store.search("eep").id)
     assert f"{course.hours:.2f}" in page.text and "genome.kind" in page.text
     winner = store.search("eep").winner
     assert any(found["href"] == f"/individuals/eep:{winner}" for found in page.all("a"))
     best = next(one.best_fitness for one in store.searches() if one.search.name == "eep")
     assert course.steps[-1].fitness == best
-    page_of(client, "/contrast?searches=evil")
-    assert "no search 'nix'" in page_of(client, "/contrast?searches=nix", 404).text
+    page_of(client, "/compare?searches=evil")
+    assert "no search 'nix'" in page_of(client, "/compare?searches=nix", 404).text
 
 
 @pytest.mark.parametrize("kind", ["eep", "nanomoe"])
@@ -329,7 +329,7 @@ def test_stored_texts_are_escaped(client: TestClient) -> None:
     where = "/searches/evil"
     paths = ["/", where, *(f"{where}{part}" for part in ("/now", "/events", "?order=failed", "/workers", "/costs"))]
     paths += ["/individuals/evil:0", "/individuals/evil:2", "/individuals/evil:1/lineage", "/individuals/evil:0/genome"]
-    paths += ["/compare?a=evil:0&b=evil:2", "/best", f"/compare?a={EVIL}&b=", "/health"]
+    paths += ["/compare/individuals?a=evil:0&b=evil:2", "/best", f"/compare/individuals?a={EVIL}&b=", "/health"]
     for path in (*paths, f"/searches/{EVIL[:20]}nothing"):
         answer = client.get(path)
         assert answer.status_code in (200, 404)
@@ -354,7 +354,7 @@ def test_unreadable_settings_hide_nothing_else(client: TestClient) -> None:
         ("/individuals/eep:999", 404, "no individual"),
         ("/best?experts=many", 422, "experts"),
         ("/searches/eep?order=worst", 422, "order"),
-        ("/compare?a=eep:0&b=eep:999", 404, "no individual"),
+        ("/compare/individuals?a=eep:0&b=eep:999", 404, "no individual"),
         ("/nowhere", 404, ""),
     ],
 )

@@ -32,7 +32,7 @@ FLAGS = (
 )
 MORE = (
     "/individuals/eep:11/answers",
-    "/contrast?searches=eep",
+    "/compare?searches=eep",
     "/launch?configuration=small",
     "/login",
 )
@@ -307,8 +307,7 @@ def test_everything_is_reached_by_keyboard(browse: Open, store: Store) -> None:
             page.keyboard.press("Tab")
             reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
         order = [
-            reached.index(name)
-            for name in ("Score against size", "do-pause", "do-stop", "do-cancel", "workers", "do-scale")
+            reached.index(name) for name in ("Pareto front", "do-pause", "do-stop", "do-cancel", "workers", "do-scale")
         ]
         assert order == sorted(order)
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid", "the focus is seen"

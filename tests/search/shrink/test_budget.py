@@ -27,13 +27,13 @@ from moevolve.search.shrink.budget import (
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.facts import FileSizes
-from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.sizes import file_sizes
 from moevolve.workers.families.registry import register_class
 from moevolve.workers.methods.eep.edit import stock_space
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 
 DEMO = ModelConfig(str(Path(__file__).parents[3] / "configs" / "demo" / "model"), device="cpu")
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
@@ -123,7 +123,7 @@ def test_files_of_narrower_experts_are_as_large_as_predicted(tmp_path: Path, kep
     share = fitting_share(budget, file_sizes(DEMO, "stock"), 0, 8)
     widths = int(share * 8 / kept * 16) * 8 + np.array([8, 0, 0, 0, -8]) * (kept == 8)
     narrow = replace(edit_of_kind(5, 8, "prune", kept), widths=tuple(widths.tolist()))
-    edit = RepairedEdit(narrow, RepairRecipe((0.1,), neurons=NeuronRecipe()), rows_of(sequences_of((9, 14, 11))))
+    edit = RepairedEdit(narrow, RepairSettings((0.1,), neurons=NeuronSettings()), rows_of(sequences_of((9, 14, 11))))
     export_model(DEMO, edit, tmp_path / "out", CARD)
     written = sum(file.stat().st_size for file in (tmp_path / "out").glob("*.safetensors"))
     assert 0.9 * budget.size < written <= budget.size
@@ -144,7 +144,7 @@ def test_a_dry_run_keeps_the_budget_or_says_what_is_possible(tmp_path: Path, in_
     command = ("shrink", DEMO.path, "--data", "text.txt", "-o", "small", "--dry-run")
     for size, found in (("1MiB", "neuron_share: 0.0"), ("3MB", "neuron_share: 0.5")):
         done = in_process(*command, "--size", size, cwd=tmp_path)
-        assert done.returncode == 0 and found in done.stdout and "preset: share" in done.stdout
+        assert done.returncode == 0 and found in done.stdout and "preset: counts-and-widths" in done.stdout
     for size in ("1GB", "5MB"):
         for form in ((), ("--repair", "none")):
             done = in_process(*command, "--size", size, *form, cwd=tmp_path)
@@ -157,7 +157,7 @@ def test_a_dry_run_keeps_the_budget_or_says_what_is_possible(tmp_path: Path, in_
     done = in_process(*command, "--size", "3MB", "--repair", "none", cwd=tmp_path)
     assert done.returncode == 0 and "experts: 4" in done.stdout and "preset: prune" in done.stdout
     done = in_process(*command, "--neurons", "12.5%", cwd=tmp_path)
-    assert done.returncode == 0 and "neuron_share: 0.125" in done.stdout and "preset: share" in done.stdout
+    assert done.returncode == 0 and "neuron_share: 0.125" in done.stdout and "preset: counts-and-widths" in done.stdout
     done = in_process(*command, "--neurons", "12.5%", "--repair", "none", cwd=tmp_path)
     assert done.returncode == 2 and "--neurons 12.5%: narrower experts need a repair" in done.stderr
 
@@ -173,7 +173,7 @@ def test_a_stock_checkpoint_has_experts_of_one_width(tmp_path: Path, in_process:
     # Widths of 16 and 64 of 128 neurons.
     for options, found in ((("--neurons", "13%"), "0.125"), (("--size", "3MB"), "0.5")):
         done = run(DEMO.path, *options)
-        assert done.returncode == 0 and f"neuron_share: {found}\n" in done.stdout and "preset: even" in done.stdout
+        assert done.returncode == 0 and f"neuron_share: {found}\n" in done.stdout and "preset: counts" in done.stdout
     for model, options in ((DEMO.path, ("--experts", "50%")), (fine, ("--size", "2MB"))):
         done = run(model, *options)
         assert done.returncode == 0 and "experts: " in done.stdout and "preset: repaired" in done.stdout

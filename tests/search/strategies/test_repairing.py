@@ -21,7 +21,7 @@ from moevolve.search.strategies.schedule import make_schedule
 from moevolve.store.records import IndividualRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Calibration, Edit
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 
 ROWS = rows_of([(1, 2, 3), (4, 5)])
 CALIBRATION = Calibration(
@@ -77,7 +77,7 @@ def test_the_best_of_all_phases_before_are_repaired_first() -> None:
         for one, base in zip(run.repairs[:4], best, strict=True):
             assert one.parents == (base.index,) and one.operator == "repair"
             genome = run.genome(one.index)
-            assert genome.base == run.genome(base.index) and genome.recipe == RepairRecipe((0.01,), tokens=64)
+            assert genome.base == run.genome(base.index) and genome.settings == RepairSettings((0.01,), tokens=64)
 
 
 @pytest.mark.parametrize("window", [2, 15])
@@ -90,7 +90,7 @@ def test_the_best_that_can_be_seen_are_repaired_once_each(window: int) -> None:
             waiting = [base.index for base in run.visible(one.index)[:4] if base.index not in repaired]
             assert one.parents == (waiting[0],)
             repaired.add(waiting[0])
-            assert run.genome(one.index).recipe == run.config.phases[-1].repair
+            assert run.genome(one.index).settings == run.config.phases[-1].repair
         assert len(repaired) == 4
         assert run.repairs[0].parents == (first - window,)
 
@@ -103,7 +103,7 @@ def test_children_stand_in_where_there_are_fewer_than_initial() -> None:
     assert [one.parents for one in ours[:2]] == [(3,), (7,)]
     # The rest of the initial ones vary these, as nothing of the phase itself is good for anything.
     assert {parent for one in ours[2:] for parent in one.parents} == {3, 7}
-    assert all(run.genome(one.index).recipe != run.config.phases[-1].repair for one in ours[2:])
+    assert all(run.genome(one.index).settings != run.config.phases[-1].repair for one in ours[2:])
     assert len({one.phenotype_hash for one in ours}) == len(ours)
 
 
@@ -111,7 +111,7 @@ def test_a_phase_after_failures_only_starts_at_random() -> None:
     run = evolve(lab(PRUNE, REPAIR, window=3), lambda one: None)
     for one in run.repairs:
         assert (one.parents, one.operator) == ((), "random")
-        assert run.genome(one.index).recipe == RepairRecipe((0.01,), tokens=64)
+        assert run.genome(one.index).settings == RepairSettings((0.01,), tokens=64)
     assert len({one.phenotype_hash for one in run.members}) == len(run.members)
     recovered = evolve(lab(PRUNE, REPAIR, window=1), lambda one: (1.0, 0.0) if one.index > 21 else None)
     assert recovered.repairs[3].parents == (22,)
@@ -119,10 +119,10 @@ def test_a_phase_after_failures_only_starts_at_random() -> None:
 
 
 def test_what_is_repaired_alike_already_is_not_repaired_again() -> None:
-    recipe = REPAIR["repair"]
-    run = evolve(lab(PRUNE | {"repair": recipe}, REPAIR, window=1))
+    settings = REPAIR["repair"]
+    run = evolve(lab(PRUNE | {"repair": settings}, REPAIR, window=1))
     assert all(isinstance(run.genome(one.index), RepairedGenome) for one in run.members)
-    assert all(run.genome(one.index).recipe != run.config.phases[0].repair for one in run.repairs)
+    assert all(run.genome(one.index).settings != run.config.phases[0].repair for one in run.repairs)
     assert len({one.phenotype_hash for one in run.repairs}) == len(run.repairs)
     other = evolve(lab(PRUNE | {"repair": {"target": "local"}}, REPAIR, window=1))
     best = other.visible(other.repairs[0].index)[:4]
@@ -139,8 +139,8 @@ def test_children_have_the_lineage_of_what_they_are_made_of() -> None:
         genome, parents = run.genome(one.index), [run.members[index] for index in one.parents]
         assert one.operator == "repair" and 1 <= len(parents) <= 2
         assert genome.base == base_genome(run.genome(parents[0].index))
-        assert parents[-1].index >= first, "recipes are those of the phase's own best"
-        assert genome.recipe != run.genome(parents[-1].index).recipe
+        assert parents[-1].index >= first, "settings are those of the phase's own best"
+        assert genome.settings != run.genome(parents[-1].index).settings
         assert len(set(one.parents)) == len(one.parents)
         assert all(parent.index < one.index - 1 for parent in parents), "the window"
         if len(parents) == 2:

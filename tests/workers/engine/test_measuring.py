@@ -12,14 +12,14 @@ import torch
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, Positions, PreparedSplit
-from moevolve.workers.contract.edits import Calibration, CombinedRecipe, IdentityEdit, PerTaskRecipe
-from moevolve.workers.contract.fitting import RowsRecipe
+from moevolve.workers.contract.edits import Calibration, CombinedMeasurement, IdentityEdit, PerTaskMeasurement
+from moevolve.workers.contract.fitting import RowsMeasurement
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
 from moevolve.workers.engine.tokenizing import end_tokens
-from moevolve.workers.methods.eep.edit import ExpertsRecipe, Until
+from moevolve.workers.methods.eep.edit import ExpertsMeasurement, Until
 from moevolve.workers.model.resident import ResidentModel
 
 
@@ -27,8 +27,8 @@ def engine_of(resident: ResidentModel, **settings: Any) -> GenerationEngine:
     return GenerationEngine(resident.model, resident.tokenizer, EngineConfig(**settings))
 
 
-def calibrated(resident: ResidentModel, recipe: Any, splits: Sequence[PreparedSplit]) -> Calibration:
-    return calibrate(resident, engine_of(resident), recipe, splits)
+def calibrated(resident: ResidentModel, measurement: Any, splits: Sequence[PreparedSplit]) -> Calibration:
+    return calibrate(resident, engine_of(resident), measurement, splits)
 
 
 def split_of(examples: Sequence[Example], fitness: str = "generate", positions: Positions = "text") -> PreparedSplit:
@@ -72,7 +72,7 @@ def test_running_text_is_read_as_it_stands(resident: Callable[[str], ResidentMod
 def test_the_cost_is_noted(resident: Callable[[str], ResidentModel]) -> None:
     examples = tuple(Example(f"the {word} dog is", ("fox",), ()) for word in ("quick", "brown", "larger"))
     split = PreparedSplit("t", "search", "generate", "mean", Matching(), 4, " ", examples)
-    made = calibrated(resident("mixtral"), ExpertsRecipe(("usage",), None, 11), [split])
+    made = calibrated(resident("mixtral"), ExpertsMeasurement(("usage",), None, 11), [split])
     made = Calibration.from_bytes(made.to_bytes())
     assert made.tokens_run == 12, "whole prompts with their answers, until 11 tokens are reached"
     assert made.arrays["counts"].sum() == 12 * 2 * 3
@@ -82,9 +82,9 @@ def test_the_cost_is_noted(resident: Callable[[str], ResidentModel]) -> None:
 def test_combined_calibrations_are_those_by_themselves(resident: Callable[[str], ResidentModel]) -> None:
     examples = tuple(Example(f"which is larger {a} : {b}", (a,), (a, b)) for a, b in (("a", "b"), ("fox", "dog")))
     split = PreparedSplit("pick", "search", "rank", "mean", Matching(), 1, " ", examples)
-    recipes = RowsRecipe(1000), ExpertsRecipe(("usage",), None, 5)
-    alone = [calibrated(resident("mixtral"), recipe, [split]) for recipe in recipes]
-    both = calibrated(resident("mixtral"), CombinedRecipe(recipes), [split])
+    measurements = RowsMeasurement(1000), ExpertsMeasurement(("usage",), None, 5)
+    alone = [calibrated(resident("mixtral"), measurement, [split]) for measurement in measurements]
+    both = calibrated(resident("mixtral"), CombinedMeasurement(measurements), [split])
     for each in alone:
         for name in set(each.arrays) - {"seconds", "tokens_run"}:
             assert np.array_equal(both.arrays[name], each.arrays[name])
@@ -92,9 +92,9 @@ def test_combined_calibrations_are_those_by_themselves(resident: Callable[[str],
 
 
 def test_no_prompts_are_refused(resident: Callable[[str], ResidentModel]) -> None:
-    usage = ExpertsRecipe(("usage",), None, 5)
+    usage = ExpertsMeasurement(("usage",), None, 5)
     with pytest.raises(UserError, match="calibration_tokens: there are no prompts"):
-        calibrated(resident("mixtral"), PerTaskRecipe(usage), [split_of([])])
+        calibrated(resident("mixtral"), PerTaskMeasurement(usage), [split_of([])])
     with pytest.raises(UserError, match="no prompts"):
         analyse_usage(resident("mixtral"), IdentityEdit(), [])
 
@@ -108,18 +108,18 @@ def test_effective_experts_are_those_of_even_use() -> None:
 
 
 def test_each_task_is_measured_on_its_own_prompts(resident: Callable[[str], ResidentModel]) -> None:
-    model, recipe = resident("mixtral"), ExpertsRecipe(("importance",), None, 10**6)
+    model, measurement = resident("mixtral"), ExpertsMeasurement(("importance",), None, 10**6)
     splits = [
         split_of([Example(f"the {word} dog is", ("fox",)) for word in words])
         for words in (("quick", "brown", "larger"), ("lazy",))
     ]
-    made = calibrated(model, PerTaskRecipe(recipe), splits)
+    made = calibrated(model, PerTaskMeasurement(measurement), splits)
     name = "per_task_importance_sums"
     assert made.arrays[name].shape[0] == 2
     for task, split in enumerate(splits):
-        alone = calibrated(model, recipe, [split])
+        alone = calibrated(model, measurement, [split])
         np.testing.assert_array_equal(made.arrays[name][task], alone.arrays["importance_sums"])
-    together = calibrated(model, recipe, splits)
+    together = calibrated(model, measurement, splits)
     np.testing.assert_allclose(made.arrays[name].sum(axis=0), together.arrays["importance_sums"], rtol=1e-5)
     assert made.tokens_run == together.tokens_run
 
@@ -139,12 +139,12 @@ def unpacked(resident: Residents, monkeypatch: pytest.MonkeyPatch) -> Residents:
     return resident
 
 
-def growing(loss: float, tokens: int = 2 * ROW, most: int = 16 * ROW) -> ExpertsRecipe:
-    return ExpertsRecipe(("importance", "pairs", "usage"), None, tokens, Until(3, loss, most))
+def growing(loss: float, tokens: int = 2 * ROW, most: int = 16 * ROW) -> ExpertsMeasurement:
+    return ExpertsMeasurement(("importance", "pairs", "usage"), None, tokens, Until(3, loss, most))
 
 
 @pytest.mark.parametrize(
-    ("split", "recipe", "rows", "why"),
+    ("split", "measurement", "rows", "why"),
     [
         (EQUAL, growing(0.001), 2, "which is little enough"),
         (VARIED, growing(0.001), 16, "and genome.calibration_most is reached"),
@@ -153,12 +153,12 @@ def growing(loss: float, tokens: int = 2 * ROW, most: int = 16 * ROW) -> Experts
     ],
 )
 def test_scores_are_measured_until_their_errors_cost_little(
-    split: PreparedSplit, recipe: ExpertsRecipe, rows: int, why: str, unpacked: Residents
+    split: PreparedSplit, measurement: ExpertsMeasurement, rows: int, why: str, unpacked: Residents
 ) -> None:
     """Rows that are all alike say the same from the beginning on; others are measured on twice as many, and again."""
-    made = calibrated(unpacked("mixtral"), recipe, [split])
+    made = calibrated(unpacked("mixtral"), measurement, [split])
     assert made.tokens_run == rows * ROW == made.arrays["importance_tokens"][0]
-    note = recipe.note(made.arrays)
+    note = measurement.note(made.arrays)
     counts = made.arrays["counts"]
     assert note.startswith(f"experts were measured on {rows * ROW} calibration tokens: between {counts.min()} and ")
     assert f"{counts.max()} chose each expert of a layer" in note and why in note
@@ -167,8 +167,8 @@ def test_scores_are_measured_until_their_errors_cost_little(
 def test_neither_steps_nor_the_order_of_rows_change_sums(unpacked: Residents) -> None:
     model, other = unpacked("mixtral"), replace(VARIED, examples=VARIED.examples[::-1])
     steps, again, once, turned = (
-        calibrated(model, recipe, [split])
-        for recipe, split in (
+        calibrated(model, measurement, [split])
+        for measurement, split in (
             *[(growing(-1.0, most=10**6), VARIED)] * 2,
             (growing(-1.0, tokens=10**6), VARIED),
             (growing(-1.0, most=10**6), other),
@@ -183,9 +183,9 @@ def test_neither_steps_nor_the_order_of_rows_change_sums(unpacked: Residents) ->
 def test_every_task_is_measured_until_it_is_accurate(unpacked: Residents) -> None:
     """A task whose rows end while others go on adds nothing."""
     model, few = unpacked("mixtral"), replace(EQUAL, examples=EQUAL.examples[:3])
-    recipe = PerTaskRecipe(growing(-1.0, most=10**6))
-    made = calibrated(model, recipe, [VARIED, few])
+    measurement = PerTaskMeasurement(growing(-1.0, most=10**6))
+    made = calibrated(model, measurement, [VARIED, few])
     for task, split in enumerate((VARIED, few)):
         alone = calibrated(model, growing(-1.0, tokens=10**6), [split])
         np.testing.assert_allclose(made.arrays["per_task_importance_sums"][task], alone.arrays["importance_sums"])
-    assert made.tokens_run == 28 * ROW and f"measured on {28 * ROW} " in recipe.note(made.arrays)
+    assert made.tokens_run == 28 * ROW and f"measured on {28 * ROW} " in measurement.note(made.arrays)

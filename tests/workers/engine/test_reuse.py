@@ -23,7 +23,7 @@ from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.registry import METHODS
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def test_layers_that_are_repaired_or_skip_experts_are_those_of_equal_beginnings(
     bases = [base for base in bases if isinstance(base, EepEdit)][:4]
     # The children change the last layer, the middle one and the first.
     for edits in (
-        [RepairedEdit(base, RepairRecipe((0.1,)), rows) for base in bases],
+        [RepairedEdit(base, RepairSettings((0.1,)), rows) for base in bases],
         [replace(base, skip_rows=rows) for base in bases],
     ):
         np.testing.assert_allclose(pair.compare(edits, split_of()), [0, 2 / 3, 1 / 3, 0])

@@ -19,7 +19,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.base import Plain
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def pruned(kind: str) -> Any:
 
 def repaired(base: Any, strength: Any) -> RepairedEdit:
     # The target of a local fit is what six experts give, so the factor of four isn't 1.
-    recipe = RepairRecipe(strength=strength, target="local", ridge_lambdas=(0.1, 1.0, 10.0, 100.0))
-    return RepairedEdit(base, recipe, rows_of(sequences_of([12] * 24)))
+    settings = RepairSettings(strength=strength, target="local", ridge_lambdas=(0.1, 1.0, 10.0, 100.0))
+    return RepairedEdit(base, settings, rows_of(sequences_of([12] * 24)))
 
 
 def raw(file: Path) -> dict[str, bytes]:

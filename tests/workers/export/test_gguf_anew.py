@@ -23,7 +23,7 @@ from moevolve.workers.checkpoints.formats.gguf import SCALES as SCALED_TYPES
 from moevolve.workers.checkpoints.formats.gguf import GgufType
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def pruned(how: str = "prune") -> Any:
 
 
 def repaired(base: Any, strength: Any) -> RepairedEdit:
-    recipe = RepairRecipe(strength=strength, target="local", ridge_lambdas=(1.0, 100.0))
-    return RepairedEdit(base, recipe, rows_of(sequences_of([12] * 12)))
+    settings = RepairSettings(strength=strength, target="local", ridge_lambdas=(1.0, 100.0))
+    return RepairedEdit(base, settings, rows_of(sequences_of([12] * 12)))
 
 
 def stored(directory: Path) -> dict[str, tuple[str, bytes]]:

@@ -46,8 +46,8 @@ from moevolve.workers.export.folder import loader_of
 from moevolve.workers.families.registry import only_inside
 from moevolve.workers.methods.eep.accuracy import scores_with_errors
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
-from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsMeasurement
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.costs import _uses
 from moevolve.workers.profiling.outline import outline_model
@@ -262,7 +262,7 @@ def test_candidates_start_from_layers_that_read_more_than_hidden_states(
 @pytest.mark.parametrize("family", ["afmoe", "nemotron_h-latent", "hy_v4", "glm_moe_dsa-shared"])
 def test_what_no_fit_of_experts_repairs_is_refused(family: str, resident: Residents) -> None:
     model = resident(family)
-    edit = RepairedEdit(edit_of_kind(depth(family), EXPERTS, "prune"), RepairRecipe((0.1,)), sample_rows())
+    edit = RepairedEdit(edit_of_kind(depth(family), EXPERTS, "prune"), RepairSettings((0.1,)), sample_rows())
     with pytest.raises(
         UserError, match=r"model can't be repaired: its (layers normalise|layers share|experts work|residual stream)"
     ):
@@ -278,8 +278,8 @@ def test_experts_are_measured_on_their_own_inputs(family: str, resident: Residen
     model.run([tuple(tokens[0].tolist())])
     for handle in handles:
         handle.remove()
-    recipe = ExpertsRecipe(("importance", "mean_outputs"), None, 99)
-    found = calibrate_experts(model, [tuple(tokens[0].tolist())], recipe).arrays
+    measurement = ExpertsMeasurement(("importance", "mean_outputs"), None, 99)
+    found = calibrate_experts(model, [tuple(tokens[0].tolist())], measurement).arrays
     scores, _ = scores_with_errors(found)
     for place, (module, (hidden, chosen, weights)) in enumerate(zip(experts, given, strict=True)):
         for expert in range(EXPERTS):
@@ -523,7 +523,7 @@ def test_step_as_published_alone_and_in_fp8(tmp_path: Path, tokens: Tensor) -> N
         assert torch.equal(written[name].float(), packed[name].float()[kept[1]])
     pruned = ResidentModel.load(replace(sources[1], path=str(tmp_path / "pruned")))
     assert_close(logits(pruned, IdentityEdit(), tokens), found)
-    repaired = RepairedEdit(edit, RepairRecipe((0.1,)), sample_rows())
+    repaired = RepairedEdit(edit, RepairSettings((0.1,)), sample_rows())
     write_source(sources[1], repaired, tmp_path / "repaired", requantise=True)
     after = ResidentModel.load(replace(sources[1], path=str(tmp_path / "repaired")))
     assert_close(

@@ -21,10 +21,10 @@ from moevolve.workers.checkpoints.native import import_native
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import (
     Calibration,
-    CalibrationRecipe,
     Edit,
     IdentityEdit,
     LayeredEdit,
+    Measurement,
     calibration_fingerprint,
 )
 from moevolve.workers.contract.fitting import FitRows
@@ -33,12 +33,17 @@ from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import analyse_usage, calibrate
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
-from moevolve.workers.methods.factorllm.edit import CmoeRecipe, FactorLlmEdit, FactorLlmRecipe, MoeficationRecipe
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsMeasurement
+from moevolve.workers.methods.factorllm.edit import (
+    CmoeMeasurement,
+    FactorLlmEdit,
+    FactorLlmMeasurement,
+    MoeficationMeasurement,
+)
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.registry import METHODS, experts_owner
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
-from moevolve.workers.methods.tomoe.edit import ToMoeEdit, ToMoeRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
+from moevolve.workers.methods.tomoe.edit import ToMoeEdit, ToMoeMeasurement
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.costs import model_costs
 
@@ -66,7 +71,7 @@ class Sample:
         other: one that they don't.
         edits: some of its edits; the first has a native checkpoint.
         broken: an edit whose values are at fault.
-        recipes: one of every type that it has a calibrator for.
+        measurements: one of every type that it has a calibrator for.
         routed: layers of experts that are seen in the first edit.
         mixed: block-mixed layers that are seen in it.
     """
@@ -75,7 +80,7 @@ class Sample:
     other: str
     edits: tuple[Any, ...]
     broken: Any
-    recipes: tuple[CalibrationRecipe, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
     routed: int = 0
     mixed: int = 0
 
@@ -95,7 +100,7 @@ def not_finite() -> EepEdit:
 
 def repaired(base: Any) -> RepairedEdit:
     rows = np.random.default_rng(5).integers(3, 97, 240)
-    return RepairedEdit(base, RepairRecipe(ridge_lambdas=(0.1,)), FitRows(rows, np.full(12, 20), np.full(12, 20)))
+    return RepairedEdit(base, RepairSettings(ridge_lambdas=(0.1,)), FitRows(rows, np.full(12, 20), np.full(12, 20)))
 
 
 EEP_EDITS = tuple(edit_of_kind(3, 6, kind, EXPERTS, 2, "probs", seed) for seed, kind in enumerate(("both", "prune")))
@@ -105,7 +110,7 @@ SAMPLES: dict[type, Sample] = {
         "llama",
         EEP_EDITS,
         not_finite(),
-        (ExpertsRecipe(("importance", "usage"), None, 60),),
+        (ExpertsMeasurement(("importance", "usage"), None, 60),),
         routed=3,
     ),
     FactorLlmEdit: Sample(
@@ -114,9 +119,9 @@ SAMPLES: dict[type, Sample] = {
         (divided(scale=2.0), divided(seed=1, scale=2.0)),
         divided(bias=np.inf),
         (
-            FactorLlmRecipe(EXPERTS, 2, 1, "kmeans", 2.0, True, 3, 1e-3, 60),
-            MoeficationRecipe(EXPERTS, 60),
-            CmoeRecipe(EXPERTS, 1, 5, 1e-3, 60),
+            FactorLlmMeasurement(EXPERTS, 2, 1, "kmeans", 2.0, True, 3, 1e-3, 60),
+            MoeficationMeasurement(EXPERTS, 60),
+            CmoeMeasurement(EXPERTS, 1, 5, 1e-3, 60),
         ),
         routed=3,
     ),
@@ -126,7 +131,7 @@ SAMPLES: dict[type, Sample] = {
         "mixtral",
         tuple(masked(heads=head_masks(), seed=seed) for seed in (0, 1)),
         masked(heads=replace(head_masks(), value_bias=np.full((LAYERS, HEAD_DIM), np.nan))),
-        (ToMoeRecipe(True, 3, 20, 60),),
+        (ToMoeMeasurement(True, 3, 20, 60),),
         routed=3,
     ),
     RepairedEdit: Sample(
@@ -144,7 +149,7 @@ KINDS = pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
 def test_there_is_a_sample_of_everything_that_a_method_offers(kind: type) -> None:
     sample, method = SAMPLES[kind], METHODS[kind]
     assert method.edit is kind and all(type(edit) is kind for edit in (*sample.edits, sample.broken))
-    assert {type(recipe) for recipe in sample.recipes} == set(method.calibrators)
+    assert {type(measurement) for measurement in sample.measurements} == set(method.calibrators)
     assert all(isinstance(edit, Edit) and len(edit.phenotype_hash) == 64 for edit in sample.edits)
 
 
@@ -216,7 +221,7 @@ def test_every_token_is_counted_when_a_model_is_watched(kind: type, resident: Re
 
 
 @KINDS
-def test_recipes_measure_the_same_every_time_and_change_nothing(
+def test_measurements_measure_the_same_every_time_and_change_nothing(
     kind: type, resident: Residents, tokens: Tensor
 ) -> None:
     sample = SAMPLES[kind]
@@ -225,14 +230,14 @@ def test_recipes_measure_the_same_every_time_and_change_nothing(
     before, plain = digest(model), logits(model, None, tokens)
     edited = [logits(model, edit, tokens) for edit in sample.edits]
     model.revert()
-    for recipe in sample.recipes:
-        made, again = (calibrate(model, engine, recipe, [SPLIT]) for _ in range(2))
+    for measurement in sample.measurements:
+        made, again = (calibrate(model, engine, measurement, [SPLIT]) for _ in range(2))
         stored = Calibration.from_bytes(made.to_bytes())
         assert stored.tokens_run == 4 * 6, "a beginning, four words and an answer"
         for name in set(made.arrays) - {"seconds"}:
             assert np.array_equal(made.arrays[name], again.arrays[name])
             assert np.array_equal(made.arrays[name], stored.arrays[name])
-        assert len(calibration_fingerprint(recipe, "model", "engine", ("task",))) == 64
+        assert len(calibration_fingerprint(measurement, "model", "engine", ("task",))) == 64
     assert torch.equal(logits(model, None, tokens), plain)
     for edit, expected in zip(sample.edits, edited, strict=True):
         assert torch.equal(logits(model, edit, tokens), expected)

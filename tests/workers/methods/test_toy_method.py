@@ -69,11 +69,11 @@ class ScaleApplicator(Applicator):
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleRecipe:
+class ScaleMeasurement:
     tokens: int
 
 
-def measure_lengths(resident: Resident, sequences: Sequence[Tokens], recipe: ScaleRecipe) -> Calibration:
+def measure_lengths(resident: Resident, sequences: Sequence[Tokens], measurement: ScaleMeasurement) -> Calibration:
     return Calibration({"lengths": np.array([len(each) for each in sequences])})
 
 
@@ -105,7 +105,7 @@ WHOLE = Method(
     edit=ScaleEdit,
     applicator=ScaleApplicator,
     exporter=FoldingExporter(),
-    calibrators={ScaleRecipe: measure_lengths},
+    calibrators={ScaleMeasurement: measure_lengths},
     described=lambda layer, position, edit: replace(layer, layer=90 + position),
     module_uses={"Strange": lambda module, config: ModuleUse(0, 7)},
 )
@@ -164,7 +164,7 @@ def test_what_it_offers_is_used(
     assert_close(scaled_by_hand(tmp_path / "out", 1.0, tokens), scaled_by_hand(checkpoint("llama"), 0.5, tokens))
     with pytest.raises(UserError, match="scaled experts have no checkpoint form"):
         export_model(experts.resident, ScaleEdit(0.5), tmp_path / "other", ExportCard("", "", ""))
-    made = Calibration.from_bytes(dense.calibrate(ScaleRecipe(8), (SPLIT,)))
+    made = Calibration.from_bytes(dense.calibrate(ScaleMeasurement(8), (SPLIT,)))
     assert made.arrays["lengths"].tolist() == [7, 7] and made.tokens_run == 14
     found = experts.analyse(ScaleEdit(0.5), SPLIT)
     assert [layer.layer for layer in found.routed] == [90, 91, 92]

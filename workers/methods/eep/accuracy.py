@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moevolve.evaluators.types import Floats
+
 # Errors by which an expert is so far from the boundary that nothing is lost in float64.
-Floats = NDArray[np.float64]
 _FAR = 40.0
 
 

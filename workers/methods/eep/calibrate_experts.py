@@ -23,7 +23,7 @@ from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import MoELayer
-from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
+from moevolve.workers.methods.eep.edit import ExpertsMeasurement, SubsetMeasurement
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 
 ROWS_AT_ONCE = 4096
@@ -87,7 +87,7 @@ class Measure(Protocol):
     def arrays(self) -> dict[str, Tensor]: ...
 
 
-def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: ExpertsRecipe) -> Calibration:
+def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], measurement: ExpertsMeasurement) -> Calibration:
     """Measure every MoE layer's experts.
 
     Returns:
@@ -110,8 +110,8 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
     """
     layers = resident.layers
     total = sum(len(each) for each in sequences)
-    measures = [[_MEASURES[name](layer) for name in recipe.statistics] for layer in layers]
-    subsets, samples = recipe.subsets, []
+    measures = [[_MEASURES[name](layer) for name in measurement.statistics] for layer in layers]
+    subsets, samples = measurement.subsets, []
     if subsets is not None:
         check_memory(len(layers), layers[0].count, min(total, subsets.sample))
         samples = [SubsetSample(layer, subsets, total) for layer in layers]
@@ -145,24 +145,26 @@ def _add_tokens(
         measure.add(routed)
 
 
-def measuring_bytes(recipe: ExpertsRecipe, facts: ModelFacts, hidden: int, row_bytes: int, longest: int) -> int:
+def measuring_bytes(
+    measurement: ExpertsMeasurement, facts: ModelFacts, hidden: int, row_bytes: int, longest: int
+) -> int:
     """Peak device memory of calibration besides the model, in bytes: experts' outputs, or samples of tokens.
 
     If subsets are found by dropping experts one by one, the samples of all layers of a group are loaded together.
 
     Args:
-        recipe, facts: Settings of the calibration, and sizes of the model.
+        measurement, facts: Settings of the calibration, and sizes of the model.
         hidden: Width of the residual stream.
         row_bytes: Bytes of activations in a layer per token and expert that the token runs.
         longest: Tokens of the longest sequence.
     """
     n, row, most = facts.experts, row_bytes + hidden * facts.dtype_bytes, 0
-    if {"importance", "pairs"} & set(recipe.statistics):
+    if {"importance", "pairs"} & set(measurement.statistics):
         most = min(ROWS_AT_ONCE, longest * facts.active) * (row + 8 * hidden)
-    if "mean_outputs" in recipe.statistics:
+    if "mean_outputs" in measurement.statistics:
         most = max(most, min(max(ROWS_AT_ONCE, n), longest * n) * row)
-    if recipe.subsets is not None:
-        tokens, subsets = min(recipe.subsets.sample, recipe.tokens), recipe.subsets
+    if measurement.subsets is not None:
+        tokens, subsets = min(measurement.subsets.sample, measurement.tokens), measurement.subsets
         outputs = min(SAMPLED_AT_ONCE, longest) * n * (row + 4 * (hidden + n))
         groups = subsets.layer_groups
         layers = 1 if tries_all(n, subsets) else max(groups.count(group) for group in set(groups))
@@ -296,11 +298,11 @@ class SubsetSample:
     runs twice on a token.
     """
 
-    def __init__(self, layer: MoELayer, recipe: SubsetRecipe, tokens: int) -> None:
+    def __init__(self, layer: MoELayer, measurement: SubsetMeasurement, tokens: int) -> None:
         self.count = layer.count
         self._device = layer.router_weight.device
-        self._layer, self._recipe = layer, recipe
-        self._stride = -(-tokens // recipe.sample)
+        self._layer, self._measurement = layer, measurement
+        self._stride = -(-tokens // measurement.sample)
         self._seen = 0
         self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -335,18 +337,18 @@ class SubsetSample:
 
     def _kept_weights(self, kept: Sequence[int]) -> Tensor:
         """Routing weights for all experts if only some are kept, 0 for the others: float32 [tokens, n]."""
-        recipe, bias, table = self._recipe, self._layer.correction_bias, self._layer.table
+        measurement, bias, table = self._measurement, self._layer.correction_bias, self._layer.table
         selected, fixed = torch.tensor(kept, device=self._logits.device), None
         if table is not None:
             places = kept_places(kept, self.count).to(selected.device)
             # In order of weight, not of the table: that order only decides which of a token's experts count twice.
-            fixed = choose_kept(self._weights.topk(table.shape[1]).indices, places, len(kept), recipe.active)
+            fixed = choose_kept(self._weights.topk(table.shape[1]).indices, places, len(kept), measurement.active)
         weights, chosen = route_selected(
             self._logits,
             selected,
-            recipe.active,
+            measurement.active,
             self._layer.rule,
-            recipe.logits_space,
+            measurement.logits_space,
             bias=None if bias is None else bias[selected],
             chosen=fixed,
         )
@@ -370,31 +372,31 @@ def check_memory(layers: int, experts: int, tokens: int) -> None:
         )
 
 
-def tries_all(experts: int, recipe: SubsetRecipe) -> bool:
+def tries_all(experts: int, measurement: SubsetMeasurement) -> bool:
     """Whether all subsets are tried, and not only those that dropping experts one by one leads to."""
-    return comb(experts, recipe.retained) <= recipe.limit
+    return comb(experts, measurement.retained) <= measurement.limit
 
 
-def compare_subsets(samples: Sequence[SubsetSample], recipe: SubsetRecipe) -> dict[str, Tensor]:
+def compare_subsets(samples: Sequence[SubsetSample], measurement: SubsetMeasurement) -> dict[str, Tensor]:
     """Compare subsets of experts on every MoE layer's complete sample.
 
     Returns:
         `subset_discrepancy` float32 [layers, C(n, n')], the discrepancies of all subsets in lexicographic order, if
-        there are at most `recipe.limit`. Otherwise `subset_kept` int64 [groups, n'], the experts that remain after
+        there are at most `measurement.limit`. Otherwise `subset_kept` int64 [groups, n'], the experts that remain after
         dropping the others one by one, each time with the least sum of discrepancies over a group's layers.
     """
     count = samples[0].count
-    if tries_all(count, recipe):
-        subsets, rows = list(combinations(range(count), recipe.retained)), []
+    if tries_all(count, measurement):
+        subsets, rows = list(combinations(range(count), measurement.retained)), []
         for sample in samples:
             with sample.loaded():
                 rows.append([sample.discrepancy(kept) for kept in subsets])
         return {"subset_discrepancy": torch.tensor(rows)}
     groups = [
-        [sample for sample, owner in zip(samples, recipe.layer_groups, strict=True) if owner == group]
-        for group in range(max(recipe.layer_groups) + 1)
+        [sample for sample, owner in zip(samples, measurement.layer_groups, strict=True) if owner == group]
+        for group in range(max(measurement.layer_groups) + 1)
     ]
-    return {"subset_kept": torch.tensor([_drop_one_by_one(group, recipe.retained) for group in groups])}
+    return {"subset_kept": torch.tensor([_drop_one_by_one(group, measurement.retained) for group in groups])}
 
 
 def _drop_one_by_one(samples: Sequence[SubsetSample], retained: int) -> list[int]:

@@ -27,7 +27,7 @@ Statistic = Literal["usage", "mean_outputs", "importance", "pairs"]
 
 
 @dataclass(frozen=True, slots=True)
-class SubsetRecipe:
+class SubsetMeasurement:
     """Settings of comparing subsets of a layer's experts with all of them, on a sample of tokens.
 
     Attributes:
@@ -64,7 +64,7 @@ class Until:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsRecipe:
+class ExpertsMeasurement:
     """Settings of measuring a MoE model's experts.
 
     Attributes:
@@ -76,7 +76,7 @@ class ExpertsRecipe:
     """
 
     statistics: tuple[Statistic, ...]
-    subsets: SubsetRecipe | None
+    subsets: SubsetMeasurement | None
     tokens: int
     until: Until | None = None
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from moevolve.workers.contract.methods import Method
 from moevolve.workers.methods.eep.apply import EepApplicator
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
-from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsMeasurement
 from moevolve.workers.methods.eep.export import EepExporter, edited_router_use
 from moevolve.workers.methods.eep.router import EditableRouter
 
@@ -36,7 +36,7 @@ EEP = Method(
     edit=EepEdit,
     applicator=EepApplicator,
     exporter=EepExporter(),
-    calibrators={ExpertsRecipe: calibrate_experts},
+    calibrators={ExpertsMeasurement: calibrate_experts},
     routing={EditableRouter: _read_routing},
     described=lambda layer, position, edit: replace(
         layer, origins=tuple(np.abs(edit.expert_merging[position]).argmax(axis=1).tolist())

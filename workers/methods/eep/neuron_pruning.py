@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, TopK
 
 # Share of the remaining features pruned before the costs of all are computed again.
@@ -72,7 +72,7 @@ def prune_neurons(
     scale: Tensor,
     residual: Tensor,
     ridge_lambda: float,
-    recipe: NeuronRecipe,
+    settings: NeuronSettings,
     memory: int,
 ) -> Tensor:
     """Choose the neurons of every kept expert again, one expert after the other, with the others' outputs fixed.
@@ -89,14 +89,14 @@ def prune_neurons(
         scale: Factors of the tokens on both sides of the regression, float32 [tokens, 1].
         residual: Target minus output of the layer times these factors, float32 [tokens, hidden].
         ridge_lambda: Ridge strength as a multiple of the features' mean square, summed over tokens.
-        recipe: The number of candidates, and whether kept experts may share neurons.
+        settings: The number of candidates, and whether kept experts may share neurons.
         memory: Bytes that may be allocated; it limits the number of candidates.
     """
     ids, residual, width = ids.clone(), residual.clone(), ids.shape[1]
     every = torch.arange(width)
     for kept in range(len(ids)):
         tokens, place = (edited[1] == kept).nonzero(as_tuple=True)
-        count = candidate_count(width, recipe, len(tokens), hidden.shape[1], memory)
+        count = candidate_count(width, settings, len(tokens), hidden.shape[1], memory)
         if count <= width:
             continue
         inputs, weights = hidden[tokens], edited[0][tokens, place].float()[:, None]
@@ -104,7 +104,7 @@ def prune_neurons(
         present = (current.features(kept, every, inputs, weights) * factors) @ current.down(kept).float()
         target = residual[tokens] + present
         importance = _importance(source, inputs, weights, factors, memory)
-        if not recipe.shared:
+        if not settings.shared:
             importance[torch.cat((ids[:kept], ids[kept + 1 :])).flatten()] = -1.0
         importance[ids[kept]] = math.inf
         candidates = importance.argsort(descending=True, stable=True)[:count]
@@ -115,14 +115,14 @@ def prune_neurons(
     return ids
 
 
-def candidate_count(width: int, recipe: NeuronRecipe, tokens: int, hidden: int, memory: int) -> int:
+def candidate_count(width: int, settings: NeuronSettings, tokens: int, hidden: int, memory: int) -> int:
     """Number of candidates for a kept expert of `width` neurons; nothing is pruned unless there are more than those.
 
     It is limited to the largest one for which `pruning_bytes` stays within `memory`.
     """
     linear = 4 * tokens + 3 * 8 * hidden
     most = int((math.sqrt(linear**2 + 4 * 4 * 8 * memory) - linear) / (2 * 4 * 8))
-    return min(int(recipe.candidates * width), most)
+    return min(int(settings.candidates * width), most)
 
 
 def pruning_bytes(count: int, tokens: int, hidden: int) -> int:

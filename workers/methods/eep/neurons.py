@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.fitting import NeuronSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def choose_neurons(
     edited: TopK,
     retained: int,
     width: int,
-    recipe: NeuronRecipe,
+    settings: NeuronSettings,
     memory: int,
     token_weights: Tensor | None = None,
 ) -> Tensor:
@@ -160,7 +160,7 @@ def choose_neurons(
         original, edited: Routing of these tokens by the unedited router, and by the edited one to kept experts.
         retained: Number of kept experts n'.
         width: Neurons per kept expert.
-        recipe: The exponents a, b and c, and whether kept experts may share neurons.
+        settings: The exponents a, b and c, and whether kept experts may share neurons.
         memory: Bytes that activations may take.
         token_weights: Factors of the tokens in these sums, float32 [tokens]; None for 1.
 
@@ -168,7 +168,7 @@ def choose_neurons(
         See `NeuronSelection.neurons`.
     """
     shares = hidden.new_zeros(len(hidden), retained, dtype=torch.float32)
-    shares.scatter_(1, edited[1], edited[0].float().abs().pow(recipe.routing))
+    shares.scatter_(1, edited[1], edited[0].float().abs().pow(settings.routing))
     if token_weights is not None:
         shares *= token_weights.to(shares.device)[:, None]
     importance = torch.zeros(retained, neurons.count * neurons.width, dtype=torch.float64, device=hidden.device)
@@ -177,11 +177,11 @@ def choose_neurons(
         weights, sent = original[0][tokens, place].float()[:, None], shares[tokens]
         step = max(1, memory // (20 * (len(tokens) + hidden.shape[1])))
         for part in torch.arange(neurons.width).split(step):
-            used = neurons.features(expert, part, hidden[tokens], weights).abs().pow(recipe.activation)
-            norms = neurons.down(expert)[part].to(hidden.device).float().norm(dim=1).pow(recipe.output)
+            used = neurons.features(expert, part, hidden[tokens], weights).abs().pow(settings.activation)
+            norms = neurons.down(expert)[part].to(hidden.device).float().norm(dim=1).pow(settings.output)
             columns = expert * neurons.width + part.to(importance.device)
             importance[:, columns] = ((sent.t() @ used) * norms).double()
-    if recipe.shared:
+    if settings.shared:
         return importance.argsort(dim=1, descending=True, stable=True)[:, :width].sort(dim=1).values
     return _top_exclusive(importance, width)
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.experts import LayerExperts, SharedExpert
@@ -105,20 +105,20 @@ class ExpertOutputs:
         return self._edit.retained * self._neurons().width
 
     def select_neurons(
-        self, recorded: Recorded, token_weights: Tensor | None, recipe: NeuronRecipe, memory: int
+        self, recorded: Recorded, token_weights: Tensor | None, settings: NeuronSettings, memory: int
     ) -> NeuronSelection:
         hidden, weights, chosen = recorded
         neurons, retained = self._original_neurons(), self._edit.retained
         original = self._layer.route(hidden)
         width = neurons.width if self._edit.widths is None else self._edit.widths[self._ordinal]
-        rows = self._fitted_rows(hidden, original) if recipe.router == "fitted" else None
+        rows = self._fitted_rows(hidden, original) if settings.router == "fitted" else None
         skip_below = None
         if rows is not None:
             skip_below = self._skip_threshold(*rows, hidden)
             self._route_by(*rows, skip_below)
             _, weights, chosen = self._router(hidden)
         routings = (original[1], original[2]), (weights, chosen)
-        ids = choose_neurons(neurons, hidden, *routings, retained, width, recipe, memory, token_weights)
+        ids = choose_neurons(neurons, hidden, *routings, retained, width, settings, memory, token_weights)
         selection = NeuronSelection(ids, rows, skip_below)
         self.use_neurons(selection)
         return selection
@@ -130,7 +130,7 @@ class ExpertOutputs:
         residual: Tensor,
         token_weights: Tensor,
         ridge_lambda: float,
-        recipe: NeuronRecipe,
+        settings: NeuronSettings,
         memory: int,
     ) -> NeuronSelection:
         scale = token_weights.to(residual.device).sqrt()
@@ -140,7 +140,7 @@ class ExpertOutputs:
         scale, routing = scale[used, None], (self._added(weights).float(), chosen)
         residual = residual[used] * scale
         source, current, ids = self._original_neurons(), self._neurons(), selection.neurons
-        ids = prune_neurons(source, current, ids, hidden, routing, scale, residual, ridge_lambda, recipe, memory)
+        ids = prune_neurons(source, current, ids, hidden, routing, scale, residual, ridge_lambda, settings, memory)
         return replace(selection, neurons=ids)
 
     def use_neurons(self, selection: NeuronSelection) -> None:

@@ -28,13 +28,15 @@ from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.factorllm.balanced_clusters import balanced_kmeans
-from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
+from moevolve.workers.methods.factorllm.edit import FactorLlmMeasurement
 from moevolve.workers.methods.shared.input_statistics import InputStatistics, memory_batches, principal_directions
 from moevolve.workers.methods.shared.passes import watch_networks
 
 
-def calibrate_factorllm(resident: Resident, sequences: Sequence[Tokens], recipe: FactorLlmRecipe) -> Calibration:
-    """Partition every network and fit its routers; the first three names begin with the recipe's partition.
+def calibrate_factorllm(
+    resident: Resident, sequences: Sequence[Tokens], measurement: FactorLlmMeasurement
+) -> Calibration:
+    """Partition every network and fit its routers; the first three names begin with the partition's.
 
     Returns:
         - `start_experts` uint8 [layers, width], the expert of every neuron.
@@ -45,22 +47,22 @@ def calibrate_factorllm(resident: Resident, sequences: Sequence[Tokens], recipe:
           have no bias.
     """
     layers = resident.dense_layers
-    partitions = _partitions(layers, recipe)
+    partitions = _partitions(layers, measurement)
     starts: list[dict[str, NDArray[np.float32]]] = []
     for batch in memory_batches(layers, lambda layer: 8 * layer.hidden**2):
         chosen = partitions[len(starts) : len(starts) + len(batch)]
-        starts += _measure(resident, sequences, recipe, batch, chosen)
+        starts += _measure(resident, sequences, measurement, batch, chosen)
     measured = {name: np.stack([start[name] for start in starts]) for name in starts[0]}
-    return Calibration({f"{recipe.partition}_experts": np.stack(partitions).astype(np.uint8), **measured})
+    return Calibration({f"{measurement.partition}_experts": np.stack(partitions).astype(np.uint8), **measured})
 
 
-def _partitions(layers: Sequence[DenseLayer], recipe: FactorLlmRecipe) -> list[NDArray[np.int64]]:
+def _partitions(layers: Sequence[DenseLayer], measurement: FactorLlmMeasurement) -> list[NDArray[np.int64]]:
     """Expert of every neuron, for every network; experts are numbered in order of their first neurons."""
     partitions = []
     for i, layer in enumerate(layers):
-        experts = np.repeat(np.arange(recipe.experts), layer.width // recipe.experts)
-        if recipe.partition == "kmeans":
-            experts = balanced_kmeans(unit_rows(activation_weights(layer)), recipe.experts, layer_rng(i))
+        experts = np.repeat(np.arange(measurement.experts), layer.width // measurement.experts)
+        if measurement.partition == "kmeans":
+            experts = balanced_kmeans(unit_rows(activation_weights(layer)), measurement.experts, layer_rng(i))
         partitions.append(experts)
     return partitions
 
@@ -68,27 +70,27 @@ def _partitions(layers: Sequence[DenseLayer], recipe: FactorLlmRecipe) -> list[N
 def _measure(
     resident: Resident,
     sequences: Sequence[Tokens],
-    recipe: FactorLlmRecipe,
+    measurement: FactorLlmMeasurement,
     layers: Sequence[DenseLayer],
     partitions: Sequence[NDArray[np.int64]],
 ) -> list[dict[str, NDArray[np.float32]]]:
     """The measured arrays of every network, by the names of the calibration."""
-    targets = recipe.routers * recipe.experts
+    targets = measurement.routers * measurement.experts
     statistics = [InputStatistics(layer.hidden, targets, layer.up.weight.device) for layer in layers]
     orders = [torch.from_numpy(np.argsort(experts, kind="stable")) for experts in partitions]
 
     def watch(i: int, inputs: Tensor, activations: Tensor) -> None:
         order = orders[i].to(activations.device)
-        labels = [nearest_experts(activations[:, order], layers[i].down.weight[:, order], recipe)]
-        if recipe.routers > 1:
-            labels = [largest_slices(each[:, order], recipe) for each in _gate_and_up(layers[i], inputs)] + labels
+        labels = [nearest_experts(activations[:, order], layers[i].down.weight[:, order], measurement)]
+        if measurement.routers > 1:
+            labels = [largest_slices(each[:, order], measurement) for each in _gate_and_up(layers[i], inputs)] + labels
         statistics[i].add_pairs(inputs, torch.cat(labels, dim=1))
 
     watch_networks(resident, sequences, [(layer, partial(watch, i)) for i, layer in enumerate(layers)])
-    return [_solve(each, recipe) for each in statistics]
+    return [_solve(each, measurement) for each in statistics]
 
 
-def nearest_experts(activations: Tensor, down: Tensor, recipe: FactorLlmRecipe) -> Tensor:
+def nearest_experts(activations: Tensor, down: Tensor, measurement: FactorLlmMeasurement) -> Tensor:
     """Labels, float32 [tokens, N]: 1 for the K experts whose outputs are nearest the whole network's output, else 0.
 
     An output bias is part of every expert's output and of the whole output (Eq. 7), so it cancels.
@@ -96,26 +98,26 @@ def nearest_experts(activations: Tensor, down: Tensor, recipe: FactorLlmRecipe) 
     Args:
         activations: Activations of neurons ordered by expert, [tokens, width].
         down: Output weights of neurons ordered by expert, [hidden, width].
-        recipe: Settings, of which N, K and the factor on the experts' outputs count.
+        measurement: Settings, of which N, K and the factor on the experts' outputs count.
     """
     tokens = len(activations)
-    parts = activations.view(tokens, recipe.experts, -1).float()
-    matrices = down.float().view(len(down), recipe.experts, -1)
+    parts = activations.view(tokens, measurement.experts, -1).float()
+    matrices = down.float().view(len(down), measurement.experts, -1)
     outputs = torch.einsum("tnw,dnw->ntd", parts, matrices)
-    distances = (outputs * recipe.output_scale - outputs.sum(dim=0)).square().sum(dim=-1).t()
-    nearest = distances.topk(recipe.active, dim=1, largest=False).indices
+    distances = (outputs * measurement.output_scale - outputs.sum(dim=0)).square().sum(dim=-1).t()
+    nearest = distances.topk(measurement.active, dim=1, largest=False).indices
     return torch.zeros_like(distances).scatter_(1, nearest, 1.0)
 
 
-def largest_slices(values: Tensor, recipe: FactorLlmRecipe) -> Tensor:
+def largest_slices(values: Tensor, measurement: FactorLlmMeasurement) -> Tensor:
     """Labels, float32 [tokens, N]: 1 for the K slices of a gate or up projection nearest the whole output, else 0.
 
     A slice's output has zeros for all other neurons, so its squared distance is the sum of the others' squares, and the
     nearest slices are those with the largest sums of squares. `values` are the projection's outputs for neurons ordered
     by expert, [tokens, width].
     """
-    sizes = values.view(len(values), recipe.experts, -1).float().square().sum(dim=-1)
-    return torch.zeros_like(sizes).scatter_(1, sizes.topk(recipe.active, dim=1).indices, 1.0)
+    sizes = values.view(len(values), measurement.experts, -1).float().square().sum(dim=-1)
+    return torch.zeros_like(sizes).scatter_(1, sizes.topk(measurement.active, dim=1).indices, 1.0)
 
 
 def _gate_and_up(layer: DenseLayer, inputs: Tensor) -> list[Tensor]:
@@ -126,17 +128,20 @@ def _gate_and_up(layer: DenseLayer, inputs: Tensor) -> list[Tensor]:
     return [layer.activation(first), *rest]
 
 
-def _solve(statistics: InputStatistics, recipe: FactorLlmRecipe) -> dict[str, NDArray[np.float32]]:
-    square = statistics.covariance if recipe.router_bias else statistics.moment
-    weight, bias = statistics.ridge(recipe.ridge, recipe.router_bias)
-    weight, bias = weight.reshape(recipe.routers, recipe.experts, -1), bias.reshape(recipe.routers, recipe.experts)
+def _solve(statistics: InputStatistics, measurement: FactorLlmMeasurement) -> dict[str, NDArray[np.float32]]:
+    square = statistics.covariance if measurement.router_bias else statistics.moment
+    weight, bias = statistics.ridge(measurement.ridge, measurement.router_bias)
+    weight, bias = (
+        weight.reshape(measurement.routers, measurement.experts, -1),
+        bias.reshape(measurement.routers, measurement.experts),
+    )
     scale = logit_scale(weight, square)
-    directions = principal_directions(square, recipe.components)
+    directions = principal_directions(square, measurement.components)
     found = {
         "directions": directions,
-        "offsets": directions @ statistics.mean if recipe.router_bias else directions.new_zeros(len(directions)),
-        f"{recipe.partition}_weight": weight * scale[:, None, None],
-        f"{recipe.partition}_bias": bias * scale[:, None],
+        "offsets": directions @ statistics.mean if measurement.router_bias else directions.new_zeros(len(directions)),
+        f"{measurement.partition}_weight": weight * scale[:, None, None],
+        f"{measurement.partition}_bias": bias * scale[:, None],
     }
     return {name: each.float().cpu().numpy() for name, each in found.items()}
 

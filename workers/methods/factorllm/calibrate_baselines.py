@@ -30,7 +30,7 @@ from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.factorllm.balanced_clusters import balanced_kmeans, optimal_assignment
 from moevolve.workers.methods.factorllm.calibrate import activation_weights, layer_rng, logit_scale, unit_rows
-from moevolve.workers.methods.factorllm.edit import CmoeRecipe, MoeficationRecipe
+from moevolve.workers.methods.factorllm.edit import CmoeMeasurement, MoeficationMeasurement
 from moevolve.workers.methods.shared.input_statistics import InputMoments, InputStatistics, memory_batches
 from moevolve.workers.methods.shared.passes import Watch, run_watched, watch_networks
 
@@ -39,7 +39,9 @@ SHARED_BIAS = 1e4
 _ROUNDS = 10
 
 
-def calibrate_moefication(resident: Resident, sequences: Sequence[Tokens], recipe: MoeficationRecipe) -> Calibration:
+def calibrate_moefication(
+    resident: Resident, sequences: Sequence[Tokens], measurement: MoeficationMeasurement
+) -> Calibration:
     """Partition every network as MoEfication does.
 
     Returns:
@@ -58,8 +60,8 @@ def calibrate_moefication(resident: Resident, sequences: Sequence[Tokens], recip
         run_watched(resident, sequences, watches)
         for layer, each in zip(batch, moments, strict=True):
             rows = activation_weights(layer)
-            labels = balanced_kmeans(unit_rows(rows), recipe.experts, layer_rng(len(experts)))
-            means = np.stack([rows[labels == expert].mean(axis=0) for expert in range(recipe.experts)])
+            labels = balanced_kmeans(unit_rows(rows), measurement.experts, layer_rng(len(experts)))
+            means = np.stack([rows[labels == expert].mean(axis=0) for expert in range(measurement.experts)])
             square = each.covariance
             centres = torch.from_numpy(unit_rows(means)).to(square)
             experts.append(labels.astype(np.uint8))
@@ -68,12 +70,12 @@ def calibrate_moefication(resident: Resident, sequences: Sequence[Tokens], recip
         {
             "moefication_experts": np.stack(experts),
             "moefication_weight": np.stack(weights),
-            "moefication_bias": np.zeros((len(layers), recipe.experts), dtype=np.float32),
+            "moefication_bias": np.zeros((len(layers), measurement.experts), dtype=np.float32),
         }
     )
 
 
-def calibrate_cmoe(resident: Resident, sequences: Sequence[Tokens], recipe: CmoeRecipe) -> Calibration:
+def calibrate_cmoe(resident: Resident, sequences: Sequence[Tokens], measurement: CmoeMeasurement) -> Calibration:
     """Partition every network as CMoE does.
 
     Returns:
@@ -86,12 +88,15 @@ def calibrate_cmoe(resident: Resident, sequences: Sequence[Tokens], recipe: Cmoe
     partitions = []
     for batch in memory_batches(layers, lambda layer: 4 * layer.width**2):
         counts = [torch.zeros(layer.width, layer.width, device=layer.down.weight.device) for layer in batch]
-        callbacks = [partial(_count_activated, each, recipe.firing) for each in counts]
+        callbacks = [partial(_count_activated, each, measurement.firing) for each in counts]
         watch_networks(resident, sequences, list(zip(batch, callbacks, strict=True)))
         partitions += [
-            partition_neurons(each.cpu().numpy().astype(np.float64), recipe.experts, recipe.shared) for each in counts
+            partition_neurons(each.cpu().numpy().astype(np.float64), measurement.experts, measurement.shared)
+            for each in counts
         ]
-    weights, biases = _cmoe_routers(resident, sequences, recipe, [representatives for _, representatives in partitions])
+    weights, biases = _cmoe_routers(
+        resident, sequences, measurement, [representatives for _, representatives in partitions]
+    )
     return Calibration(
         {
             "cmoe_experts": np.stack([experts for experts, _ in partitions]).astype(np.uint8),
@@ -159,13 +164,16 @@ def _distances(
 
 
 def _cmoe_routers(
-    resident: Resident, sequences: Sequence[Tokens], recipe: CmoeRecipe, representatives: Sequence[NDArray[np.int64]]
+    resident: Resident,
+    sequences: Sequence[Tokens],
+    measurement: CmoeMeasurement,
+    representatives: Sequence[NDArray[np.int64]],
 ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]:
     """Weights [N, hidden] and biases [N] of every network's router."""
     weights: list[NDArray[np.float64]] = []
     biases: list[NDArray[np.float64]] = []
     for batch in memory_batches(resident.dense_layers, lambda layer: 8 * layer.hidden**2):
-        routed = recipe.experts - recipe.shared
+        routed = measurement.experts - measurement.shared
         statistics = [InputStatistics(layer.hidden, routed, layer.up.weight.device) for layer in batch]
         chosen = representatives[len(weights) : len(weights) + len(batch)]
         watchers: list[tuple[DenseLayer, partial[None]]] = [
@@ -174,12 +182,12 @@ def _cmoe_routers(
         ]
         watch_networks(resident, sequences, watchers)
         for each in statistics:
-            weight, bias = each.ridge(recipe.ridge, True)
+            weight, bias = each.ridge(measurement.ridge, True)
             scale = logit_scale(weight, each.covariance)
             # Subtracting a common bias changes no choice, and keeps all logits far below a shared expert's.
             routed_weight, routed_bias = (part.cpu().numpy() for part in (weight * scale, (bias - bias.mean()) * scale))
-            weights.append(np.concatenate([np.zeros((recipe.shared, weight.shape[1])), routed_weight]))
-            biases.append(np.concatenate([np.full(recipe.shared, SHARED_BIAS), routed_bias]))
+            weights.append(np.concatenate([np.zeros((measurement.shared, weight.shape[1])), routed_weight]))
+            biases.append(np.concatenate([np.full(measurement.shared, SHARED_BIAS), routed_bias]))
     return weights, biases
 
 

@@ -19,7 +19,7 @@ Partition = Literal["start", "kmeans"]
 
 
 @dataclass(frozen=True, slots=True)
-class FactorLlmRecipe:
+class FactorLlmMeasurement:
     """Settings of the measurement of a partition with closed-form routers, and of the inputs' principal directions.
 
     Attributes:
@@ -30,7 +30,7 @@ class FactorLlmRecipe:
         output_scale: Factor on the sum of the experts' outputs.
         components: Number of principal directions of every network's inputs.
         ridge: Ridge strength of the routers as a share of the inputs' mean variance.
-        tokens: See `CalibrationRecipe`.
+        tokens: See `Measurement`.
     """
 
     experts: int
@@ -45,7 +45,7 @@ class FactorLlmRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class MoeficationRecipe:
+class MoeficationMeasurement:
     """Settings of MoEfication's partition and routers; the tokens only determine the scale of the logits."""
 
     experts: int
@@ -53,8 +53,8 @@ class MoeficationRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class CmoeRecipe:
-    """Settings of CMoE's partition and routers, beside those that `FactorLlmRecipe` has too.
+class CmoeMeasurement:
+    """Settings of CMoE's partition and routers, beside those that `FactorLlmMeasurement` has too.
 
     Attributes:
         shared: Experts, of all N, that every token runs; fewer than N.

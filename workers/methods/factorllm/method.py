@@ -27,7 +27,12 @@ from moevolve.workers.contract.methods import Blueprint, Method, ModelParts, Res
 from moevolve.workers.families.layers import DenseLayer, Replacement
 from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm
 from moevolve.workers.methods.factorllm.calibrate_baselines import calibrate_cmoe, calibrate_moefication
-from moevolve.workers.methods.factorllm.edit import CmoeRecipe, FactorLlmEdit, FactorLlmRecipe, MoeficationRecipe
+from moevolve.workers.methods.factorllm.edit import (
+    CmoeMeasurement,
+    FactorLlmEdit,
+    FactorLlmMeasurement,
+    MoeficationMeasurement,
+)
 from moevolve.workers.methods.shared.dense import (
     check_shape,
     dense_layers_for,
@@ -257,9 +262,9 @@ FACTORLLM = Method(
     applicator=FactorLlmApplicator,
     exporter=FactorLlmExporter(),
     calibrators={
-        FactorLlmRecipe: calibrate_factorllm,
-        MoeficationRecipe: calibrate_moefication,
-        CmoeRecipe: calibrate_cmoe,
+        FactorLlmMeasurement: calibrate_factorllm,
+        MoeficationMeasurement: calibrate_moefication,
+        CmoeMeasurement: calibrate_cmoe,
     },
     routing={FactorizedNetwork: _read_routing},
     described=lambda layer, _, edit: replace(layer, neurons=(edit.width // edit.experts, edit.width, edit.width)),

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 # One sequence in this many is the gate's: as many as the fits hold out.
 _GATE_SHARE = 8
-# Descriptions of a recipe's strengths.
+# Descriptions of strengths.
 _FITS: dict[Strength, str] = {
     "none": "no fit",
     "scalar": "fit of one factor per layer",
     "ridge": "ridge regression of output projections",
     "matched": "ridge regression of output projections, scaled to the target's energy,",
 }
-# Descriptions of a recipe's targets.
+# Descriptions of targets.
 _TARGETS = {
     "global": "the unedited model's residual stream behind each layer",
     "local": "what each unedited layer makes of the same input",
@@ -49,8 +49,8 @@ _TARGETS = {
 class RepairApplicator(Applicator):
     """Ridge fits of layers' outputs to the unedited model's (`moevolve.workers.methods.repair.ridge`).
 
-    A layer's fit depends on the layers up to it, the recipe and the rows. So a candidate whose first layers equal those
-    of an earlier one reuses their fits, bit for bit.
+    A layer's fit depends on the layers up to it, the settings and the rows. So a candidate whose first layers equal
+    those of an earlier one reuses their fits, bit for bit.
 
     Attributes:
         outcomes: Results of the current edit's fits, one per layer output; None if a fit changed nothing.
@@ -84,7 +84,7 @@ class RepairApplicator(Applicator):
         reference, gate = self._references_for(edit)
         self._base, self._edit = base, edit
         self.divergences = {}
-        strength = edit.recipe.strength
+        strength = edit.settings.strength
         if gate is not None:
             tried = STRENGTHS[: STRENGTHS.index(strength) + 1]
             for each in tried:
@@ -96,8 +96,8 @@ class RepairApplicator(Applicator):
         self._fit(base, edit, strength, reference)
 
     def _taken(self, edit: RepairedEdit) -> Strength:
-        """The strength of the fit: the gate's choice, of equally good ones the weaker; without a gate the recipe's."""
-        return min(self.divergences, key=self.divergences.__getitem__, default=edit.recipe.strength)
+        """The strength of the fit: the gate's choice, of equally good ones the weaker; without a gate the settings'."""
+        return min(self.divergences, key=self.divergences.__getitem__, default=edit.settings.strength)
 
     def _fit(self, base: Repairable, edit: RepairedEdit, strength: Strength, reference: Reference) -> None:
         """Apply the base edit, and fit its layers at a strength."""
@@ -108,7 +108,7 @@ class RepairApplicator(Applicator):
         with torch.inference_mode():
             outputs = base.outputs()
             for output in outputs:
-                if edit.recipe.shared_expert == "kept" and isinstance(output, NeuronSelectingOutput):
+                if edit.settings.shared_expert == "kept" and isinstance(output, NeuronSelectingOutput):
                     output.keep_shared_expert()
             fitted = LayerFits(edit, strength, reference, self._cache).run(outputs)
         self.outcomes = [outcome for outcome, _ in fitted]
@@ -129,8 +129,8 @@ class RepairApplicator(Applicator):
         held = int(checked.sum())
         ridge_lambdas = Counter(each.ridge_lambda for each in repaired if each.ridge_lambda is not None)
         left = [each.after / each.before for each in repaired] or [1.0]
-        recipe = self._edit.recipe
-        rows = [("repair", f"{_FITS[self._taken(self._edit)]} toward {_TARGETS[recipe.target]}")]
+        settings = self._edit.settings
+        rows = [("repair", f"{_FITS[self._taken(self._edit)]} toward {_TARGETS[settings.target]}")]
         if self._gate is not None:
             tried = ", ".join(f"{strength} {value:.3g}" for strength, value in self.divergences.items())
             where = f"behind {int(self._gate.compared.sum()):,} tokens of other prompts"
@@ -157,8 +157,8 @@ class RepairApplicator(Applicator):
     @torch.inference_mode()
     def _references_for(self, edit: RepairedEdit) -> tuple[Reference, Gate | None]:
         """The unedited model on an edit's rows, and on its gate's. Call it while the model is unedited."""
-        found = edit.rows.first(edit.recipe.tokens)
-        fitted, gated = split_places(len(found)) if edit.recipe.gate else (range(len(found)), range(0))
+        found = edit.rows.first(edit.settings.tokens)
+        fitted, gated = split_places(len(found)) if edit.settings.gate else (range(len(found)), range(0))
         sequences, answering = _chosen(edit.rows, found, fitted)
         reference = self._reference
         if reference is None or reference.sequences != sequences or not torch.equal(reference.answering, answering):

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import TypeAdapter
 
 from moevolve.workers.contract.edits import LayeredEdit, prefix_hashes
-from moevolve.workers.contract.fitting import FitRows, NeuronRecipe
+from moevolve.workers.contract.fitting import FitRows, NeuronSettings
 
 Target = Literal["global", "local"]
 Strength = Literal["none", "scalar", "ridge", "matched"]
@@ -23,7 +23,7 @@ RIDGE_LAMBDAS = (1e-3, 1e-2, 1e-1, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class RepairRecipe:
+class RepairSettings:
     """Settings of a repair: layer after layer, ridge regression that shrinks to the present weights.
 
     Attributes:
@@ -45,7 +45,7 @@ class RepairRecipe:
         memory_mb: MiB that the fit of a layer may take in addition to the model.
 
     Raises:
-        ValueError: The recipe does nothing. Reading it, from a configuration or a text, also checks every value.
+        ValueError: The settings do nothing. Reading them, from a configuration or a text, also checks every value.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -56,7 +56,7 @@ class RepairRecipe:
     # Weights of 1, 2, 4 and 8 score 62.4, 65.0, 69.7 and 70.8 on `span`, and in the same order on two other tasks.
     answer_weight: Annotated[float, Gt(0), Le(1e6)] = 8.0
     shared_expert: Literal["fitted", "kept"] = "fitted"
-    neurons: NeuronRecipe | None = None
+    neurons: NeuronSettings | None = None
     strength: Strength = "ridge"
     gate: bool = False
     memory_mb: Annotated[int, Ge(1), Le(100_000_000)] = 8192
@@ -67,16 +67,16 @@ class RepairRecipe:
 
     @property
     def text(self) -> str:
-        """The recipe as canonical JSON."""
+        """The settings as canonical JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
-    def from_text(cls, text: str) -> RepairRecipe:
-        """Read a recipe from its `text`, or raise `ValueError`."""
+    def from_text(cls, text: str) -> RepairSettings:
+        """Read settings from its `text`, or raise `ValueError`."""
         return _ADAPTER.validate_json(text)
 
 
-_ADAPTER = TypeAdapter(RepairRecipe)
+_ADAPTER = TypeAdapter(RepairSettings)
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,17 @@ class RepairedEdit:
 
     Attributes:
         base: The edit to repair.
-        recipe: Settings of the repair.
+        settings: Settings of the repair.
         rows: Token sequences to fit on.
     """
 
     base: LayeredEdit
-    recipe: RepairRecipe
+    settings: RepairSettings
     rows: FitRows = field(repr=False)
 
     @cached_property
     def _head(self) -> bytes:
-        return f"repair/1 {self.recipe.text} {self.rows.fingerprint} ".encode()
+        return f"repair/1 {self.settings.text} {self.rows.fingerprint} ".encode()
 
     @cached_property
     def phenotype_hash(self) -> str:

@@ -121,10 +121,10 @@ class LayerFits:
     """The fits of one edit at one strength, from the first layer to the last; `cache` has those of other candidates."""
 
     def __init__(self, edit: RepairedEdit, strength: Strength, reference: Reference, cache: FitCache) -> None:
-        self._recipe, self._strength, self._reference, self._cache = edit.recipe, strength, reference, cache
+        self._settings, self._strength, self._reference, self._cache = edit.settings, strength, reference, cache
         self._layer_hashes = edit.layer_hashes
-        self._memory = edit.recipe.memory_mb << 20
-        self._weights = reference.token_weights(edit.recipe.answer_weight)
+        self._memory = edit.settings.memory_mb << 20
+        self._weights = reference.token_weights(edit.settings.answer_weight)
 
     def run(self, outputs: Sequence[LayerOutput]) -> list[tuple[FitOutcome | None, NeuronSelection | None]]:
         """Fit outputs in order; returns no more than outcomes and selections, since states are large."""
@@ -179,28 +179,30 @@ class LayerFits:
 
     def _select(self, output: LayerOutput, state: Tensor, records: list[Recorded]) -> NeuronSelection | None:
         """Put the neurons of largest importance in place; return None if the experts keep their own."""
-        recipe = self._recipe.neurons
-        if recipe is None:
+        settings = self._settings.neurons
+        if settings is None:
             return None
         if not isinstance(output, NeuronSelectingOutput):
             raise UserError("repair.neurons: only experts of a mixture can be filled with neurons of others")
         _, recorded = self._reference.streams.run_layer(output.layer, state, records, output.next_part)
-        return output.select_neurons(recorded, self._weights, recipe, self._memory)
+        return output.select_neurons(recorded, self._weights, settings, self._memory)
 
     def _try_pruned(self, output: LayerOutput, first: _Trial, try_fit: Callable[[NeuronSelection], _Trial]) -> _Trial:
         """Fit the neurons that pruning leads to. Return this fit or the first, whichever has the smaller error."""
-        recipe, important = self._recipe.neurons, first.selection
-        if recipe is None or important is None or recipe.candidates == 1:
+        settings, important = self._settings.neurons, first.selection
+        if settings is None or important is None or settings.candidates == 1:
             return first
         assert isinstance(output, NeuronSelectingOutput)
         applied = self._apply(first, output).state
         assert applied is not None
         residual = first.after.float() + first.residual - applied.float()
         taken = first.fit.outcome.ridge_lambda if first.fit else None
-        ridge_lambda = taken or min(self._recipe.ridge_lambdas)
+        ridge_lambda = taken or min(self._settings.ridge_lambdas)
         checked = self._reference.checked
         weights = (~checked).float() if self._weights is None else self._weights * ~checked
-        pruned = output.prune_neurons(first.recorded, important, residual, weights, ridge_lambda, recipe, self._memory)
+        pruned = output.prune_neurons(
+            first.recorded, important, residual, weights, ridge_lambda, settings, self._memory
+        )
         if not torch.equal(pruned.neurons, important.neurons):
             output.use_neurons(pruned)
             trial = try_fit(pruned)
@@ -226,7 +228,7 @@ class LayerFits:
         if self._strength == "scalar":
             fit = fit_scalar(layer, self._memory)
         else:
-            fit = fit_ridge(layer, self._recipe.ridge_lambdas, self._memory)
+            fit = fit_ridge(layer, self._settings.ridge_lambdas, self._memory)
             if self._strength == "matched" and fit is not None:
                 fit = match_energy(fit, layer, self._memory)
         error = layer.held_out_error() if fit is None else fit.outcome.after
@@ -235,7 +237,7 @@ class LayerFits:
     def _target(self, output: LayerOutput, state: Tensor) -> Tensor:
         """Target of the residual stream after an output, [tokens, hidden]. Call it before the output is fitted."""
         reference, start = self._reference, state
-        if self._recipe.target == "global":
+        if self._settings.target == "global":
             if output.next_part is None:
                 return reference.states[output.layer + 1]
             start = reference.states[output.layer].to(state.device)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.methods import Applicator
 
 Recorded = tuple[Tensor, ...]
@@ -121,7 +121,7 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
         """Leave the neurons of the layer's shared expert, if it has one, out of the features."""
 
     def select_neurons(
-        self, recorded: Recorded, token_weights: Tensor | None, recipe: NeuronRecipe, memory: int
+        self, recorded: Recorded, token_weights: Tensor | None, settings: NeuronSettings, memory: int
     ) -> NeuronSelection:
         """Choose neurons by importance for tokens recorded with the edit on the model, and use them from now on.
 
@@ -136,7 +136,7 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
         residual: Tensor,
         token_weights: Tensor,
         ridge_lambda: float,
-        recipe: NeuronRecipe,
+        settings: NeuronSettings,
         memory: int,
     ) -> NeuronSelection:
         """Choose neurons by pruning more candidates than are kept. The layer isn't changed.
@@ -147,7 +147,7 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
             residual: Target minus output of the layer, float32 [tokens, hidden].
             token_weights: Weights of the tokens in the regression, float32 [tokens]; 0 for held-out ones.
             ridge_lambda: Ridge strength of the fit, as a multiple of the features' mean square.
-            recipe: Settings of the choice.
+            settings: Settings of the choice.
             memory: Bytes that may be allocated.
         """
 

@@ -19,10 +19,10 @@ from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.shared.input_statistics import InputMoments, memory_batches, principal_directions
 from moevolve.workers.methods.shared.passes import Watch, run_watched
-from moevolve.workers.methods.tomoe.edit import ToMoeRecipe
+from moevolve.workers.methods.tomoe.edit import ToMoeMeasurement
 
 
-def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], recipe: ToMoeRecipe) -> Calibration:
+def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], measurement: ToMoeMeasurement) -> Calibration:
     """Measure saliencies and directions of every layer.
 
     Returns:
@@ -35,15 +35,15 @@ def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], recipe: ToM
         - `neuron_slopes` [layers, width, components], regression coefficients of squared contributions on coordinates.
         - `neuron_fluctuation` [layers, width], sample variances of activations times squared norms of output weights,
           the metric of FLAP (arXiv 2312.11983).
-        - With `recipe.attention` also `head_directions` and `head_sample` (without the mean's direction),
+        - With `measurement.attention` also `head_directions` and `head_sample` (without the mean's direction),
           `pair_saliency` [layers, head_dim / 2] and `value_saliency` [layers, head_dim].
     """
     layers = resident.dense_layers
-    networks = [_Network(layer, recipe) for layer in layers]
-    heads = [_Heads(layer, recipe) for layer in layers] if recipe.attention else []
+    networks = [_Network(layer, measurement) for layer in layers]
+    heads = [_Heads(layer, measurement) for layer in layers] if measurement.attention else []
     sites: list[_Site] = [*networks, *heads]
     for batch in memory_batches(sites, lambda site: 8 * site.reads.in_features**2):
-        _find_directions(resident, sequences, batch, recipe.components)
+        _find_directions(resident, sequences, batch, measurement.components)
     tokens = sum(len(each) for each in sequences)
     for site in sites:
         site.begin(tokens)
@@ -68,9 +68,9 @@ def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], recipe: ToM
 class _Site:
     """A feed-forward network or attention, whose inputs a router reads; the linear layer `reads` has these inputs."""
 
-    def __init__(self, reads: nn.Linear, recipe: ToMoeRecipe) -> None:
+    def __init__(self, reads: nn.Linear, measurement: ToMoeMeasurement) -> None:
         self.reads = reads
-        self._limit = recipe.sample
+        self._limit = measurement.sample
         self.directions = torch.empty(0)
         self.sample: list[Tensor] = []
 
@@ -91,12 +91,12 @@ class _Site:
 class _Network(_Site):
     """The contributions of a feed-forward network's neurons."""
 
-    def __init__(self, layer: DenseLayer, recipe: ToMoeRecipe) -> None:
-        super().__init__(layer.up, recipe)
+    def __init__(self, layer: DenseLayer, measurement: ToMoeMeasurement) -> None:
+        super().__init__(layer.up, measurement)
         self._down = layer.down
         self._norms = layer.down.weight.double().square().sum(dim=0)
         self.saliency = torch.zeros_like(self._norms)
-        self.slopes = self.saliency.new_zeros(layer.width, recipe.components)
+        self.slopes = self.saliency.new_zeros(layer.width, measurement.components)
         self._sums = torch.zeros_like(self._norms)
 
     def watches(self) -> list[Watch]:
@@ -118,9 +118,9 @@ class _Network(_Site):
 class _Heads(_Site):
     """The magnitudes of an attention's query and key pairs, and the contributions of its values."""
 
-    def __init__(self, layer: DenseLayer, recipe: ToMoeRecipe) -> None:
+    def __init__(self, layer: DenseLayer, measurement: ToMoeMeasurement) -> None:
         attention: Any = layer.attention
-        super().__init__(attention.q_proj, recipe)
+        super().__init__(attention.q_proj, measurement)
         self._attention = attention
         self._head_dim = int(attention.head_dim)
         self._sums: dict[str, Tensor] = {}

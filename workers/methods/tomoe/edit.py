@@ -18,14 +18,14 @@ from moevolve.evaluators.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class ToMoeRecipe:
+class ToMoeMeasurement:
     """Settings of the calibration that ToMoE genomes start from.
 
     Attributes:
         attention: Measure attention heads too.
         components: Number of principal directions of every layer's inputs.
         sample: Limit on the number of tokens whose coordinates are stored, to estimate the load of experts.
-        tokens: See `CalibrationRecipe`.
+        tokens: See `Measurement`.
     """
 
     attention: bool

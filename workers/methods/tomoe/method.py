@@ -35,7 +35,7 @@ from moevolve.workers.methods.shared.dense import (
 )
 from moevolve.workers.methods.tomoe.apply import MaskedNetwork, ToMoeApplicator, fold
 from moevolve.workers.methods.tomoe.calibrate import calibrate_tomoe
-from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit, ToMoeRecipe
+from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit, ToMoeMeasurement
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -244,7 +244,7 @@ TOMOE = Method(
     edit=ToMoeEdit,
     applicator=ToMoeApplicator,
     exporter=ToMoeExporter(),
-    calibrators={ToMoeRecipe: calibrate_tomoe},
+    calibrators={ToMoeMeasurement: calibrate_tomoe},
     routing={MaskedNetwork: _read_routing},
     described=_with_neurons,
     module_uses={

@@ -88,7 +88,7 @@ document.addEventListener("htmx:afterOnLoad", (event) => {
   else setText("said", answer?.desired_state && answer.alive ? "asked; the driver does so within seconds" : "done");
 });
 
-const charts = [["[data-course]", "./fitness_chart.js"], ["[data-pareto]", "./pareto_chart.js"], ["[data-contrast]", "./contrast_chart.js"]];
+const charts = [["[data-course]", "./fitness_chart.js"], ["[data-pareto]", "./pareto_chart.js"], ["[data-compare]", "./compare_chart.js"]];
 for (const [selector, module] of charts) {
   const figure = document.querySelector(selector);
   if (figure) (await import(module)).draw(figure);

@@ -26,7 +26,7 @@ from moevolve.search.running.plan.repairs import repair_works
 from moevolve.search.running.plan.workload import Prompts
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
-from moevolve.workers.contract.edits import recipe_parts
+from moevolve.workers.contract.edits import measurement_parts
 from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.methods.registry import calibrator_of
 from moevolve.workers.methods.repair import fits as repair_fits
@@ -51,7 +51,7 @@ def planned(repair: dict[str, Any] | None, *more: dict[str, Any], **changes: Any
     return estimate(config, Prompts(160, 8, 256))
 
 
-def recipe(tokens: int, **changes: Any) -> dict[str, Any]:
+def settings(tokens: int, **changes: Any) -> dict[str, Any]:
     return {"ridge_lambdas": [0.01], "tokens": tokens, "neurons": None} | changes
 
 
@@ -60,7 +60,7 @@ HIDDEN, NEURONS, KEPT = 4096, 14336, 4
 
 def test_a_whole_mixtral_by_hand() -> None:
     tokens = 4096
-    (work,) = planned(recipe(tokens)).repairs
+    (work,) = planned(settings(tokens)).repairs
     assert (work.phase, work.kind, work.tokens, work.width) == (0, "prune", tokens, KEPT * NEURONS)
     assert work.needed == 16 * tokens**2 + 32 * tokens * HIDDEN + 24 * 1024 * tokens
     assert work.streams == 33 * tokens * HIDDEN * 2 and work.kept == 0
@@ -69,7 +69,7 @@ def test_a_whole_mixtral_by_hand() -> None:
 
 
 def test_searched_widths_are_planned_for_the_widest_layer() -> None:
-    neurons = recipe(4096, neurons={"candidates": 1})
+    neurons = settings(4096, neurons={"candidates": 1})
     searched = {"kind": "capacity", "evaluations": 4, "initial": 2, "repair": neurons}
     phases = [searched | {"widths": "equal"}, searched, {"kind": "repair", "evaluations": 4, "repair": neurons}]
     plan = planned(None, genome={"kind": "capacity", "experts": 4}, phases=phases)
@@ -83,7 +83,7 @@ def test_searched_widths_are_planned_for_the_widest_layer() -> None:
 
 
 def test_repaired_pruning_has_weights_of_its_own() -> None:
-    plain, repaired = planned(None), planned(recipe(4096))
+    plain, repaired = planned(None), planned(settings(4096))
     experts = 32 * 8 * 3 * HIDDEN * NEURONS * 2
     for where, before in (("device", 0), ("host", 0)):
         bare, ours = plain.memory[where], repaired.memory[where]
@@ -99,7 +99,7 @@ def test_repaired_pruning_has_weights_of_its_own() -> None:
 
 def test_shared_experts_are_fitted_in_copies_of_their_output_projections() -> None:
     model = {"path": find_model("qwen1.5-moe-a2.7b"), "dtype": "bfloat16", "device": "cuda"}
-    plan = planned(recipe(4096), model=model, genome={"experts": 15, "groups": "per_layer"})
+    plan = planned(settings(4096), model=model, genome={"experts": 15, "groups": "per_layer"})
     hidden, neurons, shared, layers = 2048, 1408, 5632, 24
     (work,) = plan.repairs
     assert work.width == 15 * neurons + shared
@@ -109,10 +109,10 @@ def test_shared_experts_are_fitted_in_copies_of_their_output_projections() -> No
 
 
 def test_too_little_room_is_planned_and_said() -> None:
-    (work,) = planned(recipe(16384, memory_mb=4096)).repairs
+    (work,) = planned(settings(16384, memory_mb=4096)).repairs
     assert work.fault is not None and work.fault.startswith("phases.0.repair.memory_mb: fitting 57,344 features")
     least = int(work.fault.rpartition("allow ")[2].split(",")[0] + work.fault.rpartition("allow ")[2].split(",")[1])
-    (enough,) = planned(recipe(16384, memory_mb=least)).repairs
+    (enough,) = planned(settings(16384, memory_mb=least)).repairs
     assert enough.fault is None and least < 1.03 * 8 / 7 * work.needed / 2**20
 
 
@@ -182,10 +182,10 @@ def test_what_a_repair_of_a_dense_model_takes_is_planned(genome: dict[str, Any],
     words = rng.integers(4, 4 + len(WORDS), 100 * count).astype(np.int32)
     lengths = np.full(count, 100, dtype=np.int32)
     rows = FitRows(words, lengths, lengths)
-    assert space.recipe is not None
-    calibrate = calibrator_of(recipe_parts(space.recipe)[0])
+    assert space.measurement is not None
+    calibrate = calibrator_of(measurement_parts(space.measurement)[0])
     inner = base_space(space)
-    made = calibrate(model, rows.first(1000), inner.recipe)
+    made = calibrate(model, rows.first(1000), inner.measurement)
     start = inner.calibrated(made).start(config.phases[0])
     assert start is not None and config.phases[0].repair is not None
     with LiveBytes() as live:

@@ -17,7 +17,7 @@ from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit
 from moevolve.workers.families.decoder import state_of
 from moevolve.workers.methods.eep.accuracy import scores_with_errors
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
-from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe, SubsetRecipe
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsMeasurement, SubsetMeasurement
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS = 6
@@ -28,9 +28,9 @@ FAMILIES = ("mixtral", "qwen2_moe")
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
-def subset_recipe(layers: int, **changes: Any) -> SubsetRecipe:
+def subset_measurement(layers: int, **changes: Any) -> SubsetMeasurement:
     groups = tuple(range(layers))
-    return replace(SubsetRecipe(3, 2, groups, logits_space=False, limit=100, sample=10_000), **changes)
+    return replace(SubsetMeasurement(3, 2, groups, logits_space=False, limit=100, sample=10_000), **changes)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,9 @@ def plain(resident: Callable[[str], ResidentModel]) -> Callable[[str], list[list
     return get
 
 
-def measured(model: ResidentModel, subsets: SubsetRecipe | None = None) -> dict[str, Any]:
+def measured(model: ResidentModel, subsets: SubsetMeasurement | None = None) -> dict[str, Any]:
     with torch.inference_mode():
-        return dict(calibrate_experts(model, SEQUENCES, ExpertsRecipe(ALL, subsets, 1000)).arrays)
+        return dict(calibrate_experts(model, SEQUENCES, ExpertsMeasurement(ALL, subsets, 1000)).arrays)
 
 
 @families
@@ -86,8 +86,8 @@ def test_every_subset_is_compared_with_all_experts(
     family: str, active: int, logits_space: bool, sample: int, resident: Any, plain: Any
 ) -> None:
     model = resident(family)
-    recipe = subset_recipe(len(model.layers), active=active, logits_space=logits_space, sample=sample)
-    found = measured(model, recipe)["subset_discrepancy"]
+    measurement = subset_measurement(len(model.layers), active=active, logits_space=logits_space, sample=sample)
+    found = measured(model, measurement)["subset_discrepancy"]
     subsets = list(combinations(range(EXPERTS), 3))
     assert found.shape == (len(model.layers), len(subsets))
     for layer, tokens in enumerate(plain(family)):
@@ -105,7 +105,7 @@ def test_subsets_are_compared_as_families_of_their_own_route(family: str, reside
     """
     model, subsets = resident(family), list(combinations(range(EXPERTS), 3))
     layers, first = len(model.layers), model.layers[0]
-    found = measured(model, subset_recipe(layers))["subset_discrepancy"][0]
+    found = measured(model, subset_measurement(layers))["subset_discrepancy"][0]
 
     def outputs(edit: Edit) -> torch.Tensor:
         given: list[torch.Tensor] = []
@@ -158,7 +158,7 @@ def test_above_the_limit_experts_are_dropped_one_by_one(family: str, grouped: bo
     model = resident(family)
     layers = len(model.layers)
     owners = (0, *[1] * (layers - 1)) if grouped and layers > 2 else (0,) * layers if grouped else tuple(range(layers))
-    found = measured(model, subset_recipe(layers, layer_groups=owners, limit=19))
+    found = measured(model, subset_measurement(layers, layer_groups=owners, limit=19))
     assert "subset_discrepancy" not in found
     for group in range(max(owners) + 1):
         members = [tokens for tokens, owner in zip(plain(family), owners, strict=True) if owner == group]
@@ -176,8 +176,8 @@ def test_measuring_leaves_the_model_as_it_was(resident: Any) -> None:
     model, ids = resident("mixtral"), torch.tensor([SEQUENCES[3]])
     with torch.inference_mode():
         before = model.model(ids).logits
-        recipe = ExpertsRecipe(("importance",), None, 1000)
-        found = calibrate_experts(model, SEQUENCES, recipe)
+        measurement = ExpertsMeasurement(("importance",), None, 1000)
+        found = calibrate_experts(model, SEQUENCES, measurement)
         assert torch.equal(model.model(ids).logits, before)
     assert set(found.arrays) == {"importance_sums", "importance_tokens", "row_squares"}
     assert Calibration.from_bytes(found.to_bytes()).arrays["row_squares"].dtype == np.float64
@@ -186,5 +186,5 @@ def test_measuring_leaves_the_model_as_it_was(resident: Any) -> None:
 def test_a_sample_that_needs_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch, resident: Any) -> None:
     monkeypatch.setattr("moevolve.workers.methods.eep.calibrate_experts.MEMORY", 3 * 36 * 4 * 20)
     with pytest.raises(UserError, match=r"genome.naee_tokens: .*; use 20 at most"):
-        measured(resident("mixtral"), subset_recipe(3))
-    measured(resident("mixtral"), subset_recipe(3, sample=20))
+        measured(resident("mixtral"), subset_measurement(3))
+    measured(resident("mixtral"), subset_measurement(3, sample=20))

@@ -22,7 +22,7 @@ from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep import expert_memory
 from moevolve.workers.methods.eep.expert_memory import kept_layers
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
@@ -146,7 +146,7 @@ def test_a_repair_changes_what_stays(
 ) -> None:
     """Repaired layers have memory of their own in any case, since copying them again would undo the repair."""
     model, other = hosted(model_config, monkeypatch, fitting), ResidentModel.load(model_config("mixtral"))
-    fitted = RepairedEdit(edit_of_kind(3, 6, kind), RepairRecipe((0.1, 1.0)), rows_of(sequences_of([9, 14, 11, 17])))
+    fitted = RepairedEdit(edit_of_kind(3, 6, kind), RepairSettings((0.1, 1.0)), rows_of(sequences_of([9, 14, 11, 17])))
     for edit in (fitted, edit_of_kind(3, 6, kind, 6), IdentityEdit()):
         assert float((logits(model, edit, tokens) - logits(other, edit, tokens)).abs().max()) < 1e-4
         assert torch.equal(logits(model, edit, tokens), logits(model, edit, tokens))

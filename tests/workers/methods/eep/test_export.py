@@ -18,13 +18,13 @@ from torch import Tensor
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.checkpoints.native import import_native
 from moevolve.workers.contract.card import ExportCard
-from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.measuring import analyse_usage
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.export import form_obstacle
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.costs import model_costs
 
@@ -109,8 +109,11 @@ def test_layers_with_active_experts_of_their_own_are_exported_and_counted(
         edit: Any = replace(edit_of_kind(layers, count, kind, count, 2, space), active=numbers)
         if family == "mixtral":
             width = resident.model.config.intermediate_size
-            rows, recipe = rows_of(sequences_of([30] * 10)), RepairRecipe((0.1,), neurons=NeuronRecipe(candidates=1.0))
-            edit = RepairedEdit(replace(edit, widths=(width - 8, width, width - 4)), recipe, rows)
+            rows, settings = (
+                rows_of(sequences_of([30] * 10)),
+                RepairSettings((0.1,), neurons=NeuronSettings(candidates=1.0)),
+            )
+            edit = RepairedEdit(replace(edit, widths=(width - 8, width, width - 4)), settings, rows)
         directory = tmp_path / f"{family}-native"
         expected[directory] = computed(resident, edit, tokens)
         report = export_model(resident, edit, directory, CARD)

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from repair_samples import rows_of, sequences_of
 from torch import Tensor
 
-from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.methods.eep.neuron_pruning import (
     prune_features,
     prune_neurons,
 )
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.methods.repair.fits import FitCache
 from moevolve.workers.methods.shared.outputs import NeuronSelection
 from moevolve.workers.model.resident import ResidentModel
@@ -112,11 +112,11 @@ def lab(resident: Residents, request: pytest.FixtureRequest) -> dict[str, Any]:
     }
 
 
-def chosen_in(lab: dict[str, Any], memory: int = ROOM, **recipe: Any) -> Tensor:
+def chosen_in(lab: dict[str, Any], memory: int = ROOM, **settings: Any) -> Tensor:
     given = {name: value for name, value in lab.items() if name != "planted"}
     with torch.inference_mode():
-        recipe = {"shared": True, "candidates": float(EXPERTS)} | recipe
-        return prune_neurons(**given, ridge_lambda=1e-6, recipe=NeuronRecipe(**recipe), memory=memory)
+        settings = {"shared": True, "candidates": float(EXPERTS)} | settings
+        return prune_neurons(**given, ridge_lambda=1e-6, settings=NeuronSettings(**settings), memory=memory)
 
 
 @pytest.mark.parametrize("lab", ["mixtral", "gpt_oss", "llama4_text"], indirect=True)
@@ -148,9 +148,9 @@ def test_a_repair_takes_what_leaves_less_error(resident: Residents, monkeypatch:
 
     def first_layer(candidates: float) -> tuple[float, list[Tensor]]:
         """Squared error on held-out tokens, and all layers' neurons."""
-        neurons = NeuronRecipe(candidates=candidates, router="kept")
-        recipe = RepairRecipe((0.1,), "local", tokens=len(rows.tokens), neurons=neurons)
-        with model.edited(RepairedEdit(base, recipe, rows)):
+        neurons = NeuronSettings(candidates=candidates, router="kept")
+        settings = RepairSettings((0.1,), "local", tokens=len(rows.tokens), neurons=neurons)
+        with model.edited(RepairedEdit(base, settings, rows)):
             applicator: Any = model._applicators[RepairedEdit]
             applicator._cache = FitCache()
             return applicator.outcomes[0].after, [each.neurons for each in applicator.selections.values()]

@@ -19,13 +19,13 @@ from repair_samples import rows_of, seen_at, sequences_of
 from torch import Tensor
 
 from moevolve.workers.contract.card import ExportCard
-from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.outputs import fit_rows, group_experts
 from moevolve.workers.methods.repair.apply import RepairApplicator
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
@@ -107,7 +107,7 @@ def test_rows_are_those_of_least_squares(scale: float, biased: bool) -> None:
 
 
 def filled(base: EepEdit, router: Any = "fitted") -> RepairedEdit:
-    return RepairedEdit(base, RepairRecipe((0.1,), neurons=NeuronRecipe(router=router)), rows_of(SEQUENCES))
+    return RepairedEdit(base, RepairSettings((0.1,), neurons=NeuronSettings(router=router)), rows_of(SEQUENCES))
 
 
 def rows_of_repair(model: ResidentModel, edit: RepairedEdit) -> list[tuple[Tensor, Tensor | None] | None]:

@@ -14,9 +14,9 @@ from family_samples import edit_of_kind
 from numpy.typing import NDArray
 from repair_samples import rows_of, seen_at, sequences_of
 
-from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.methods.repair.apply import RepairApplicator
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
 
 Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ LAMBDA, SHARED = 1.0, 20
 
 def repaired(model: ResidentModel, **settings: Any) -> RepairedEdit:
     base = edit_of_kind(len(model.layers), 6, "prune", 3)
-    return RepairedEdit(base, RepairRecipe((LAMBDA,), **settings), rows_of(SEQUENCES))
+    return RepairedEdit(base, RepairSettings((LAMBDA,), **settings), rows_of(SEQUENCES))
 
 
 def swiglu(gate: Floats, up: Floats) -> Floats:
@@ -97,7 +97,7 @@ def test_neurons_are_tried_twice_but_it_is_fitted_once(
     from transformers import AutoModelForCausalLM
 
     model = resident(family)
-    edit = repaired(model, neurons=NeuronRecipe(candidates=2))
+    edit = repaired(model, neurons=NeuronSettings(candidates=2))
     reference = seen_at(AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval(), SEQUENCES)
     with model.edited(edit):
         now, applicator = seen_at(model.model, SEQUENCES), model._applicators[RepairedEdit]

@@ -15,9 +15,9 @@ from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.factorllm.balanced_clusters import number_by_first
 from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm
-from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
+from moevolve.workers.methods.factorllm.edit import FactorLlmMeasurement
 
-RECIPE = FactorLlmRecipe(
+MEASUREMENT = FactorLlmMeasurement(
     experts=6,
     active=2,
     routers=1,
@@ -66,8 +66,8 @@ def test_routers_are_the_ridge_regression_of_the_nearest_experts(
     family: str, routers: int, bias: bool, scale: float, resident: Any
 ) -> None:
     model = resident(family)
-    recipe = replace(RECIPE, routers=routers, router_bias=bias, output_scale=scale)
-    start = calibrate_factorllm(model, SEQUENCES, recipe).arrays
+    measurement = replace(MEASUREMENT, routers=routers, router_bias=bias, output_scale=scale)
+    start = calibrate_factorllm(model, SEQUENCES, measurement).arrays
     assert start["kmeans_weight"].shape == (LAYERS, routers, 6, HIDDEN)
     for layer in range(LAYERS):
         x, h = seen_by_network(model, layer, SEQUENCES)
@@ -87,7 +87,7 @@ def test_routers_are_the_ridge_regression_of_the_nearest_experts(
 
 def test_directions_vary_by_one_and_are_uncorrelated(resident: Any) -> None:
     model = resident("llama")
-    start = calibrate_factorllm(model, SEQUENCES, RECIPE).arrays
+    start = calibrate_factorllm(model, SEQUENCES, MEASUREMENT).arrays
     x, _ = seen_by_network(model, 2, SEQUENCES)
     products = x @ start["directions"][2].T - start["offsets"][2]
     np.testing.assert_allclose(products.T @ products / len(x), np.eye(5), atol=1e-3)
@@ -96,12 +96,12 @@ def test_directions_vary_by_one_and_are_uncorrelated(resident: Any) -> None:
 
 @pytest.mark.parametrize("partition", ["start", "kmeans"])
 def test_divisions_are_equal_and_the_same_every_time(partition: Any, resident: Any) -> None:
-    recipe = replace(RECIPE, partition=partition)
-    first = calibrate_factorllm(resident("llama"), SEQUENCES, recipe)
+    measurement = replace(MEASUREMENT, partition=partition)
+    first = calibrate_factorllm(resident("llama"), SEQUENCES, measurement)
     for experts in first.arrays[f"{partition}_experts"]:
         assert np.bincount(experts).tolist() == [8] * 6
         assert np.array_equal(number_by_first(experts.astype(np.int64)), experts)
-    assert calibrate_factorllm(resident("llama"), SEQUENCES, recipe).to_bytes() == first.to_bytes()
+    assert calibrate_factorllm(resident("llama"), SEQUENCES, measurement).to_bytes() == first.to_bytes()
     back = Calibration.from_bytes(first.to_bytes())
     assert {name: array.dtype.name for name, array in back.arrays.items()} == {
         f"{partition}_experts": "uint8",
@@ -123,7 +123,7 @@ def test_neurons_with_the_same_input_weights_come_together(resident: Any) -> Non
         bundle = np.random.default_rng(0).permutation(np.repeat(np.arange(6), 8))
         layer.up.weight.data.copy_(layer.up.weight.data[torch.from_numpy(bundle)])
         layer.up.bias.data.zero_()
-        found = calibrate_factorllm(model, SEQUENCES, RECIPE).arrays["kmeans_experts"][0]
+        found = calibrate_factorllm(model, SEQUENCES, MEASUREMENT).arrays["kmeans_experts"][0]
         assert np.array_equal(found, number_by_first(bundle))
     finally:
         layer.decoder_layer.load_state_dict(saved)

@@ -17,10 +17,10 @@ from moevolve.workers.methods.factorllm.calibrate_baselines import (
     calibrate_moefication,
     partition_neurons,
 )
-from moevolve.workers.methods.factorllm.edit import CmoeRecipe, MoeficationRecipe
+from moevolve.workers.methods.factorllm.edit import CmoeMeasurement, MoeficationMeasurement
 
-MOEFICATION = MoeficationRecipe(experts=6, tokens=512)
-CMOE = CmoeRecipe(experts=6, shared=2, firing=7, ridge=1e-3, tokens=512)
+MOEFICATION = MoeficationMeasurement(experts=6, tokens=512)
+CMOE = CmoeMeasurement(experts=6, shared=2, firing=7, ridge=1e-3, tokens=512)
 
 
 def plain_ridge(x: NDArray[np.float64], targets: NDArray[np.float64]) -> NDArray[np.float64]:

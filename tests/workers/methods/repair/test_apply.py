@@ -20,7 +20,7 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.repair.apply import RepairApplicator
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings, Target
 from moevolve.workers.methods.repair.ridge import FitOutcome
 from moevolve.workers.model.resident import ResidentModel
 
@@ -39,7 +39,7 @@ def pruned(kept: Sequence[Sequence[int]] = KEPT) -> EepEdit:
 
 
 def repaired(base: Any, ridge_lambdas: tuple[float, ...] = (0.01,), target: Target = "global") -> RepairedEdit:
-    return RepairedEdit(base, RepairRecipe(ridge_lambdas, target), rows_of(SEQUENCES))
+    return RepairedEdit(base, RepairSettings(ridge_lambdas, target), rows_of(SEQUENCES))
 
 
 def outcomes_of(model: ResidentModel, edit: RepairedEdit) -> list[FitOutcome | None]:
@@ -128,7 +128,7 @@ def test_layers_behind_another_are_not_taken_over(resident: Residents) -> None:
     assert not set(edits[0].layer_hashes) & set(edits[1].layer_hashes)
     others = [repaired(pruned(), (0.02,)), repaired(pruned(), target="local")]
     others.append(replace(edits[0], rows=rows_of(SEQUENCES[1:])))
-    others.append(replace(edits[0], recipe=replace(edits[0].recipe, tokens=300)))
+    others.append(replace(edits[0], settings=replace(edits[0].settings, tokens=300)))
     hashes = {each.phenotype_hash for each in (*edits, *others, edits[0].base)}
     assert len(hashes) == 7
     assert all(not set(edits[0].layer_hashes) & set(other.layer_hashes) for other in others)
@@ -156,7 +156,7 @@ def digest_of_halves(model: ResidentModel) -> int:
 
 def test_refusals(resident: Residents) -> None:
     model = resident("mixtral")
-    little = replace(repaired(pruned()), recipe=RepairRecipe(memory_mb=1))
+    little = replace(repaired(pruned()), settings=RepairSettings(memory_mb=1))
     with pytest.raises(UserError, match="memory_mb is 1; fit fewer tokens"):
         model.apply(replace(little, rows=rows_of(sequences_of([60] * 100))))
     form = BlockForm("II", 4, 3)

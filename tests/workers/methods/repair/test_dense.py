@@ -22,7 +22,7 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.methods.repair.apply import RepairApplicator
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings, Target
 from moevolve.workers.methods.repair.ridge import FitOutcome
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 from moevolve.workers.model.resident import ResidentModel
@@ -42,7 +42,7 @@ WIDTHS, HEADS = (20, WIDTH, 33), head_masks((3, 3, 3), (5, 8, 3))
 
 
 def repaired(base: Any, ridge_lambdas: tuple[float, ...] = (STRENGTH, 1.0), target: Target = "global") -> RepairedEdit:
-    return RepairedEdit(base, RepairRecipe(ridge_lambdas, target), rows_of(SEQUENCES))
+    return RepairedEdit(base, RepairSettings(ridge_lambdas, target), rows_of(SEQUENCES))
 
 
 def outcomes_of(model: ResidentModel) -> list[FitOutcome | None]:

@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from moevolve.workers.contract.card import ExportCard
-from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
@@ -28,7 +28,7 @@ CARD = ExportCard(title="A small model", base_model="someone/base", base_fingerp
 
 
 def repaired(kind: str) -> RepairedEdit:
-    return RepairedEdit(edit_of_kind(3, 6, kind), RepairRecipe((0.1, 1.0)), rows_of(SEQUENCES))
+    return RepairedEdit(edit_of_kind(3, 6, kind), RepairSettings((0.1, 1.0)), rows_of(SEQUENCES))
 
 
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}])
@@ -49,7 +49,7 @@ def test_exports_load_and_agree_without_moevolve(
         assert report.form == form and report.agreement.holds and report.experts == 4
     if settings:
         return
-    wide = replace(repaired("prune"), recipe=RepairRecipe((0.1, 1.0), neurons=NeuronRecipe()))
+    wide = replace(repaired("prune"), settings=RepairSettings((0.1, 1.0), neurons=NeuronSettings()))
     width = model.layers[0].expert_tensors()["down_proj"].shape[2]
     wide = replace(wide, base=replace(wide.base, widths=(width - 8, width, width + 8)))
     expected[tmp_path / "wide-native"] = computed(model, wide, tokens)
@@ -70,8 +70,8 @@ def test_the_card_says_how_it_was_repaired(model_config: Configs, tmp_path: Path
 
 def test_neurons_of_other_experts_are_exported_with_where_they_are_from(model_config: Configs, tmp_path: Path) -> None:
     config = model_config("mixtral")
-    recipe = RepairRecipe((1e9,), neurons=NeuronRecipe())  # so strong that the fit changes next to nothing
-    edit = RepairedEdit(edit_of_kind(3, 6, "prune"), recipe, rows_of(SEQUENCES))
+    settings = RepairSettings((1e9,), neurons=NeuronSettings())  # so strong that the fit changes next to nothing
+    edit = RepairedEdit(edit_of_kind(3, 6, "prune"), settings, rows_of(SEQUENCES))
     report = export_model(config, edit, tmp_path / "out", CARD)
     assert report.form == "stock" and report.agreement.holds
     width = AutoConfig.from_pretrained(config.path).intermediate_size

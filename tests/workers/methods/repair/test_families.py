@@ -15,13 +15,13 @@ from repair_samples import rows_of, seen_at, sequences_of
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.facts import parameters_after
-from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.export import form_obstacle
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.repair.apply import RepairApplicator
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings, Target
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 
@@ -53,7 +53,7 @@ def repaired(model: ResidentModel, kind: str, target: Target = "global") -> Repa
     retained = 4 if model.layers[0].rule.groups.fault(3) else 3
     space = "probs" if model.layers[0].rule.has_scores else "logits"
     base = edit_of_kind(len(model.layers), count, kind, retained, space=space)
-    return RepairedEdit(base, RepairRecipe((0.1, 1.0, 10.0), target), rows_of(SEQUENCES))
+    return RepairedEdit(base, RepairSettings((0.1, 1.0, 10.0), target), rows_of(SEQUENCES))
 
 
 @pytest.mark.parametrize("family", DIFFERENT)
@@ -96,8 +96,8 @@ def width_of(model: ResidentModel) -> int:
 
 
 def with_widths(edit: RepairedEdit, widths: tuple[int, ...]) -> RepairedEdit:
-    recipe = replace(edit.recipe, neurons=NeuronRecipe())
-    return replace(edit, base=replace(base_of(edit), widths=widths), recipe=recipe)
+    settings = replace(edit.settings, neurons=NeuronSettings())
+    return replace(edit, base=replace(base_of(edit), widths=widths), settings=settings)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "gpt_oss", "nemotron_h", "qwen3_next", "glm4_moe"])

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
-from moevolve.workers.contract.edits import CalibrationRecipe
-from moevolve.workers.contract.fitting import FitRows, RowsRecipe
+from moevolve.workers.contract.edits import Measurement
+from moevolve.workers.contract.fitting import FitRows, RowsMeasurement
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import calibrate
 from moevolve.workers.methods.eep.accuracy import scores_with_errors
-from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsMeasurement
 from moevolve.workers.methods.repair.apply import Gate, RepairApplicator, split_places
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
 
 DEMO = Path(__file__).parents[4] / "configs" / "demo"
@@ -75,8 +75,8 @@ def test_the_best_strength_is_in_place_afterwards(resident: Callable[..., Reside
     model, rows = resident("mixtral"), rows_of(sequences_of([30] * 24), 1)
     ids, base = torch.tensor([sequences_of([20], seed=9)[0]]), edit_of_kind(3, 6, "both", 4)
     before = logits(model, None, ids)
-    recipe = RepairRecipe((0.1,), strength="matched", gate=True)
-    edit = RepairedEdit(base, recipe, rows)
+    settings = RepairSettings((0.1,), strength="matched", gate=True)
+    edit = RepairedEdit(base, settings, rows)
     found = logits(model, edit, ids)
     with model.edited(edit):
         applicator = gated_by(model)
@@ -91,11 +91,11 @@ def test_the_best_strength_is_in_place_afterwards(resident: Callable[..., Reside
     expected = (
         logits(model, base, ids)
         if best == "none"
-        else logits(model, RepairedEdit(base, replace(recipe, strength=best, gate=False), alone), ids)  # type: ignore[arg-type]
+        else logits(model, RepairedEdit(base, replace(settings, strength=best, gate=False), alone), ids)  # type: ignore[arg-type]
     )
     assert torch.equal(found, expected)
     assert torch.equal(logits(model, None, ids), before)
-    weaker = RepairedEdit(base, replace(recipe, strength="scalar"), rows)
+    weaker = RepairedEdit(base, replace(settings, strength="scalar"), rows)
     with model.edited(weaker):
         assert list(gated_by(model).divergences) == ["none", "scalar"]
 
@@ -105,21 +105,21 @@ def demo() -> ResidentModel:
     return ResidentModel.load(ModelConfig(path=str(DEMO / "model"), dtype="float32", device="cpu"))
 
 
-def measured(model: ResidentModel, recipe: CalibrationRecipe) -> dict[str, Any]:
+def measured(model: ResidentModel, settings: Measurement) -> dict[str, Any]:
     """A calibration on prompts of the task `calendar`, with the model's greedy answers."""
     split = prepare_split(load_task("demo-calendar"), "calibration")
     engine = GenerationEngine(model.model, model.tokenizer, EngineConfig())
-    return dict(calibrate(model, engine, recipe, [split]).arrays)
+    return dict(calibrate(model, engine, settings, [split]).arrays)
 
 
 def test_a_repair_on_few_tokens_that_would_do_harm_is_refused(demo: ResidentModel) -> None:
     """Kept experts' parts of an answer aren't certain on few prompts, so least squares shrink them."""
     # REAP's two experts of eight still give more than half of the right answers.
-    scores, _ = scores_with_errors(measured(demo, ExpertsRecipe(("importance",), None, 1000)))
+    scores, _ = scores_with_errors(measured(demo, ExpertsMeasurement(("importance",), None, 1000)))
     kept = np.argsort(-scores, axis=1)[:, :2]
     matrices = np.eye(8, dtype=np.float32)[kept]
     base = EepEdit(matrices, matrices, 2)
-    rows, few = FitRows.of(measured(demo, RowsRecipe(1000))), 256
+    rows, few = FitRows.of(measured(demo, RowsMeasurement(1000))), 256
     others = rows.sequences[len(rows.first(few)) :][:24]
 
     prompts = [torch.tensor([tokens[:-1]]) for tokens in others]  # answers have one token
@@ -135,12 +135,12 @@ def test_a_repair_on_few_tokens_that_would_do_harm_is_refused(demo: ResidentMode
         with demo.edited(edit):
             return divergence(expected, predicted())
 
-    plain, ridge = off(base), RepairedEdit(base, RepairRecipe(tokens=few), rows)
+    plain, ridge = off(base), RepairedEdit(base, RepairSettings(tokens=few), rows)
     with demo.edited(ridge):
         outcomes = gated_by(demo).outcomes
     assert all(each is not None and each.after < each.before for each in outcomes), "every layer's error falls"
     harmed = off(ridge)
-    gated = RepairedEdit(base, RepairRecipe(tokens=few, gate=True), rows)
+    gated = RepairedEdit(base, RepairSettings(tokens=few, gate=True), rows)
     with demo.edited(gated):
         divergences = gated_by(demo).divergences
     assert harmed > plain and min(divergences, key=divergences.__getitem__) != "ridge"

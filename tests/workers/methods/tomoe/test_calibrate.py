@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.shared import input_statistics
 from moevolve.workers.methods.tomoe.calibrate import calibrate_tomoe, input_directions
-from moevolve.workers.methods.tomoe.edit import ToMoeRecipe
+from moevolve.workers.methods.tomoe.edit import ToMoeMeasurement
 from moevolve.workers.model.resident import ResidentModel
 
 LAYERS, HIDDEN, WIDTH, HEAD_DIM, COMPONENTS = 3, 32, 48, 8, 4
-RECIPE = ToMoeRecipe(attention=True, components=COMPONENTS, sample=25, tokens=1000)
+MEASUREMENT = ToMoeMeasurement(attention=True, components=COMPONENTS, sample=25, tokens=1000)
 SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 5 + i).tolist()) for i in range(12)]
 TOKENS = sum(map(len, SEQUENCES))
 
@@ -29,7 +29,7 @@ def llama(model_config: Callable[..., ModelConfig]) -> ResidentModel:
 
 @pytest.fixture(scope="module")
 def found(llama: ResidentModel) -> dict[str, NDArray[np.float32]]:
-    return dict(calibrate_tomoe(llama, SEQUENCES, RECIPE).arrays)
+    return dict(calibrate_tomoe(llama, SEQUENCES, MEASUREMENT).arrays)
 
 
 def seen(model: ResidentModel, layer: int, name: str, *, output: bool = False) -> NDArray[np.float64]:
@@ -101,7 +101,7 @@ def test_measuring_in_parts_changes_nothing(
     llama: ResidentModel, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(input_statistics, "STATISTICS_MEMORY", 1)
-    again = calibrate_tomoe(llama, SEQUENCES, RECIPE).arrays
+    again = calibrate_tomoe(llama, SEQUENCES, MEASUREMENT).arrays
     assert set(again) == set(found)
     assert all(np.array_equal(again[name], found[name]) and found[name].dtype == np.float32 for name in found)
 

@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 from sqlalchemy import select, update
 from store_samples import decided, evaluation, individual, search, split
 
-from moevolve.search.results.contrast import contrast
+from moevolve.search.results.comparison import compare_searches
 from moevolve.store.records import FULL_MODEL
 from moevolve.store.repository import Store
 from moevolve.store.tables import events
@@ -29,7 +29,7 @@ def outcomes(right: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('contrast') / 'store.db'}") as opened:
+    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('comparison') / 'store.db'}") as opened:
         for name, right in RIGHT.items():
             method, seed = name.split("-")
             config = {"name": name, "seed": int(seed), "genome": {"experts": 4 if method == "one" else 2, "groups": 1}}
@@ -72,7 +72,7 @@ def test_a_course_has_the_bests_and_the_hours_in_which_it_ran(tmp_path: Path) ->
 
 
 def test_courses_are_means_over_seeds(store: Store) -> None:
-    found = contrast(store, ["one-2", "two-3", "id-one-1", "two-2"])
+    found = compare_searches(store, ["one-2", "two-3", "id-one-1", "two-2"])
     assert [(group.place, group.searches) for group in found.groups] == [
         (0, ("one-1", "one-2")),
         (1, ("two-2", "two-3")),
@@ -91,19 +91,19 @@ def test_courses_are_means_over_seeds(store: Store) -> None:
         "phases.0.repair.tokens": ("-", "-", "8", "8"),
     }
     assert [(one.name, one.group, one.seed, one.individuals) for one in found.searches][2] == ("two-2", 1, 2, 5)
-    hours = contrast(store, ["one-1"], "hours")
+    hours = compare_searches(store, ["one-1"], "hours")
     assert hours.x[-1] == pytest.approx(store.course("id-one-1").hours) and hours.groups[0].mean[0] == 0.25
 
 
 def test_winners_are_tested_on_the_same_examples(store: Store) -> None:
-    found = contrast(store, ["one-1", "two-2"])
+    found = compare_searches(store, ["one-1", "two-2"])
     first, second = found.models
     assert first.test is None and second.test is not None
     assert second.test.p == second.corrected == pytest.approx(binomtest(0, RIGHT["one-1"] - RIGHT["two-2"]).pvalue)
     score = second.score("test")
     assert score is not None and score.score == pytest.approx(0.1) and found.comparable
     assert "another seed" in found.note
-    both = contrast(store, list(RIGHT))
+    both = compare_searches(store, list(RIGHT))
     assert [model.refs for model in both.models] == [("one-1:4", "one-2:4"), ("two-2:4", "two-3:4")]
     mean = both.models[0].score("test")
     assert (
@@ -117,7 +117,7 @@ def test_winners_are_tested_on_the_same_examples(store: Store) -> None:
 
 def test_the_full_model_stands_beside_the_winners(store: Store) -> None:
     store.add_evaluations([evaluation(0, 0.9, name="test", outcomes=outcomes(9), phenotype_hash=FULL_MODEL)])
-    full = contrast(store, ["one-1"]).models[0]
+    full = compare_searches(store, ["one-1"]).models[0]
     assert full.label == "full model" and full.group is None
     score = full.score("test")
     assert score is not None and score.score == 0.9 and full.parameters == 2**40

@@ -44,7 +44,7 @@ class SettingRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ContrastedSearch:
+class ComparedSearch:
     """One of several searches.
 
     Attributes:
@@ -63,12 +63,12 @@ class ContrastedSearch:
 
 
 @dataclass(frozen=True, slots=True)
-class ContrastedGroup:
+class ComparedGroup:
     """The course of the searches that differ only in the seed: the best fitness so far.
 
     Attributes:
         searches: Names of its searches, by seed.
-        mean, low, high: Mean, lowest and highest over the searches, at the places `Contrast.x`; None where one of the
+        mean, low, high: Mean, lowest and highest over the searches, at the places `Comparison.x`; None where one of the
             searches has no fitness yet, or has ended.
     """
 
@@ -79,13 +79,13 @@ class ContrastedGroup:
     high: tuple[float | None, ...] = field(repr=False)
 
     def at(self, place: int) -> tuple[float, float, float] | None:
-        """Mean, lowest and highest fitness at a place of `Contrast.x`; None where they aren't known."""
+        """Mean, lowest and highest fitness at a place of `Comparison.x`; None where they aren't known."""
         mean, low, high = self.mean[place], self.low[place], self.high[place]
         return None if mean is None or low is None or high is None else (mean, low, high)
 
 
 @dataclass(frozen=True, slots=True)
-class ContrastedModel:
+class ComparedModel:
     """The full model, or the winners of a group's searches.
 
     Attributes:
@@ -114,7 +114,7 @@ class ContrastedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Contrast:
+class Comparison:
     """Searches beside each other.
 
     Attributes:
@@ -127,15 +127,15 @@ class Contrast:
     """
 
     by: CourseAxis
-    searches: tuple[ContrastedSearch, ...]
+    searches: tuple[ComparedSearch, ...]
     settings: tuple[SettingRow, ...]
-    groups: tuple[ContrastedGroup, ...]
+    groups: tuple[ComparedGroup, ...]
     x: tuple[float, ...] = field(repr=False)
-    models: tuple[ContrastedModel, ...] = field(repr=False)
+    models: tuple[ComparedModel, ...] = field(repr=False)
     comparable: bool = True
 
     def points(self, count: int = 10) -> list[tuple[float, list[tuple[float, float, float] | None]]]:
-        """At most `count` evenly spread places of the axis, with `ContrastedGroup.at` of every group, for tables."""
+        """At most `count` evenly spread places of the axis, with `ComparedGroup.at` of every group, for tables."""
         if not self.x:
             return []
         places = sorted({bisect_right(self.x, self.x[-1] * part / count) - 1 for part in range(1, count + 1)} - {-1})
@@ -166,7 +166,7 @@ class _Member:
     parameters_full: int | None
 
 
-def contrast(store: StoreReader, names: Sequence[str], by: CourseAxis = "evaluations") -> Contrast:
+def compare_searches(store: StoreReader, names: Sequence[str], by: CourseAxis = "evaluations") -> Comparison:
     """Compare stored searches, by name or id, with tests against the first one's group. Nothing is evaluated.
 
     Raises:
@@ -184,10 +184,10 @@ def contrast(store: StoreReader, names: Sequence[str], by: CourseAxis = "evaluat
         replace(_winners(place, group), test=test, corrected=p)
         for place, (group, test, p) in enumerate(zip(groups, tests, corrected, strict=True))
     ]
-    return Contrast(
+    return Comparison(
         by=by,
         searches=tuple(
-            ContrastedSearch(
+            ComparedSearch(
                 one.search.name,
                 one.search.seed,
                 place,
@@ -274,7 +274,7 @@ def _steps(course: Course, by: CourseAxis) -> tuple[NDArray[np.float64], NDArray
     return both[:, 0], both[:, 1]
 
 
-def _group(place: int, group: Sequence[_Member], axis: NDArray[np.float64], by: CourseAxis) -> ContrastedGroup:
+def _group(place: int, group: Sequence[_Member], axis: NDArray[np.float64], by: CourseAxis) -> ComparedGroup:
     """Mean and range of the best fitness over a group's searches; None where not all of them have one."""
     curves = np.full((len(group), len(axis)), np.nan)
     for curve, one in zip(curves, group, strict=True):
@@ -287,15 +287,15 @@ def _group(place: int, group: Sequence[_Member], axis: NDArray[np.float64], by: 
         tuple(float(value) if there else None for value, there in zip(values, whole, strict=True))
         for values in (curves.mean(axis=0), curves.min(axis=0), curves.max(axis=0))
     )
-    return ContrastedGroup(place, tuple(one.search.name for one in group), mean, low, high)
+    return ComparedGroup(place, tuple(one.search.name for one in group), mean, low, high)
 
 
-def _full_models(members: Sequence[_Member]) -> list[ContrastedModel]:
+def _full_models(members: Sequence[_Member]) -> list[ComparedModel]:
     """The unedited model of the searches, or each one if they have several."""
     firsts = {one.search.model_fingerprint: one for one in reversed(members)}
     several = len(firsts) > 1
     return [
-        ContrastedModel(
+        ComparedModel(
             f"{FULL_LABEL} of {one.search.name}" if several else FULL_LABEL,
             None,
             (),
@@ -306,10 +306,10 @@ def _full_models(members: Sequence[_Member]) -> list[ContrastedModel]:
     ]
 
 
-def _winners(place: int, group: Sequence[_Member]) -> ContrastedModel:
+def _winners(place: int, group: Sequence[_Member]) -> ComparedModel:
     won = [one for one in group if one.winner is not None]
     sizes = [one.parameters for one in won if one.parameters is not None]
-    return ContrastedModel(
+    return ComparedModel(
         ", ".join(one.search.name for one in group),
         place,
         tuple(f"{one.search.name}:{one.search.winner}" for one in won),

@@ -1,11 +1,11 @@
 // Chart of several searches' courses: per group the mean of the best so far, and a band between the lowest and the highest.
 import { axis, chart, phaseColour, read } from "./charts.js";
 
-/** @param {HTMLElement} figure with `data-contrast`, the URL of the courses */
+/** @param {HTMLElement} figure with `data-compare`, the URL of the courses */
 export async function draw(figure) {
   const place = figure.querySelector(".plot");
   place.setAttribute("aria-busy", "true");
-  const found = await read(figure.dataset.contrast);
+  const found = await read(figure.dataset.compare);
   place.removeAttribute("aria-busy");
   if (!found) return;
   const { x, by, groups } = found;

@@ -1,4 +1,4 @@
-"""The individuals of a search that no other one beats on all of its tasks."""
+"""Pareto fronts over the tasks of a search, and over score and size where it has one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 from store_samples import decided, evaluation, individual, search, split
 
-from moevolve.search.interface.rankings import TradeoffsRequest
+from moevolve.evaluators.errors import UserError
+from moevolve.search.interface.rankings import ParetoRequest
+from moevolve.search.server.app import make_routes
+from moevolve.search.server.settings import ServerSettings
 from moevolve.store.pareto import unbeaten
 from moevolve.store.records import FULL_MODEL
 from moevolve.store.repository import Store
@@ -33,19 +37,32 @@ def store(store: Store) -> Store:
 
 
 def test_those_that_no_other_beats_are_listed(store: Store) -> None:
-    found = TradeoffsRequest("two").answer(store)
-    assert (found.tasks, found.full) == (("one", "other"), (0.9, None))
+    found = ParetoRequest(search="two").answer(store)
+    assert found.tasks == ("one", "other") and [(mark.label, mark.scores) for mark in found.marks] == [
+        ("full model", (0.9, None))
+    ]
     # The first of two that score the same stands for both.
     assert [(one.ref, one.scores) for one in found.front] == [(f"two:{each}", SCORES[each]) for each in (1, 0, 2)]
-    assert TradeoffsRequest("two", split="dev").answer(store).front == ()
-    assert TradeoffsRequest("imported").answer(store).front == ()
+    assert ParetoRequest(search="two", split="dev").answer(store).front == ()
+    assert ParetoRequest(search="imported").answer(store).front == ()
+    alone = ParetoRequest("one", search="two").answer(store)
+    assert alone.tasks == ("one",) and [row.scores for row in alone.front] == [(0.75,)]
+    with pytest.raises(UserError, match="name a task"):
+        ParetoRequest().answer(store)
 
 
 def test_the_command_shows_every_tasks_score(store: Store, in_process: Any) -> None:
-    done = in_process("tradeoffs", "two", "--store", store.url)
+    done = in_process("pareto", "--search", "two", "--store", store.url)
     rows = [line.split() for line in done.stdout.splitlines() if "two:" in line]
     assert [row[1] for row in rows] == ["two:1", "two:0", "two:2"] and done.returncode == 0
     assert rows[0][3:6:2] == ["75.0", "25.0"] and "90.0" in done.stdout
+
+
+def test_the_page_shows_every_tasks_score(store: Store) -> None:
+    app = make_routes(store, ServerSettings.model_validate({"store": store.url}))
+    page = TestClient(app, "http://localhost", headers={"accept": "text/html"}).get("/pareto?search=two").text
+    assert "3 individuals of two that no other beats on all of one, other, search" in page
+    assert page.count("two:") == 6 and "90.0" in page and "data-pareto" not in page
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), max_size=20))

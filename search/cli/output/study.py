@@ -1,4 +1,4 @@
-"""Prints the tables of a comparison, and writes them as Markdown and CSV."""
+"""Prints the tables of a study, and writes them as Markdown and CSV."""
 
 from __future__ import annotations
 
