@@ -53,8 +53,11 @@ def _print_page(found: ShrinkResult) -> None:
         output.print(f"{found.table.winner} was not exported; --force exports it all the same", soft_wrap=True)
         return
     layers = f"in each of {found.layers} layers"
-    before = [f"{found.experts_full} {layers}", parameter_count(found.table.parameters_full)]
-    after = [f"{found.experts} {layers}", parameter_count(best.parameters)]
+    full, kept = f"{found.experts_full} {layers}", f"{found.experts} {layers}"
+    if not found.experts_full:
+        full, kept = "dense", kept if found.experts != 1 else "dense, narrower"
+    before = [full, parameter_count(found.table.parameters_full)]
+    after = [kept, parameter_count(best.parameters)]
     rows = [
         ["before", *before, memory_size(found.weight_bytes)],
         ["after", *after, memory_size(written.weight_bytes)],

@@ -15,8 +15,6 @@ from moevolve.workers.contract.facts import FileSizes
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
-_DENSE = "{}: this model is dense, it has no experts to drop"
-
 
 @dataclass(frozen=True, slots=True)
 class SizeBudget:
@@ -51,24 +49,20 @@ class SpeedBudget:
 
 
 def budget_of(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
-    """Read the size or the speed that a request asks for; None if it asks for experts or neurons.
+    """Read the size or the speed that a request asks for; None if it asks for experts, neurons or active neurons.
 
     Raises:
         UserError: It asks for several or none of them, or a size, speed or length isn't one.
     """
-    if sum(each is not None for each in (request.experts, request.neurons, request.size, request.speed)) != 1:
+    given = (request.experts, request.neurons, request.size, request.speed, request.active)
+    if sum(each is not None for each in given) != 1:
         raise UserError(
             "give one of --experts (for example 50%), --neurons (for example 12.5%), --size (for example 16GiB) and "
-            "--speed (for example 1.5x)"
+            "--speed (for example 1.5x), or of a dense model --active (for example 50%)"
         )
-    length = None
-    if request.context is not None:
-        found = re.fullmatch(r"\s*(\d+)\s*([kK]?)\s*", request.context)
-        if found is None or not int(found[1]):
-            raise UserError(
-                f"--context {request.context}: give a number of tokens, such as 4096 or 32k (of 1,024 tokens)"
-            )
-        length = int(found[1]) * (1024 if found[2] else 1)
+    if request.kind is not None and request.active is None:
+        raise UserError(f"--kind {request.kind} is of --active, which isn't given")
+    length = None if request.context is None else _tokens(request.context)
     sequences = request.batch or 1
     if request.speed is not None:
         times = quantity(request.speed.lower(), {"x": 1})
@@ -89,17 +83,25 @@ def budget_of(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     return None
 
 
-def kept_share(wanted: str) -> float:
-    """Read a share of neurons such as `12.5%`, in (0, 1).
+def _tokens(text: str) -> int:
+    """Read the number of tokens of --context."""
+    found = re.fullmatch(r"\s*(\d+)\s*([kK]?)\s*", text)
+    if found is None or not int(found[1]):
+        raise UserError(f"--context {text}: give a number of tokens, such as 4096 or 32k (of 1,024 tokens)")
+    return int(found[1]) * (1024 if found[2] else 1)
+
+
+def kept_share(wanted: str, option: str = "--neurons") -> float:
+    """Read a share of neurons such as `12.5%`, in (0, 1), the value of an option.
 
     Raises:
         UserError: It isn't one.
     """
     share = _share(wanted)
     if share == 1:
-        raise UserError(f"--neurons {wanted}: the model is that small already; give a smaller share such as 12.5%")
+        raise UserError(f"{option} {wanted}: the model is that small already; give a smaller share such as 12.5%")
     if share is None:
-        raise UserError(f"--neurons {wanted}: give a share such as 12.5%")
+        raise UserError(f"{option} {wanted}: give a share such as 12.5%")
     return share
 
 
@@ -119,7 +121,7 @@ def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
     Raises:
         UserError: It is neither, out of range, or all of them; the message names what is possible.
     """
-    possible = _possible(experts, groups, "--experts")
+    possible = _possible(experts, groups)
     share, kept = _share(wanted), None
     if share is not None:
         kept = min(possible, key=lambda count: (abs(count - share * experts), -count))
@@ -147,7 +149,7 @@ def fitting_experts(budget: SizeBudget, sizes: FileSizes, cache: int, experts: i
     Raises:
         UserError: The fewest experts don't fit, or all of them do; the message says what they take.
     """
-    possible = _possible(experts, groups, "--size")
+    possible = _possible(experts, groups)
     cached = cache * budget.positions
     _check_larger(budget, sizes.total(experts), cached)
     fitting = [count for count in possible if sizes.total(count) + cached <= budget.size]
@@ -182,8 +184,6 @@ def fitting_share(budget: SizeBudget, sizes: FileSizes, cache: int, experts: int
     Raises:
         UserError: There is no room for neurons, or for all of them; the message says what is taken.
     """
-    if not experts:
-        raise UserError(_DENSE.format("--size"))
     cached = cache * budget.positions
     _check_larger(budget, sizes.total(experts), cached)
     rest = sizes.total(experts) - experts * sizes.neurons + cached
@@ -194,9 +194,6 @@ def fitting_share(budget: SizeBudget, sizes: FileSizes, cache: int, experts: int
     return math.floor(1e6 * (budget.size - rest) / (experts * sizes.neurons)) / 1e6
 
 
-def _possible(experts: int, groups: RoutingGroups, option: str) -> list[int]:
+def _possible(experts: int, groups: RoutingGroups) -> list[int]:
     """Numbers of experts that a model can keep, ascending."""
-    possible = [count for count in range(1, experts + 1) if groups.fault(count) is None]
-    if not possible:
-        raise UserError(_DENSE.format(option))
-    return possible
+    return [count for count in range(1, experts + 1) if groups.fault(count) is None]

@@ -36,12 +36,13 @@ from moevolve.search.shrink.budget import (
     kept_experts,
     kept_share,
 )
+from moevolve.search.shrink.dense import dense_settings
 from moevolve.search.shrink.domains import read_domains, render_chats, write_tasks
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.rows import Chat
 from moevolve.search.shrink.speed import chosen_share, seconds_by_share
 from moevolve.search.shrink.timing import plan_time, shortened
-from moevolve.workers.contract.facts import FileSizes
+from moevolve.workers.contract.facts import DenseFacts, FileSizes
 from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.families.registry import only_inside
 from moevolve.workers.methods.eep.edit import stock_space
@@ -54,12 +55,12 @@ _WINDOW = 4
 about 30 individuals, so that a larger window would leave fewer than 8 rounds (`search/loop/README.md`)."""
 _RUN_FILE = "run.yaml"
 _MARKED = (
-    *("model", "experts", "neurons", "size", "speed", "context", "batch", "data", "tasks", "weights", "evaluations"),
-    *("time", "repair", "stock", "seed"),
+    *("model", "active", "kind", "experts", "neurons", "size", "speed", "context", "batch", "data", "tasks", "weights"),
+    *("evaluations", "time", "repair", "stock", "seed"),
 )
 """Parameters of a request that its run file depends on, besides the overrides."""
 _CHOICE = "# "
-"""Start of the comments, after the first line, that say what was chosen for a speed and for a time."""
+"""Start of the comments, after the first line, that say what was chosen for a dense model, a speed and a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Sizes:
     """What the choice of settings needs to know of a model.
 
     Attributes:
-        experts: Experts per MoE layer.
+        experts, active: Experts per MoE layer and per token; 0 for a dense model.
         quantised: True if the checkpoint's weights are packed.
         repairs: True if the family's candidates can be repaired.
         own_form: True if smaller checkpoints can only have the checkpoint's own form, so that experts keep their width.
@@ -75,9 +76,11 @@ class Sizes:
         neurons: Neurons of an expert.
         files: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own form if it has to be that.
         cache_bytes: Bytes of the KV cache per position.
+        dense: The networks of a dense model; None for a mixture of experts.
     """
 
     experts: int
+    active: int
     rule: RoutingRule
     quantised: bool
     repairs: bool
@@ -86,6 +89,7 @@ class Sizes:
     neurons: int
     files: FileSizes
     cache_bytes: int
+    dense: DenseFacts | None
 
 
 def folder_of(request: ShrinkOptions) -> Path:
@@ -94,7 +98,7 @@ def folder_of(request: ShrinkOptions) -> Path:
         return Path(request.output)
     model = Path(request.model)
     stem = model.stem if model.suffix == ".gguf" else model.resolve().name if model.exists() else model.name
-    budget = request.experts or request.neurons or request.size or request.speed or "small"
+    budget = request.active or request.experts or request.neurons or request.size or request.speed or "small"
     return Path(f"{stem}-{budget.replace('%', 'pct')}")
 
 
@@ -146,7 +150,7 @@ def run_file(
 
 
 def choices_of(path: Path) -> tuple[str, ...]:
-    """The sentences of a run file about what was chosen for a speed and for a time, if these were given."""
+    """The sentences of a run file about what was chosen for a dense model, a speed and a time."""
     _, *lines = path.read_text(encoding="utf-8").splitlines()
     return tuple(line.removeprefix(_CHOICE) for line in takewhile(lambda line: line.startswith(_CHOICE), lines))
 
@@ -178,6 +182,19 @@ def _settings(
     for section in config.tasks:
         section.task()  # a wrong name is refused before the model is described
     sizes: Sizes = probe.call(sizes_of, config, request.stock)
+    if sizes.dense is not None:
+        found, text = dense_settings(request, sizes.dense)
+        choices.append(text)
+        data = with_preset(data | found, "shrink")
+        if request.repair == "none":
+            data["phases"] = [phase | {"repair": None} for phase in data["phases"]]
+        return _placed(data, request, probe), choices
+    if request.active is not None:
+        raise UserError(
+            f"--active {request.active}: this model is a mixture of experts, of which a token uses {sizes.active} of "
+            f"{sizes.experts}; give --experts or --neurons, and beside --experts fewer per token with --set "
+            f"genome.mean_active={max(1, sizes.active / 2):g}"
+        )
     repaired = request.repair == "auto" or (request.repair is None and sizes.repairs and not sizes.quantised)
     genome: dict[str, Any] = {"router_space": stock_space(sizes.rule)}  # its kind is that of the preset
     budget = budget_of(request)
@@ -205,7 +222,11 @@ def _settings(
             genome["experts"] = kept_experts(request.experts, count, groups)
         else:
             genome["experts"] = fitting_experts(budget, sizes.files, sizes.cache_bytes, count, groups)
-    data |= {"genome": genome, "preset": preset}
+    return _placed(data | {"genome": genome, "preset": preset}, request, probe), choices
+
+
+def _placed(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> dict[str, Any]:
+    """The settings with the request's number of candidates and its overrides, and with places for this machine."""
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
     _override(data, request)
     data["model"]["expert_offload"], most_workers = probe.call(room_for, _parsed(data))
@@ -215,8 +236,7 @@ def _settings(
         threads = max(1, cores // count)
         data["engine"] = {"threads": threads}
         data["workers"] = {"count": count, "num_cpus": threads}
-    _override(data, request)
-    return data, choices
+    return _override(data, request)
 
 
 def _divided(request: ShrinkOptions, share: float, sizes: Sizes) -> float:
@@ -232,8 +252,6 @@ def _divided(request: ShrinkOptions, share: float, sizes: Sizes) -> float:
 def _check_narrowing(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> None:
     """Raise UserError if experts can't be made narrower."""
     option = f"--neurons {request.neurons}" if request.speed is None else f"--speed {request.speed}"
-    if not sizes.experts:
-        raise UserError(f"{option}: this model is dense, it has no experts to make narrower")
     if not repaired or sizes.own_form:
         raise UserError(
             f"{option}: narrower experts need a repair, weights that aren't quantised, and a model whose text part "
@@ -317,12 +335,14 @@ def sizes_of(config: RunConfig, stock: bool) -> Sizes:
     files = file_sizes(model, "source" if own_form else "stock") if facts.experts else FileSizes(0, 0, 0)
     repairs = facts.unrepairable is None
     narrows = not (stock and facts.experts) or width_obstacle(meta_model(model)) is None
-    sizes = narrows, facts.expert_neurons, files, outline.cache_bytes
-    return Sizes(facts.experts, facts.rule, quantised, repairs, own_form, *sizes)
+    sizes = narrows, facts.expert_neurons, files, outline.cache_bytes, facts.dense
+    return Sizes(facts.experts, facts.active, facts.rule, quantised, repairs, own_form, *sizes)
 
 
 def room_for(config: RunConfig) -> tuple[ExpertOffload, int]:
     """Choose the first place of the original experts that fits (device, host, disk), with the most workers that do.
+
+    A dense model has one place, the device.
 
     Raises:
         NoRoomError: None of them fits; the message says what is missing.
@@ -339,6 +359,7 @@ def room_for(config: RunConfig) -> tuple[ExpertOffload, int]:
     device = resolve_device(config.model)
     on_gpu = device.type == "cuda"
     places: tuple[ExpertOffload, ...] = ("device", "host", "disk") if on_gpu else ("device", "disk")
+    places = places if outline.facts.experts else places[:1]
     for place in places:
         placed = config.model_copy(update={"model": replace(config.model, expert_offload=place)})
         needed = launch_memory(placed, outline, costs, on_gpu=on_gpu)

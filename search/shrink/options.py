@@ -22,6 +22,20 @@ class ShrinkOptions(Request):
     needs_one = ("data", "tasks")
     model: Annotated[str, about("The checkpoint: a folder, a GGUF file or a hub id."), Flag(metavar="MODEL")]
     _: KW_ONLY
+    active: Annotated[
+        str | None,
+        about(
+            "Of a dense model, the share of its feed-forward networks' neurons that a token uses, such as 50%: it "
+            "becomes a mixture of experts."
+        ),
+    ] = None
+    kind: Annotated[
+        Literal["tomoe", "factorllm"] | None,
+        about(
+            "How --active makes experts: overlapping masks of neurons, one per token (`tomoe`, the default), or equal "
+            "parts of the neurons, several per token (`factorllm`)."
+        ),
+    ] = None
     experts: Annotated[str | None, about("Experts to keep per MoE layer: a number, or a share such as 50%.")] = None
     neurons: Annotated[
         str | None,

@@ -189,9 +189,11 @@ class ShrinkResult:
     """A shrunk model, or a search without a candidate to export.
 
     Attributes:
-        choices: How the number of candidates follows from the time that was given, and the experts' width from the
-            speed, as sentences; empty if none was given.
-        experts_full, experts: Experts per MoE layer before and after; the latter is None without a winner.
+        choices: What was chosen for a dense model, how the number of candidates follows from the time that was given,
+            and the experts' width from the speed, as sentences.
+        experts_full, experts: Experts per layer before and after; the former is 0 for a dense model, the latter 1 for a
+            narrower one and None without a winner.
+        layers: Layers that have them.
         weight_bytes: Size of the checkpoint's weight files.
         first_look: What the full model makes of the data.
         checks: What the winner's answers are like, by task; empty without a winner.

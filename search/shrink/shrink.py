@@ -78,7 +78,7 @@ def shrink(request: ShrinkOptions, observer: Observer) -> ShrinkResult | ShrinkP
                 table=table,
                 experts_full=setup.facts.experts,
                 experts=None if table.winner is None else store.individual(table.winner).individual.experts,
-                layers=len(setup.facts.moe_layers),
+                layers=len(setup.facts.moe_layers) if setup.facts.dense is None else setup.facts.dense.layers,
                 weight_bytes=_source_bytes(setup.config.model),
                 first_look=looked,
                 checks=() if checks is None else checks[0],
@@ -207,9 +207,9 @@ def _with_sampling(written: Written) -> Written:
 def _first_look(request: ShrinkOptions, config: RunConfig, probe: ModelProbe, observer: Observer) -> FirstLook:
     """Look at the full model, and refuse to search for what it can't do itself, unless the request forces that."""
     observer.on_stage("asking the full model")
-    experts = config.genome.model_dump()["experts"]
-    if request.speed is not None:
-        experts = None  # all are kept; where their number is searched, there is none
+    counted = request.experts is not None or request.size is not None
+    # With --speed all are kept, and where their number is searched or the model is dense, there is none.
+    experts = config.genome.model_dump()["experts"] if counted else None
     found = first_look(config, experts, probe, files_of(request) / "first_look.json")
     wrong = wrong_task(found)
     if wrong is not None and not request.force:

@@ -192,6 +192,7 @@ class DenseFamily(Family):
         masks_heads: True if dimensions of attention heads can be masked: rotary embedding pairs dimensions i and
             i + head_dim / 2 of a whole head, and nothing else lies between the query and key projections and the
             attention.
+        width_field: Config field with the number of neurons of every network.
         becomes_mixtral: True if the model equals a Mixtral once its networks are divided into experts with one active,
             unless its config gives its linear layers biases.
     """
@@ -202,4 +203,5 @@ class DenseFamily(Family):
     activation: str
     inline: bool = False
     masks_heads: bool = False
+    width_field: str = "intermediate_size"
     becomes_mixtral: bool = False

@@ -18,7 +18,7 @@ DENSE = (
     # Normalises queries and keys before rotary embedding, so dimensions of its heads can't be masked.
     _llama_like("qwen3", "Qwen3"),
     # Networks with biases, held and run by the decoder layer itself. OPT builds attention masks without position ids.
-    _ungated("opt", "OPT", inline=True, packs=False),
+    _ungated("opt", "OPT", inline=True, packs=False, width_field="ffn_dim"),
     # Networks with biases, in `mlp`; rotary embedding covers only a part of each head.
     _ungated("phi", "Phi"),
 )

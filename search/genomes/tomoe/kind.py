@@ -34,7 +34,7 @@ def saliency(space: ToMoeSpace) -> Offspring[ToMoeGenome]:
 
 
 def flap(space: ToMoeSpace) -> Offspring[ToMoeGenome]:
-    """Keep the neurons with the largest fluctuations, ranked across layers.
+    """Keep the neurons with the largest fluctuations, ranked across layers, or within each if widths are equal.
 
     Source: FLAP (arXiv 2312.11983), Sec. 3.2 and 3.3: the metric (WIFV) is the sample variance of an activation times
     the squared norm of its output weights, standardised within each layer.
@@ -48,7 +48,8 @@ def flap(space: ToMoeSpace) -> Offspring[ToMoeGenome]:
     # Widths are proportional to exp(share). The heads' shares are slightly above 0, since shares are float32 and widths
     # of heads are rounded down.
     shares = np.full(space.shapes["shares"], 1e-6)
-    shares[:, 0] = np.log(widths / even.mean())
+    if len(shares):
+        shares[:, 0] = np.log(widths / even.mean())
     seeds = np.full(space.shapes["seeds"], FLUCTUATION)
     return Offspring(space.genome(shares=shares, seeds=seeds), "flap", ())
 

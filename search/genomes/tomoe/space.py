@@ -65,6 +65,9 @@ class ToMoeSection(GenomeSection):
         budget: Active share p of the masked parts' parameters. As in the paper, routers don't count, and values that a
             token's mask drops count as inactive, although they are computed. A candidate uses the budget up to less
             than one neuron's parameters.
+        equal_widths: Let the experts of all layers keep the same number of neurons, so that a candidate may be below
+            the budget by a neuron's parameters per layer. With `experts: 1` and `attention: false`, candidates are
+            narrower dense models, whose exports are stock.
         attention: Mask the heads' dimensions too (Llama, Mistral, Qwen2), and not only the networks.
         embedding: Dimension of an expert's embedding.
         latent: Number of searched coordinates per expert; the embedding is a fixed projection of them.
@@ -79,6 +82,7 @@ class ToMoeSection(GenomeSection):
     kind: Literal["tomoe"]
     experts: int = Field(8, ge=1, le=MOST_PARTS)
     budget: float = Field(0.5, gt=0, le=1)
+    equal_widths: bool = False
     attention: bool = True
     embedding: int = Field(128, ge=1, le=MOST_PARTS)
     latent: int = Field(8, ge=1, le=MOST_PARTS)
@@ -112,7 +116,8 @@ class ToMoeGenome(ArrayGenome):
     """One ToMoE candidate. Arrays are float32 and read-only.
 
     Attributes:
-        shares: Logarithms of relative widths, [layers, 1 or 3]; see `WidthBudget.widths`.
+        shares: Logarithms of relative widths, [layers, 1 or 3]; see `WidthBudget.widths`. It has no layers if widths
+            are equal.
         latents: Latent coordinates of expert embeddings, [layers, N, latent].
         routers: Router rows on the mean input's direction and on the principal ones, [layers, N, 1 + components].
         heads: Latent coordinates of the head masks, [layers, latent, 2 + components]: of the pairs' scores, of the
@@ -141,7 +146,7 @@ class ToMoeGenome(ArrayGenome):
     @cached_property
     def widths(self) -> NDArray[np.int64]:
         """Neurons per expert, and with head masks kept pairs and value dimensions: int64 [layers, 1 or 3]."""
-        return self.space.budget.widths(self.shares)
+        return self.space.budget.widths(self.shares) if len(self.shares) else self.space.even_widths
 
     @cached_property
     def _edit(self) -> ToMoeEdit:
@@ -256,7 +261,7 @@ class ToMoeSpace(ArraySpace[ToMoeGenome]):
         section, layers = self.section, self.dense.layers
         experts, latent, components = section.experts, section.latent, section.components
         return {
-            "shares": (layers, len(self.budget.full_widths)),
+            "shares": (0 if section.equal_widths else layers, len(self.budget.full_widths)),
             "latents": (layers, experts, latent),
             "routers": (layers, experts, 1 + components),
             "heads": (layers if self.section.attention else 0, latent, 2 + components),
@@ -332,6 +337,8 @@ class ToMoeSpace(ArraySpace[ToMoeGenome]):
             summary=(
                 f"{self.section.experts} experts of {narrow} to {wide} neurons, budget {self.section.budget:.0%}, "
                 f"coverage {terms.coverage.mean():.1%}, balance {terms.balance_term:+.2f}"
+                if self.section.experts > 1
+                else f"{narrow} to {wide} of {self.dense.width} neurons, budget {self.section.budget:.0%}"
             ),
             penalty=self.section.coverage * terms.union_term + self.section.balance * terms.balance_term,
         )
@@ -339,7 +346,10 @@ class ToMoeSpace(ArraySpace[ToMoeGenome]):
     @property
     def even_widths(self) -> NDArray[np.int64]:
         """Widths of the start, which keeps the same proportion of every layer: int64 [layers, 1 or 3]."""
-        return self.budget.widths(np.zeros(self.shapes["shares"], dtype=np.float32))
+        widths = self.budget.widths(np.zeros((self.dense.layers, len(self.budget.full_widths)), dtype=np.float32))
+        if self.section.equal_widths:
+            widths[:, 0] = widths[:, 0].min()
+        return widths
 
     def active_parameters(self, widths: NDArray[np.int64], static: NDArray[np.bool_] | None = None) -> int:
         """Count the parameters that a token uses at widths [layers, 1 or 3], routers included.
@@ -352,6 +362,8 @@ class ToMoeSpace(ArraySpace[ToMoeGenome]):
         unused[:, 2:] *= still[:, None]
         dense, section = self.dense, self.section
         routers = int((widths[:, 0] < dense.width).sum()) * section.experts * dense.hidden
+        if section.experts == 1 and not section.attention and np.ptp(widths[:, 0]) == 0:
+            routers = 0  # one mask per layer, all equally wide, makes a narrower dense model
         if section.attention:
             scores = section.components * dense.hidden + dense.head_dim * (section.components + 1)
             routers += int(((widths[:, 2] < dense.head_dim) & ~still).sum()) * scores

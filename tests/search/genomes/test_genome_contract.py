@@ -174,7 +174,8 @@ def _permute_tomoe(genome: ToMoeGenome, rng: np.random.Generator) -> ToMoeGenome
 def _check_tomoe(genome: ToMoeGenome, phase: PhaseConfig) -> None:
     budget, edit = genome.space.budget, genome.express()
     assert np.array_equal(edit.widths, genome.widths[:, 0]) and edit.finite
-    assert 0 <= budget.total - budget.parameters(genome.widths) < budget.unit_costs[0]
+    spare = budget.unit_costs[0] * (budget.layers if genome.space.section.equal_widths else 1)
+    assert 0 <= budget.total - budget.parameters(genome.widths) < spare
 
 
 def _tomoe(facts: ModelFacts, **settings: Any) -> Sample:
@@ -224,6 +225,7 @@ SAMPLES = {
     ),
     "tomoe": _tomoe(dense_model()),
     "tomoe-networks": _tomoe(dense_model(gated=False, bias=True), experts=7, budget=0.8),
+    "tomoe-narrow": _tomoe(dense_model(), experts=1, equal_widths=True, attention=False, budget=0.4),
     "tomoe-whole": _tomoe(dense_model(layers=1), experts=1, budget=1.0, components=0),
     "eep-repaired": _repaired(_eep(4, 3, layers=9), target="local", tokens=512),
     "tomoe-repaired": _repaired(_tomoe(dense_model(layers=2), experts=3)),

@@ -49,6 +49,25 @@ def test_the_budget_is_met_to_within_one_neuron(name: str, share: float, spread:
         assert (widths == budget.full_widths).all()
 
 
+@few
+@given(share=st.floats(0.15, 1.0), seed=st.integers(0, 2**32 - 1))
+def test_equal_widths_are_the_largest_within_the_budget(share: float, seed: int) -> None:
+    space = tomoe_space(MODELS["opt"], experts=1, budget=share, equal_widths=True)
+    rng = np.random.default_rng(seed)
+    random = space.sample(rng, TUNE).genome
+    for genome in (random, space.breed(rng, TUNE, (random,)).genome, flap(space).genome, space.start(TUNE).genome):
+        width = int(genome.widths[0, 0])
+        assert (genome.express().widths == width).all()
+        found = space.describe(genome)
+        assert found.parameters == found.active_parameters == parameters_of(space, width)
+        assert width == 96 or parameters_of(space, width + 1) - parameters_of(space, 0) > space.budget.total
+
+
+def parameters_of(space: ToMoeSpace, width: int) -> int:
+    """Parameters of a narrower dense model."""
+    return space.facts.parameters - space.dense.layers * (space.dense.width - width) * space.dense.neuron_parameters
+
+
 def test_costs_are_the_models_parameters() -> None:
     for facts in MODELS.values():
         attention = facts.family == "llama"

@@ -119,6 +119,18 @@ def test_a_damaged_file_is_named(damage: str, message: str, write: Write, tiny_m
         load_model(packed)
 
 
+@pytest.mark.parametrize(
+    ("stored", "described", "has"), [("llama", "mixtral", "no experts"), ("mixtral", "llama", "experts")]
+)
+def test_the_config_of_the_other_model_of_an_architecture_is_named(
+    stored: str, described: str, has: str, write: Write, tiny_model: MakeModel
+) -> None:
+    packed, _ = write(stored)
+    tiny_model(described, **SETTINGS[described]).config.save_pretrained(Path(packed.path).parent)
+    with pytest.raises(UserError, match=f"it has {has}, and its config's model type is '{described}'; replace the"):
+        load_model(packed)
+
+
 def test_a_folder_is_not_a_file(write: Write) -> None:
     packed, _ = write("qwen3_moe")
     folder = Path(packed.path).parent

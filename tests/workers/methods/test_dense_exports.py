@@ -1,4 +1,4 @@
-"""Exports of edited dense models: a stock Mixtral if that is exact, else native; all load without moevolve."""
+"""Exports of edited dense models: a stock Mixtral or narrower model, or native; all load without moevolve."""
 
 from __future__ import annotations
 
@@ -60,6 +60,10 @@ CASES: dict[str, Any] = {
     "llama-some-native": masked((48, 7, 48), head_masks((4, 2, 4), (8, 8, 2))),
     "qwen2-still-native": masked(heads=still_heads(1)),
     "opt-some-native": masked((48, 1, 20)),
+    "opt-one-native": masked((20, 7, 33), experts=1),
+    "llama-narrow-stock": masked((24, 24, 24), experts=1),
+    "opt-narrow-stock": masked((8, 8, 8), experts=1),
+    "phi-narrow-stock": masked((13, 13, 13), experts=1),
     "opt-III-native": ("III", "*.fc?"),
     "phi-lowrank-native": ("low_rank", "*"),
     "mixtral-I-native": ("I", "*.self_attn.*"),
@@ -69,7 +73,9 @@ CASES: dict[str, Any] = {
 
 def masked_parameters(before: int, edit: ToMoeEdit, family: str, form: str) -> int:
     """Each kept neuron and dimension counts once, or all of a Mixtral's experts."""
-    neuron = 2 * HIDDEN + 1 if family == "opt" else 3 * HIDDEN
+    neuron = 3 * HIDDEN if family in ("llama", "qwen2") else 2 * HIDDEN + 1
+    if form == "stock" and edit.experts == 1:
+        return int(before - (WIDTH - edit.widths).sum() * neuron)
     for width, kept in zip(edit.widths, edit.kept, strict=True):
         stored = edit.experts * ((edit.widths.max() + 7) // 8 * 8) if form == "stock" else kept.any(axis=0).sum()
         before += (stored - WIDTH) * neuron

@@ -177,6 +177,13 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
             f"{file}: its architecture is {architecture!r}, and its config's model type is {settings.model_type!r}; "
             f"supported are {', '.join(f'{arch!r} with {kind!r}' for kind, arch in ARCHITECTURES.items())}"
         )
+    is_dense = _is_dense(readers[0], architecture)
+    if is_dense != (settings.model_type in {model_type for model_type, *_ in _DENSE_CONFIGS.values()}):
+        has = "no experts" if is_dense else "experts"
+        raise UserError(
+            f"{file}: it has {has}, and its config's model type is {settings.model_type!r}; replace the config.json "
+            "next to it by that of the model that it was made from"
+        )
     names = GgufNames(architecture, settings.num_hidden_layers)
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
     model = empty_model(kind, settings, dtype)
@@ -362,8 +369,8 @@ def _derived(file: Path, _changed: int) -> PretrainedConfig:
     scaling = metadata(reader, f"{architecture}.rope.scaling.type")
     if scaling not in (None, "none"):
         raise UserError(f"{file}: its rotary scaling {scaling!r} can't be derived from it; {beside}")
-    dense = architecture in _DENSE_CONFIGS and not metadata(reader, f"{architecture}.expert_count")
-    model_type, keys, settings = (_DENSE_CONFIGS if dense else _CONFIGS)[architecture]
+    configs = _DENSE_CONFIGS if _is_dense(reader, architecture) else _CONFIGS
+    model_type, keys, settings = configs[architecture]
     for key, name in (_FIELDS | keys).items():
         value = metadata(reader, f"{architecture}.{key}")
         if value is not None:
@@ -380,6 +387,11 @@ def _derived(file: Path, _changed: int) -> PretrainedConfig:
         **{f"{name}_token_id": metadata(reader, f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")},
         pad_token_id=metadata(reader, "tokenizer.ggml.padding_token_id"),
     )
+
+
+def _is_dense(reader: GGUFReader, architecture: str) -> bool:
+    """Whether a file has the dense model of an architecture that is that of a mixture of experts as well."""
+    return architecture in _DENSE_CONFIGS and not metadata(reader, f"{architecture}.expert_count")
 
 
 def _shortest(value: Any) -> Any:

@@ -1,12 +1,14 @@
 """ToMoE as a method: how its routers are read when a model is observed, and how its edits are exported.
 
-An export is a stock Mixtral if that computes the same, else a checkpoint with its own modelling code, which stores
-every neuron once, however many experts share it. In a Mixtral experts share no neurons and all have the same width, so
-shared neurons are repeated, and narrower experts are padded with neurons that are zero.
+With one expert of the same width in every layer, an export is a narrower model of its family. Otherwise it is a stock
+Mixtral if that computes the same, else a checkpoint with its own modelling code, which stores every neuron once,
+however many experts share it. In a Mixtral experts share no neurons and all have the same width, so shared neurons are
+repeated, and narrower experts are padded with neurons that are zero.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +58,8 @@ class ToMoeExporter:
 
     def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
         assert isinstance(edit, ToMoeEdit)
+        if _narrows(edit):
+            return None
         heads = edit.heads
         if heads is not None and not (heads.pairs.all() and (heads.active == heads.head_dim).all()):
             return "dimensions of its heads are masked, and a Mixtral's aren't"
@@ -66,6 +70,16 @@ class ToMoeExporter:
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         assert isinstance(edit, ToMoeEdit)
         title, widths = resident.dense_layers[0].family.title, edit.widths
+        if _narrows(edit) and form == "stock":
+            return ExportSummary(
+                experts=1,
+                active=1,
+                parameters_before=unedited_parameters(resident),
+                lead=f"{title} whose feed-forward networks have {widths[0]} of {edit.width} neurons",
+                method="masks of neurons",
+                tag="structured-pruning",
+                form_note=f"A stock {title} checkpoint, no custom code.",
+            )
         rows = [("neurons per expert", f"{widths.min()} to {widths.max()} of {edit.width}")]
         if edit.heads is not None:
             heads = edit.heads
@@ -94,11 +108,12 @@ class ToMoeExporter:
 
     def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Blueprint:
         assert isinstance(edit, ToMoeEdit)
-        if form == "stock":
-            model = empty_mixtral(resident, edit.experts, _stock_width(edit))
+        if form == "native":
+            model, masked = _native(resident, edit, directory), _native_layer
+        elif _narrows(edit):
+            model, masked = _empty_narrower(resident, edit), _narrower_layer
         else:
-            model = _native(resident, edit, directory)
-        masked = _stock_layer if form == "stock" else _native_layer
+            model, masked = empty_mixtral(resident, edit.experts, _stock_width(edit)), _stock_layer
         expected, prefix = set(model.state_dict()), layers_prefix(model)
 
         def layer(index: int) -> Iterator[tuple[str, Tensor]]:
@@ -114,6 +129,28 @@ class ToMoeExporter:
                     yield name, tensor
 
         return Blueprint(model, layer)
+
+
+def _narrows(edit: ToMoeEdit) -> bool:
+    """Whether the edited model is a narrower one of its family."""
+    return edit.experts == 1 and edit.heads is None and np.ptp(edit.widths) == 0
+
+
+def _empty_narrower(resident: Resident, edit: ToMoeEdit) -> PreTrainedModel:
+    """Build the narrower model on the meta device."""
+    config = copy.deepcopy(resident.model.config)
+    setattr(config, resident.dense_layers[0].family.width_field, int(edit.widths[0]))
+    return empty_model(type(resident.model), config, resident.model.dtype)
+
+
+def _narrower_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a network's kept neurons."""
+    place, kept = "" if layer.family.inline else "mlp.", host_tensor(edit.kept[i, 0]).to(layer.up.weight.device)
+    for name, tensor in network_tensors(layer).items():
+        if name == f"{layer.family.down}.weight":
+            yield f"{place}{name}", tensor[:, kept]
+        elif not name.startswith(layer.family.down):
+            yield f"{place}{name}", tensor[kept]
 
 
 def _ties(edit: ToMoeEdit) -> bool:

@@ -1,0 +1,69 @@
+"""What is searched of a dense model: which neurons are active for a token, or which are kept."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.capacity.budget import evenly_divided
+from moevolve.search.shrink.budget import kept_share
+from moevolve.search.shrink.options import ShrinkOptions
+from moevolve.workers.contract.facts import DenseFacts
+
+_EXPERTS = 8
+"""Experts per network. On the demo's dense model FactorLLM with half of 16 active is no better, of 4 worse."""
+
+
+def dense_settings(request: ShrinkOptions, dense: DenseFacts) -> tuple[dict[str, Any], str]:
+    """The genome and the preset of a dense model's search, and a sentence for people about what was chosen.
+
+    Raises:
+        UserError: The request asks for what only mixtures of experts have, or the networks can't be divided so.
+    """
+    given = {"experts": request.experts, "size": request.size, "speed": request.speed}
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"--{name} {value}: this model is dense, it has no experts; give --active, such as --active 50%, for a "
+                "mixture of experts of which a token uses that share of the neurons, or --neurons for a narrower model"
+            )
+    if request.neurons is not None:
+        return _narrower(request.neurons, dense)
+    assert request.active is not None
+    return _mixture(request, request.active)
+
+
+def _narrower(wanted: str, dense: DenseFacts) -> tuple[dict[str, Any], str]:
+    share = evenly_divided(kept_share(wanted), dense.width)
+    if not share:
+        raise UserError(f"--neurons {wanted}: that is too little of {dense.width} neurons; give a larger share")
+    kept = round(share * dense.width)
+    # The budget is exact as a decimal, and rounded down it would be that of fewer neurons.
+    genome = {"kind": "tomoe", "budget": math.ceil(share * 1e9) / 1e9}
+    text = f"--neurons {wanted}: every feed-forward network keeps {kept} of {dense.width} neurons"
+    return {"genome": genome, "preset": "kept-neurons"}, text
+
+
+def _mixture(request: ShrinkOptions, wanted: str) -> tuple[dict[str, Any], str]:
+    share = kept_share(wanted, "--active")
+    if request.stock:
+        raise UserError(
+            f"--stock: --active {wanted} makes a mixture of experts with its own code; leave --stock out, or give "
+            "--neurons. Of a Llama or Mistral, `moevolve export SEARCH --form stock --dtype float32` makes a larger "
+            "Mixtral afterwards"
+        )
+    if request.kind != "factorllm":
+        genome = {"kind": "tomoe", "experts": _EXPERTS, "budget": share}
+        text = f"{_EXPERTS} overlapping masks of neurons per network (tomoe), one per token"
+    else:
+        active = Fraction(str(share)) * _EXPERTS
+        if active.denominator != 1:
+            raise UserError(
+                f"--active {wanted}: factorllm makes {_EXPERTS} equal experts; give a multiple of "
+                f"{1 / _EXPERTS:.1%}, or --kind tomoe"
+            )
+        genome = {"kind": "factorllm", "experts": _EXPERTS, "active": int(active)}
+        text = f"{_EXPERTS} equal parts of the neurons of every network (factorllm), {active} per token"
+    return {"genome": genome, "preset": "active-neurons"}, f"--active {wanted}: {text}"

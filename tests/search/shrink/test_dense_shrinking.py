@@ -1,0 +1,128 @@
+"""One command on the demo's dense model: a mixture of experts, or a narrower model, with half of its neurons."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands_here import run_command, worker_here
+from transformers import AutoModelForCausalLM
+
+from moevolve.search.config.files import load_run_config
+from moevolve.search.shrink import guard
+
+DEMO = Path(__file__).parents[3] / "configs" / "demo"
+SET = ("--set", "engine.chat_template=none", "--set", "workers.count=1")
+SHORT = ("--evaluations", "4", "--guard-prompts", "7", "--guard-tokens", "16")
+
+
+def write_questions(path: Path) -> None:
+    """Questions that the dense model knows, with their answers."""
+    lines = (DEMO / "data" / "relation" / "search.jsonl").read_text().splitlines()[:100]
+    with path.open("w") as file:
+        for row in map(json.loads, lines):
+            prompt = f"{row['passage']}\nQuestion: {row['question']}\nAnswer:"
+            file.write(json.dumps({"prompt": prompt, "answer": row["answer"]}) + "\n")
+
+
+def shrunk(folder: Path, *options: str) -> dict[str, Any]:
+    """The page of a short search on the dense model."""
+    write_questions(folder / "questions.jsonl")
+    few = [replace(probe, split=probe.split.head(1)) for probe in guard.general_set()]
+    with worker_here(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guard, "general_set", lambda: few)
+        command = (
+            "shrink",
+            DEMO / "dense",
+            "--data",
+            "questions.jsonl",
+            *options,
+            "-o",
+            "small",
+            *SET,
+            *SHORT,
+            "--json",
+        )
+        done = run_command(folder, *command)
+    assert done.returncode == 0, done.stderr
+    page: dict[str, Any] = json.loads(done.stdout)
+    return page
+
+
+@pytest.mark.parametrize("kind", ["tomoe", "factorllm"])
+def test_a_dense_model_becomes_a_mixture_of_experts(tmp_path: Path, kind: str) -> None:
+    page = shrunk(tmp_path, "--active", "50%", *(() if kind == "tomoe" else ("--kind", kind)))
+    assert (page["experts_full"], page["experts"], page["layers"]) == (0, 8, 5)
+    (choice,) = page["choices"]
+    assert choice.startswith("--active 50%: 8 ") and f"({kind})" in choice
+    assert page["written"]["form"] == "native" and page["first_look"]["routing"] == []
+    best, networks = page["table"]["entries"][-1], 5 * 3 * 128 * 1024
+    routers = 5 * 8 * (128 + (kind == "factorllm"))
+    idle = page["table"]["parameters_full"] + routers - best["active_parameters"]
+    assert networks / 2 <= idle < networks / 2 + 3 * 128
+    (check,) = page["checks"][:1]
+    assert check["recovery"] > 0.9
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "small", trust_remote_code=True)
+    assert sum(each.numel() for each in model.parameters()) == best["parameters"]
+    with torch.no_grad():
+        assert model(torch.tensor([[1, 5, 9]])).logits.isfinite().all()
+
+
+def test_a_dense_model_becomes_a_narrower_one_that_needs_no_code(tmp_path: Path) -> None:
+    page = shrunk(tmp_path, "--neurons", "50%")
+    assert (page["experts_full"], page["experts"], page["written"]["form"]) == (0, 1, "stock")
+    assert page["choices"] == ["--neurons 50%: every feed-forward network keeps 512 of 1024 neurons"]
+    best = page["table"]["entries"][-1]
+    saved = 5 * 3 * 128 * 512
+    assert best["parameters"] == best["active_parameters"] == page["table"]["parameters_full"] - saved
+    assert page["checks"][0]["recovery"] > 0.9
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "small")
+    assert type(model).__name__ == "LlamaForCausalLM" and model.config.intermediate_size == 512
+    assert sum(each.numel() for each in model.parameters()) == best["parameters"]
+    settings = [json.loads((folder / "config.json").read_text()) for folder in (DEMO / "dense", tmp_path / "small")]
+    assert settings[0] | {"intermediate_size": 512, "transformers_version": ""} == settings[1] | {
+        "transformers_version": ""
+    }
+    again = ("shrink", DEMO / "dense", "--data", "questions.jsonl", "--neurons", "50%", "-o", "small", *SET, *SHORT)
+    assert "dense, narrower" in run_command(tmp_path, *again).stdout
+    card = (tmp_path / "small" / "README.md").read_text()
+    assert "whose feed-forward networks have 512 of 1024 neurons" in card and "mixture" not in card
+
+
+def test_a_dry_run_writes_settings_and_none_repairs_nothing(tmp_path: Path, in_process: Any) -> None:
+    write_questions(tmp_path / "questions.jsonl")
+    command = ("shrink", DEMO / "dense", "--data", "questions.jsonl", "--active", "25%", "--dry-run", *SET)
+    for repair in ("auto", "none"):
+        done = in_process(*command, "-o", repair, "--repair", repair, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        config = load_run_config(tmp_path / f"{repair}.shrink" / "run.yaml")
+        genome = config.genome.model_dump()
+        assert (genome["kind"], genome["budget"], genome["attention"]) == ("tomoe", 0.25, False)
+        assert [phase.repair is None for phase in config.phases] == [repair == "none"] * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "error"),
+    [
+        ("dense", ("--neurons", "0.1%"), "--neurons 0.1%: that is too little of 1024 neurons"),
+        ("dense", ("--experts", "50%"), "--experts 50%: this model is dense, it has no experts; give --active"),
+        ("dense", ("--size", "1MiB"), "--size 1MiB: this model is dense"),
+        ("dense", ("--speed", "2x"), "--speed 2x: this model is dense"),
+        ("dense", ("--active", "100%"), "--active 100%: the model is that small already"),
+        ("dense", ("--active", "half"), "--active half: give a share such as 12.5%"),
+        ("dense", ("--active", "50%", "--stock"), "--stock: --active 50% makes a mixture of experts with its own code"),
+        ("dense", ("--active", "30%", "--kind", "factorllm"), "give a multiple of 12.5%, or --kind tomoe"),
+        ("model", ("--active", "50%"), "a token uses 2 of 8; give --experts or --neurons"),
+        ("model", ("--experts", "4", "--kind", "tomoe"), "--kind tomoe is of --active, which isn't given"),
+    ],
+)
+def test_what_suits_other_models_is_refused(
+    tmp_path: Path, in_process: Any, model: str, options: tuple[str, ...], error: str
+) -> None:
+    write_questions(tmp_path / "questions.jsonl")
+    done = in_process("shrink", DEMO / model, "--data", "questions.jsonl", *options, "--dry-run", *SET, cwd=tmp_path)
+    assert done.returncode == 2 and error in " ".join(done.stderr.split())
