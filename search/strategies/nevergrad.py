@@ -11,6 +11,7 @@ import difflib
 import warnings
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,8 @@ class NevergradPhase(PhaseStrategy):
         in_flight: Largest number of candidates under evaluation at once.
 
     Raises:
-        UserError: Nevergrad has no such optimiser, it can't make that many candidates at once, or the genome has no
-            coordinates to search.
+        UserError: Nevergrad has no such optimiser, it needs a package that isn't installed, it can't make that many
+            candidates at once, or the genome has no coordinates to search.
     """
 
     def __init__(
@@ -139,6 +140,22 @@ class NevergradPhase(PhaseStrategy):
 _SIGMA = {"prune": 1.0, "merge": 0.1, "capacity": 0.3, "tune": 0.1}
 
 
+# Packages that nevergrad doesn't require and imports only when it runs an optimiser, by the beginning of its name.
+# NGOptF and its variants choose one of NLopt's at times.
+_PACKAGES = {
+    "AX": "ax-platform",
+    "BOBYQA": "Py-BOBYQA",
+    "BayesOptim": "bayes-optim",
+    "FCMA": "fcmaes",
+    "NGOptF": "nlopt",
+    "NLOPT": "nlopt",
+    "PCABO": "bayes-optim",
+    "Pymoo": "pymoo",
+    "SMAC": "smac",
+    "pysot": "pySOT",
+}
+
+
 def _find(name: str) -> Any:
     # On import, nevergrad draws settings of a few optimisers at random.
     with _global_numbers(0):
@@ -149,7 +166,21 @@ def _find(name: str) -> Any:
         raise UserError(
             f"strategy nevergrad:{name}: nevergrad has no such optimiser; use for example {', '.join(near)}"
         )
+    for start, package in _PACKAGES.items():
+        if name.startswith(start) and not _is_installed(package):
+            raise UserError(
+                f"strategy nevergrad:{name}: it needs the package {package}, which isn't installed; "
+                "install it, or use for example DiagonalCMA or TwoPointsDE"
+            )
     return registry[name]
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 @contextmanager

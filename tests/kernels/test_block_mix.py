@@ -79,6 +79,27 @@ def test_ones_are_plain_low_rank() -> None:
     torch.testing.assert_close(found, block_mix(x, u, v, torch.ones(4, 4)), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "height", "width", "rank"), [(4, 6, 5, 2), (3, 4, 4, 5), (2, 9, 3, 1), (1, 8, 8, 3), (2, 5, 4, 16)]
+)
+def test_ranks_are_those_of_theorem_1(blocks: int, height: int, width: int, rank: int) -> None:
+    """NanoMoE, Theorem 1 and Remark 3: low rank is a case of mixing, which reaches rank min(d1, d2, K r) and not r."""
+    u, v, mixing = (part.double() for part in factors("I", blocks, height, width, rank) if part is not None)
+    low_rank = u.flatten(0, 1) @ v.permute(1, 0, 2).flatten(1)
+
+    def mixed(a: Tensor) -> Tensor:
+        return torch.block_diag(*u) @ torch.kron(a, torch.eye(rank).double()) @ torch.block_diag(*v)
+
+    torch.testing.assert_close(mixed(torch.ones_like(mixing)), low_rank)
+    smallest = blocks * min(height, width)
+    assert torch.linalg.matrix_rank(low_rank) == min(smallest, rank)
+    assert torch.linalg.matrix_rank(mixed(mixing)) == min(smallest, blocks * rank)
+    torch.testing.assert_close(block_mix(torch.eye(blocks * width).double(), u, v, mixing).t(), mixed(mixing))
+    for form in ("II", "III"):
+        weight = oracles.block_mix_weight(*factors(form, blocks, height, width, rank))
+        assert torch.linalg.matrix_rank(weight) == min(smallest, blocks * rank)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("form", FORMS)

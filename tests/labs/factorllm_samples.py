@@ -26,11 +26,11 @@ def factorllm_space(facts: ModelFacts | None = None, **settings: Any) -> FactorL
     return space.calibrated(
         Calibration(
             {
-                "experts": np.stack([rng.permutation(space.contiguous) for _ in range(dense.layers)]),
+                "start_experts": np.stack([rng.permutation(space.contiguous) for _ in range(dense.layers)]),
                 "directions": draw(space.components, dense.hidden),
                 "offsets": draw(space.components) * bias,
-                "router_weight": draw(space.routers, space.experts, dense.hidden),
-                "router_bias": draw(space.routers, space.experts) * bias,
+                "start_weight": draw(space.routers, space.experts, dense.hidden),
+                "start_bias": draw(space.routers, space.experts) * bias,
             }
         )
     )
@@ -42,9 +42,10 @@ def with_baselines(facts: ModelFacts | None = None, **settings: Any) -> FactorLl
     dense, rng = space.dense, np.random.default_rng(1)
     arrays = dict(space.statistics)
     for name in BASELINES:
+        routers = (space.routers, space.experts) if name == "kmeans" else (space.experts,)
         arrays |= {
             f"{name}_experts": np.stack([rng.permutation(space.contiguous) for _ in range(dense.layers)]),
-            f"{name}_weight": rng.standard_normal((dense.layers, space.experts, dense.hidden)).astype(np.float32),
-            f"{name}_bias": rng.standard_normal((dense.layers, space.experts)).astype(np.float32),
+            f"{name}_weight": rng.standard_normal((dense.layers, *routers, dense.hidden)).astype(np.float32),
+            f"{name}_bias": rng.standard_normal((dense.layers, *routers)).astype(np.float32),
         }
     return space.calibrated(Calibration(arrays))

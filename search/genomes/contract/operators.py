@@ -98,26 +98,28 @@ def replace_experts(rng: np.random.Generator, kept: NDArray[np.int64], experts: 
         experts: Number of experts n to choose from.
 
     Returns:
-        int64 [retained], sorted and distinct; unchanged if all n experts are retained.
+        int64 [retained], distinct; rows that aren't replaced stay. The set doesn't depend on the order of `kept`.
     """
-    hit, child = rng.random(kept.size) < rate, kept.copy()
-    for row in rng.permutation(np.flatnonzero(hit)):
+    child = kept.copy()
+    for row in rng.permutation(np.argsort(kept)[rng.random(kept.size) < rate]):
         child[row] = rng.choice(np.setdiff1d(np.arange(experts), np.delete(child, row)))
-    return np.sort(child)
+    return child
 
 
 def subset_crossover(
     rng: np.random.Generator, first: NDArray[np.int64], second: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Combine two sets of retained experts, each int64 [retained] and distinct; the child is sorted.
+    """Combine two sets of retained experts, each int64 [retained] and distinct.
 
     Experts that both parents retain stay; the rest is drawn from those that one of them retains. Since rows are
-    interchangeable, this is a row-wise crossover without duplicates.
+    interchangeable, this is a row-wise crossover without duplicates. What the first parent retains keeps its row there.
     """
     common = np.intersect1d(first, second)
     either = np.setxor1d(first, second)
     drawn = rng.choice(either, size=first.size - common.size, replace=False)
-    return np.sort(np.concatenate([common, drawn])).astype(np.int64)
+    child = first.copy()
+    child[~np.isin(first, np.concatenate([common, drawn]))] = np.setdiff1d(drawn, first)
+    return child
 
 
 def balanced_swaps(rng: np.random.Generator, labels: NDArray[Label], rate: float) -> NDArray[Label]:

@@ -69,9 +69,10 @@ _MAPPING, _MERGING = 0, 1
 class EepGenome(ArrayGenome):
     """One EEP candidate: router mapping `W_RM` and expert merging `W_EM`, one matrix of each per group of layers.
 
-    New expert i is row i of both matrices, so rows are interchangeable. A genome keeps its own order of rows, so that
-    crossover mixes rows with a common ancestor; the edit has a canonical order. In families with routing groups, the
-    row's position determines the expert's routing group, and only rows of one group are interchangeable.
+    New expert i is row i of both matrices, so rows are interchangeable. A genome keeps its own order of rows: those
+    that a child inherits keep their places, so that crossover of relatives' rows takes no expert from both. The edit
+    has a canonical order. In families with routing groups, the row's position determines the expert's routing group,
+    and only rows of one group are interchangeable.
 
     Attributes:
         router_mapping: `W_RM` of every group of layers, float32 [groups, n', n], read-only.
@@ -162,14 +163,14 @@ class EepSpace(ExpertsSpace[EepGenome]):
     def from_kept(self, kept: NDArray[np.int64]) -> EepGenome:
         """Return the pruning genome that retains `kept`, int64 [groups, n'].
 
-        Experts are distinct in a row, and if the model has routing groups, sorted with equally many of each.
+        Experts are distinct in a row, and if the model has routing groups, in their order with equally many of each.
         """
         one_hot = np.eye(self.experts, dtype=np.float32)[kept]
         return EepGenome(self, one_hot, one_hot)
 
     def kept(self, genome: EepGenome) -> NDArray[np.int64]:
-        """Return the experts that a pruning genome retains, int64 [groups, n'], sorted."""
-        return np.sort(genome.expert_merging.argmax(axis=2), axis=1).astype(np.int64)
+        """Return the experts that a pruning genome retains, int64 [groups, n'], in the order of its rows."""
+        return genome.expert_merging.argmax(axis=2).astype(np.int64)
 
     def mean_score(self, name: str) -> NDArray[np.float64]:
         """One of `MEAN_SCORES`, by layer: float64 [layers, n], 0 for experts that no token chose."""
@@ -243,7 +244,7 @@ class EepSpace(ExpertsSpace[EepGenome]):
 
     def describe(self, genome: EepGenome) -> Description:
         if genome.one_hot and self.experts <= len(_DIGITS) and self.groups * (self.retained + 1) <= _SUMMARY_DIGITS:
-            summary = "keep " + " ".join("".join(_DIGITS[each] for each in row) for row in self.kept(genome))
+            summary = "keep " + " ".join("".join(_DIGITS[each] for each in row) for row in np.sort(self.kept(genome)))
         elif genome.one_hot:
             summary = f"keep {self.retained} of {self.experts}, {self.groups} groups"
         else:

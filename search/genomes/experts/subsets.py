@@ -1,8 +1,8 @@
 """Subsets of retained experts, and their operators.
 
 Families that limit a token's choice to groups of experts (`moevolve.kernels.routing_rule`) keep n' / R experts in each
-of their R routing groups, so that the limit keeps its meaning: new group r holds the kept experts of old group r. Each
-routing group is a subset problem of its own; R = 1 is one problem over all experts.
+of their R routing groups, so that the limit keeps its meaning: new group r holds the kept experts of old group r, which
+are the r-th n' / R rows. Each routing group is a subset problem of its own; R = 1 is one problem over all experts.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Subsets:
         return (within.reshape(groups, self.routing_groups, -1) + starts).reshape(groups, self.retained)
 
     def crossover(self, rng: np.random.Generator, first: Kept, second: Kept) -> Kept:
-        """Return a child of two subsets, each int64 [n'] and sorted; see `subset_crossover`."""
+        """Return a child of two subsets, each int64 [n']; see `subset_crossover`."""
         pairs = zip(first.reshape(self.routing_groups, -1), second.reshape(self.routing_groups, -1), strict=True)
         return np.concatenate([subset_crossover(rng, one, two) for one, two in pairs])
 
     def mutate(self, rng: np.random.Generator, kept: Kept, rate: float) -> Kept:
-        """Replace each expert of a sorted subset, int64 [n'], with probability `rate` by one of its routing group."""
+        """Replace each expert of a subset, int64 [n'], with probability `rate` by one of its routing group."""
         size = self.experts // self.routing_groups
         divided = kept.reshape(self.routing_groups, -1) % size
         child = np.stack([replace_experts(rng, part, size, rate) for part in divided])

@@ -1,8 +1,9 @@
 """The genome kind `factorllm`: its baselines, what its candidates cost, and how they are drawn.
 
-Baselines are other methods that partition a dense network without training, as FactorLLM genomes. Both are measured on
-a worker. `moevolve.workers.methods.factorllm.calibrate_baselines` says what they lack of the papers. The factor on the
-experts' outputs is the space's; the papers have none (`genome.output_scale: one`).
+Baselines partition a dense network without training, as FactorLLM genomes; all are measured on a worker. `kmeans` is
+FactorLLM's start with MoEfication's partition, and the others are other methods.
+`moevolve.workers.methods.factorllm.calibrate_baselines` says what they lack of the papers. The factor on the experts'
+outputs is the space's; the papers have none (`genome.output_scale: one`).
 
 KnowledgeFactor (Yang et al., ECCV 2022), the other baseline of FactorLLM's Table 1, has no counterpart: it trains one
 network for what tasks share and one per task, and doesn't partition the network's neurons. The nearest method without
@@ -48,15 +49,19 @@ if TYPE_CHECKING:
 _FIRING = 10
 
 
+def kmeans(space: FactorLlmSpace) -> Offspring[FactorLlmGenome]:
+    """Cluster neurons by input weights like MoEfication, and fit routers like FactorLLM's start."""
+    return space.measured("kmeans")
+
+
 def moefication(space: FactorLlmSpace) -> Offspring[FactorLlmGenome]:
     """Cluster neurons by input weights, choose experts by cosine with their mean: MoEfication (arXiv 2110.01786)."""
-    return Offspring(space.from_partition(space.statistics["moefication_experts"], "moefication"), "moefication", ())
+    return space.measured("moefication")
 
 
 def cmoe(space: FactorLlmSpace) -> Offspring[FactorLlmGenome]:
     """Make half of the active experts shared, and route to the others: CMoE (arXiv 2502.04416)."""
-    note = f"cmoe, {space.active // 2} of the experts are shared"
-    return Offspring(space.from_partition(space.statistics["cmoe_experts"], "cmoe"), "cmoe", (), note)
+    return space.measured("cmoe", f"cmoe, {space.active // 2} of the experts are shared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class FactorLlmBaseline(Baseline):
 
 
 BASELINES = {
+    "kmeans": FactorLlmBaseline(kmeans, ("tune",), lambda space: space.measurement_of("kmeans")),
     "moefication": FactorLlmBaseline(
         moefication, ("tune",), lambda space: MoeficationMeasurement(space.experts, space.section.calibration_tokens)
     ),
@@ -114,8 +120,8 @@ class FactorLlmCosts(GenomeCosts[FactorLlmSpace]):
 
     def calibration_host_bytes(self) -> int:
         """Count k-means, which keeps three float32 copies of a network's input weights."""
-        partitions = [getattr(part, "partition", "kmeans") for part in measurement_parts(self.space.measurement)]
-        return 3 * 4 * self.space.dense.hidden * self.space.dense.width if "kmeans" in partitions else 0
+        clustered = {type(part) for part in measurement_parts(self.space.baseline_measurement)} - {CmoeMeasurement}
+        return 3 * 4 * self.space.dense.hidden * self.space.dense.width if clustered else 0
 
     def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
         space = self.space

@@ -51,11 +51,11 @@ class FactorLlmSection(GenomeSection):
             are nearest to the whole layer's.
         router_bias: Give routers a bias, as in the paper. Without it, and with output_scale `one`, a top-1
             partition of a Llama or Mistral is an ordinary Mixtral and can be exported as one.
-        partition: Partition of the neurons at the start: in order, random, or by balanced k-means on input weights.
-        output_scale: Factor on the sum of the chosen experts' outputs: `one` (the paper) or `n_over_k` (the authors'
-            code). On the dense demo model `one` is better for the start on both tasks with 1 of 4, 2 of 4 and 4 of 8
-            experts, by 0.3 to 47 points of similarity of predictions; after repair, by 8 points with 1 of 4, and
-            otherwise by nothing (`configs/runs/factorllm-table.yaml`).
+        output_scale: Factor on the sum of the chosen experts' outputs: `one` (the paper) or `n_over_k`, the authors'
+            code, which rounds N / K down. On the dense demo model `one` is better for the start's routers on the
+            division by k-means, on both tasks with 1 of 4, 2 of 4 and 4 of 8 experts, by 0.3 to 47 points of similarity
+            of predictions; after repair, by 8 points with 1 of 4, and otherwise by nothing
+            (`configs/runs/factorllm-table.yaml`).
         random_division: Give random individuals random partitions. Otherwise they have the start's partition
             and random routers (the paper's Fig. 4 without its router); with `swap_rate: 0` only routers are searched.
         components: Number of principal directions of a network's inputs in which routers are searched.
@@ -69,7 +69,6 @@ class FactorLlmSection(GenomeSection):
     active: int = Field(ge=1, le=256)
     routers: int = Field(1, ge=1, le=3)
     router_bias: bool = True
-    partition: Partition = "kmeans"
     output_scale: Literal["one", "n_over_k"] = "one"
     random_division: bool = True
     components: int = Field(8, ge=0, le=MOST_PARTS)
@@ -87,8 +86,8 @@ class FactorLlmSection(GenomeSection):
 _SPACING = 0.5
 
 
-ROUTERS = ("router", "moefication", "cmoe")
-"""Names of measured routers: the start's closed-form router (R of them if R > 1) and the baselines'."""
+ROUTERS = ("start", "kmeans", "moefication", "cmoe")
+"""Names of measured routers: R closed-form ones of the start and of `kmeans`, and one of the other baselines."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -133,7 +132,7 @@ class FactorLlmGenome(ArrayGenome):
         weight, bias = np.zeros((*shape, self.space.dense.hidden), np.float32), self.biases.copy()
         for number in np.unique(self.base_router[self.base_router > 0]).tolist():
             layers, name = self.base_router == number, ROUTERS[number - 1]
-            # A baseline has one router; in a space with several routers, all of them are copies of it.
+            # MoEfication and CMoE have one router; in a space with several, all of them are copies of it.
             weight[layers] = start[f"{name}_weight"].reshape(shape[0], -1, *weight.shape[2:])[layers]
             bias[layers] += start[f"{name}_bias"].reshape(shape[0], -1, shape[2])[layers]
         # Not a matrix product: its last digits, and so the hash, depend on the machine.
@@ -209,7 +208,7 @@ class FactorLlmSpace(ArraySpace[FactorLlmGenome]):
 
     @property
     def output_scale(self) -> float:
-        return 1.0 if self.section.output_scale == "one" else self.experts / self.active
+        return 1.0 if self.section.output_scale == "one" else float(self.experts // self.active)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -229,30 +228,36 @@ class FactorLlmSpace(ArraySpace[FactorLlmGenome]):
 
     @property
     def measurement(self) -> Measurement:
+        own = self.measurement_of("start")
+        return combined(own, self.baseline_measurement) or own
+
+    def measurement_of(self, partition: Partition) -> FactorLlmMeasurement:
+        """Return the measurement of a partition and its closed-form routers."""
         section = self.section
-        own = FactorLlmMeasurement(
+        return FactorLlmMeasurement(
             experts=self.experts,
             active=self.active,
             routers=self.routers,
-            partition=section.partition,
+            partition=partition,
             output_scale=self.output_scale,
             router_bias=section.router_bias,
             components=self.components,
             ridge=section.ridge,
             tokens=section.calibration_tokens,
         )
-        return combined(own, self.baseline_measurement) or own
 
     def start(self, phase: PhaseConfig) -> Offspring[FactorLlmGenome]:
         """Return the measured partition and routers unchanged."""
-        return Offspring(self.from_partition(self.statistics["experts"], "router"), "start", ())
+        return self.measured("start")
 
-    def from_partition(self, assignment: NDArray[Any], router: str) -> FactorLlmGenome:
-        """Return a genome of a partition, uint8 [layers, width], with one of the measured `ROUTERS` in all layers."""
-        return self.genome(assignment=assignment, base_router=np.full(self.dense.layers, 1 + ROUTERS.index(router)))
+    def measured(self, name: str, note: str = "") -> Offspring[FactorLlmGenome]:
+        """Return the measured partition of one of `ROUTERS`, with that router in all layers."""
+        numbers = np.full(self.dense.layers, 1 + ROUTERS.index(name))
+        genome = self.genome(assignment=self.statistics[f"{name}_experts"], base_router=numbers)
+        return Offspring(genome, name, (), note)
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[FactorLlmGenome]:
-        assignment: NDArray[Any] = self.statistics["experts"]
+        assignment: NDArray[Any] = self.statistics["start_experts"]
         if self.section.random_division:
             assignment = np.stack([rng.permutation(self.contiguous) for _ in range(self.dense.layers)])
         coordinates = rng.standard_normal(self.shapes["coordinates"])

@@ -157,3 +157,29 @@ def test_a_pruning_child_changes_where_the_expert_merging_was_drawn() -> None:
     outcomes = one_after_the_other(tuple(before[0].tolist()), rate=1.0)
     same = sum(p for rows, p in outcomes.items() if set(rows) == set(before[0]))
     assert near(changed.mean(), TOUCHED * (1 - same), DRAWS * GROUPS)
+
+
+def test_merging_takes_no_expert_from_both_of_two_pruned_relatives() -> None:
+    """Rows of {0, 1, 2, 3} and of its child {7, 1, 2, 3} are mixed in place; sorted, {1, 2, 3, 7} would repeat some."""
+    wide = eep_space(4, 1)
+    parent = wide.from_kept(np.array([[0, 1, 2, 3]]))
+    bred = (wide.breed(np.random.default_rng(seed), PRUNE, (parent,)).genome for seed in range(10 * DRAWS))
+    child = next(each for each in bred if set(wide.kept(each)[0]) == {1, 2, 3, 7})
+    mixed = children([parent, child], group_rate=1.0, **STILL)
+    assert mixed.sum(axis=3).max() == 1, "an expert comes twice"
+    assert near(mixed[..., 0, 7].mean(), 0.4, DRAWS * 2), "the front parent's share is 0.6"
+
+
+def test_rows_that_are_not_replaced_stay_and_their_order_changes_no_set() -> None:
+    rng = np.random.default_rng(0)
+    kept = [space().kept(space().sample(rng, PRUNE).genome) for _ in range(2)]
+    mixed = [rng.permuted(each, axis=1) for each in kept]
+
+    def bred(sets: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+        return children([space().from_kept(each) for each in sets], phase=PRUNE)[:, 1].argmax(axis=3)
+
+    for parents in (1, 2):
+        assert np.array_equal(np.sort(bred(kept[:parents])), np.sort(bred(mixed[:parents])))
+    stays = bred(mixed[:1]) == mixed[0]
+    # A replaced expert is drawn again with probability 1 / 6, since two of eight are in other rows.
+    assert near(stays.mean(), 1 - TOUCHED * 0.15 * 5 / 6, stays.size)

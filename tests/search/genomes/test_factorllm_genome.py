@@ -45,11 +45,11 @@ def test_the_start_is_the_calibration() -> None:
     start = space.statistics
     for layer in range(4):
         for expert in range(4):
-            neurons = np.flatnonzero(start["experts"][layer] == expert)
+            neurons = np.flatnonzero(start["start_experts"][layer] == expert)
             (place,) = (i for i in range(4) if edit.order[layer][i * 6] == neurons[0])
             assert np.array_equal(edit.order[layer][place * 6 : place * 6 + 6], neurons)
-            assert np.array_equal(edit.router_weight[layer, :, place], start["router_weight"][layer, :, expert])
-            assert np.array_equal(edit.router_bias[layer, :, place], start["router_bias"][layer, :, expert])
+            assert np.array_equal(edit.router_weight[layer, :, place], start["start_weight"][layer, :, expert])
+            assert np.array_equal(edit.router_bias[layer, :, place], start["start_bias"][layer, :, expert])
 
 
 def test_routers_are_what_the_module_says() -> None:
@@ -60,7 +60,7 @@ def test_routers_are_what_the_module_says() -> None:
     edit, start = genome.express(), space.statistics
     x = rng.standard_normal(space.dense.hidden).astype(np.float32)
     for layer in range(4):
-        anchor = start["router_weight"][layer] @ x + start["router_bias"][layer]
+        anchor = start["start_weight"][layer] @ x + start["start_bias"][layer]
         steps = start["directions"][layer] @ x - start["offsets"][layer]
         logits = genome.base_router[layer] * anchor + genome.coordinates[layer] @ steps + genome.biases[layer]
         expected = [
@@ -185,6 +185,12 @@ def test_unequal_or_too_many_active_experts_are_refused() -> None:
         FactorLlmGenome(space, experts, genome.base_router, genome.coordinates, genome.biases)
 
 
+@pytest.mark.parametrize(("experts", "active", "factor"), [(4, 1, 4.0), (4, 2, 2.0), (4, 3, 1.0), (8, 3, 2.0)])
+def test_the_authors_factor_is_a_quotient_rounded_down(experts: int, active: int, factor: float) -> None:
+    space = factorllm_space(experts=experts, active=active, output_scale="n_over_k")
+    assert space.start(TUNE).genome.express().output_scale == factor == space.measurement_of("start").output_scale
+
+
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_baseline_expresses_what_was_measured(name: str) -> None:
     space = with_baselines(routers=3, experts=8, active=3)
@@ -196,9 +202,10 @@ def test_a_baseline_expresses_what_was_measured(name: str) -> None:
         for place, neurons in enumerate(edit.order[layer].reshape(space.experts, size)):
             (expert,) = {int(experts[neuron]) for neuron in neurons}
             for router in range(space.routers):
-                expected = space.statistics[f"{name}_weight"][layer, expert]
+                own = (layer, router, expert) if name == "kmeans" else (layer, expert)
+                expected = space.statistics[f"{name}_weight"][own]
                 np.testing.assert_array_equal(edit.router_weight[layer, router, place], expected)
-                assert edit.router_bias[layer, router, place] == space.statistics[f"{name}_bias"][layer, expert]
+                assert edit.router_bias[layer, router, place] == space.statistics[f"{name}_bias"][own]
     assert space.describe(genome).active_parameters == space.active_parameters
     assert space.from_bytes(genome.to_bytes()) == genome == space.unflatten(space.flatten(genome, TUNE), TUNE)
     assert genome.express().phenotype_hash != space.start(TUNE).genome.express().phenotype_hash
@@ -207,8 +214,8 @@ def test_a_baseline_expresses_what_was_measured(name: str) -> None:
 def test_children_of_baselines_and_of_the_start_have_routers_of_both() -> None:
     space, rng = with_baselines(), np.random.default_rng(0)
     parents = [space.start(TUNE).genome, *(each.make(space).genome for each in BASELINES.values())]
-    children = [space.breed(rng, TUNE, (parents[0], parents[place])).genome for place in (1, 2) for _ in range(4)]
-    assert {router for child in children for router in child.base_router.tolist()} == {1, 2, 3}
+    children = [space.breed(rng, TUNE, (parents[0], parents[place])).genome for place in (1, 2, 3) for _ in range(4)]
+    assert {router for child in children for router in child.base_router.tolist()} == {1, 2, 3, 4}
     assert all(child.express().finite for child in children)
 
 
@@ -217,8 +224,10 @@ def test_routers_that_were_not_measured_are_the_starts() -> None:
     vector = rich.flatten(BASELINES["cmoe"].make(rich).genome, TUNE)
     assert (space.unflatten(vector, TUNE).base_router == 1).all()
     assert (rich.unflatten(np.full(vector.size, 1e6), TUNE).base_router == len(ROUTERS)).all()
-    with pytest.raises(ValueError, match="none or one of router, moefication, cmoe"):
-        space.genome(assignment=space.statistics["experts"], base_router=np.full(space.dense.layers, len(ROUTERS) + 1))
+    with pytest.raises(ValueError, match="none or one of start, kmeans, moefication, cmoe"):
+        space.genome(
+            assignment=space.statistics["start_experts"], base_router=np.full(space.dense.layers, len(ROUTERS) + 1)
+        )
 
 
 def test_only_what_is_needed_is_measured() -> None:
@@ -227,20 +236,26 @@ def test_only_what_is_needed_is_measured() -> None:
         return make_space(chosen, dense_model(), [TunePhase(evaluations=9, init=init)]).measurement
 
     assert isinstance(measurement("start", "random"), FactorLlmMeasurement)
-    both = measurement("cmoe", "moefication", calibration_tokens=99, ridge=0.5)
-    assert isinstance(both, CombinedMeasurement) and isinstance(both.parts[0], FactorLlmMeasurement)
-    (added,) = both.parts[1:]
-    assert added.parts == (CmoeMeasurement(8, 2, 10, 0.5, 99), MoeficationMeasurement(8, 99))
+    all_of_them = measurement("cmoe", "moefication", "kmeans", calibration_tokens=99, ridge=0.5)
+    assert isinstance(all_of_them, CombinedMeasurement) and isinstance(all_of_them.parts[0], FactorLlmMeasurement)
+    (added,) = all_of_them.parts[1:]
+    kmeans = replace(all_of_them.parts[0], partition="kmeans")
+    assert added.parts == (CmoeMeasurement(8, 2, 10, 0.5, 99), MoeficationMeasurement(8, 99), kmeans)
 
 
 def test_memory_for_cmoes_counts_is_planned() -> None:
-    """Float32 counts of every pair of neurons, of both networks at once, and the product that is added to one."""
+    """Float32 counts of every pair of neurons, of both networks at once, and the product that is added to one.
+
+    On the host, three copies of a network's input weights for k-means.
+    """
     facts = dense_model(layers=2, width=1024)
     section = FactorLlmSection(kind="factorllm", experts=4, active=2)
-    needed = {}
-    for name in ("start", "moefication", "cmoe"):
+    needed, host = {}, {}
+    for name in ("start", *BASELINES):
         space = make_space(section, facts, [TunePhase(evaluations=9, init=(name,))])
-        needed[name] = costs_of(space, outline_of(facts)).calibration_bytes(longest=1)
+        costs = costs_of(space, outline_of(facts))
+        needed[name], host[name] = costs.calibration_bytes(longest=1), costs.calibration_host_bytes()
+    assert host == {"start": 0, "cmoe": 0, "kmeans": 3 * 4 * 16 * 1024, "moefication": 3 * 4 * 16 * 1024}
     assert needed["start"] == needed["moefication"] < 3 * 4 * 1024**2 <= needed["cmoe"]
 
 

@@ -103,7 +103,7 @@ def test_names_that_mean_nothing_are_refused() -> None:
         (eep, prune, "reep", r"phases.0.init: reep is unknown.*random, frequency"),
         (eep, prune, "hc_smoe", r"hc_smoe can't begin a prune phase; use"),
         (eep, merge, "start", r"start is unknown; a merge phase .*hc_smoe"),
-        (dense, TunePhase(evaluations=9), "reap", r"a tune phase can begin with random, start, moefication"),
+        (dense, TunePhase(evaluations=9), "reap", r"a tune phase can begin with random, start, kmeans"),
     ):
         with pytest.raises(UserError, match=message):
             check_baselines([phase.model_copy(update={"init": (name,)})], space)

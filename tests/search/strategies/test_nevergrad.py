@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import nevergrad as ng
 import numpy as np
 import pytest
 from search_lab import run_config
@@ -70,6 +71,19 @@ def test_points_beyond_float32_are_cut() -> None:
     phase = NevergradPhase(SPACE, 0, MergePhase(evaluations=4), wide, 0, 1)
     genome: Any = phase.ask(0, False, None, ()).genome
     assert np.isfinite(genome.expert_merging).all()
+
+
+def test_every_optimiser_begins_or_is_refused_for_a_missing_package_at_once() -> None:
+    small, phase, refused = eep_space(2, 1, experts=2, layers=1), MergePhase(evaluations=9), {}
+    for name in sorted(ng.optimizers.registry):
+        try:
+            made = NevergradPhase(small, 0, phase, NevergradSection(optimizer=name), 0, 1)
+        except UserError as error:
+            refused[name] = str(error)
+        else:
+            made.ask(0, False, None, ())
+    assert len(refused) <= 31
+    assert all(f"nevergrad:{name}: it needs the package" in message for name, message in refused.items())
 
 
 def test_unknown_names_give_the_near_matches_and_one_at_a_time_needs_a_window_of_one() -> None:

@@ -1,6 +1,8 @@
 """The start of FactorLLM genomes: a partition of every network's neurons into experts, and closed-form routers.
 
-Source: FactorLLM (arXiv 2408.11855), Sec. 3.2 (equal partition) and Sec. 3.3 (Prior-Approximate Router). A token's
+Source: FactorLLM (arXiv 2408.11855), Sec. 3.2 (equal partition) and Sec. 3.3 (Prior-Approximate Router). The paper
+calls its partition simpler than k-means and leaves the permutation open; the authors' code takes equal slices in order,
+and so does the start. The partition `kmeans` is MoEfication's (arXiv 2110.01786), with FactorLLM's routers. A token's
 labels are the K experts whose outputs are nearest the whole network's output in mean squared error. The paper trains
 the router on these labels by cross entropy; here the router is their ridge regression on the network's inputs.
 
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import DenseLayer
-from moevolve.workers.methods.factorllm.balanced_clusters import balanced_kmeans, number_by_first
+from moevolve.workers.methods.factorllm.balanced_clusters import balanced_kmeans
 from moevolve.workers.methods.factorllm.edit import FactorLlmMeasurement
 from moevolve.workers.methods.shared.input_statistics import InputStatistics, memory_batches, principal_directions
 from moevolve.workers.methods.shared.passes import watch_networks
@@ -34,11 +36,11 @@ from moevolve.workers.methods.shared.passes import watch_networks
 def calibrate_factorllm(
     resident: Resident, sequences: Sequence[Tokens], measurement: FactorLlmMeasurement
 ) -> Calibration:
-    """Measure the start of every network.
+    """Partition every network and fit its routers; the first three names begin with the partition's.
 
     Returns:
-        - `experts` uint8 [layers, width], the expert of every neuron.
-        - `router_weight` float32 [layers, R, N, hidden] and `router_bias` float32 [layers, R, N], routers in the order
+        - `start_experts` uint8 [layers, width], the expert of every neuron.
+        - `start_weight` float32 [layers, R, N, hidden] and `start_bias` float32 [layers, R, N], routers in the order
           gate, up, down, scaled so that a router's logits have standard deviation 1 over tokens.
         - `directions` float32 [layers, components, hidden]; see `principal_directions`.
         - `offsets` float32 [layers, components], the mean input's coordinates along these directions; zero if routers
@@ -51,7 +53,7 @@ def calibrate_factorllm(
         chosen = partitions[len(starts) : len(starts) + len(batch)]
         starts += _measure(resident, sequences, measurement, batch, chosen)
     measured = {name: np.stack([start[name] for start in starts]) for name in starts[0]}
-    return Calibration({"experts": np.stack(partitions).astype(np.uint8), **measured})
+    return Calibration({f"{measurement.partition}_experts": np.stack(partitions).astype(np.uint8), **measured})
 
 
 def _partitions(layers: Sequence[DenseLayer], measurement: FactorLlmMeasurement) -> list[NDArray[np.int64]]:
@@ -61,8 +63,6 @@ def _partitions(layers: Sequence[DenseLayer], measurement: FactorLlmMeasurement)
         experts = np.repeat(np.arange(measurement.experts), layer.width // measurement.experts)
         if measurement.partition == "kmeans":
             experts = balanced_kmeans(unit_rows(activation_weights(layer)), measurement.experts, layer_rng(i))
-        elif measurement.partition == "shuffled":
-            experts = number_by_first(layer_rng(i).permutation(experts))
         partitions.append(experts)
     return partitions
 
@@ -140,8 +140,8 @@ def _solve(statistics: InputStatistics, measurement: FactorLlmMeasurement) -> di
     found = {
         "directions": directions,
         "offsets": directions @ statistics.mean if measurement.router_bias else directions.new_zeros(len(directions)),
-        "router_weight": weight * scale[:, None, None],
-        "router_bias": bias * scale[:, None],
+        f"{measurement.partition}_weight": weight * scale[:, None, None],
+        f"{measurement.partition}_bias": bias * scale[:, None],
     }
     return {name: each.float().cpu().numpy() for name, each in found.items()}
 

@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 
-Partition = Literal["contiguous", "shuffled", "kmeans"]
+Partition = Literal["start", "kmeans"]
 
 
 @dataclass(frozen=True, slots=True)
 class FactorLlmMeasurement:
-    """Settings of the calibration that FactorLLM genomes start from.
+    """Settings of the measurement of a partition with closed-form routers, and of the inputs' principal directions.
 
     Attributes:
         experts: Experts N per network.
         active: Experts K per token.
         routers: Routers R per network: 1, or one for each of its linear layers.
-        partition: Partition of the neurons: in order, at random, or by balanced k-means on their input weights.
+        partition: Partition of the neurons: `start`, equal slices in order, or balanced k-means on their input weights.
         output_scale: Factor on the sum of the experts' outputs.
         components: Number of principal directions of every network's inputs.
         ridge: Ridge strength of the routers as a share of the inputs' mean variance.

@@ -42,7 +42,7 @@ def test_running_text_is_planned_in_windows() -> None:
     """Of lengths that were given, those of windows are the task's."""
     found = report(lab_config("mixtral-8x7b", tasks=[{"name": "wikitext2"}], final={"rerank": 0}), examples=40)
     searched = next(split for split in found.splits if split.split == "search")
-    assert (searched.examples, searched.tokens) == (40, 40 * 2048)
+    assert (searched.examples, searched.tokens) == (40, 40 * 4096)
 
 
 def test_memory_of_a_mixtral_with_originals_here_and_there() -> None:

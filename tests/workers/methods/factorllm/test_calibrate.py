@@ -68,16 +68,16 @@ def test_routers_are_the_ridge_regression_of_the_nearest_experts(
     model = resident(family)
     measurement = replace(MEASUREMENT, routers=routers, router_bias=bias, output_scale=scale)
     start = calibrate_factorllm(model, SEQUENCES, measurement).arrays
-    assert start["router_weight"].shape == (LAYERS, routers, 6, HIDDEN)
+    assert start["kmeans_weight"].shape == (LAYERS, routers, 6, HIDDEN)
     for layer in range(LAYERS):
         x, h = seen_by_network(model, layer, SEQUENCES)
-        found = start["router_weight"][layer] @ x.T + start["router_bias"][layer][..., None]
+        found = start["kmeans_weight"][layer] @ x.T + start["kmeans_bias"][layer][..., None]
         # Ridge by augmented least squares, with the intercept in a column that isn't penalised.
         centred = x - x.mean(axis=0) if bias else x
         penalty = np.sqrt(1e-3 * (centred**2).sum() / HIDDEN)
         columns = np.hstack([centred, np.ones((len(x), 1))]) if bias else centred
         rows = np.vstack([columns, penalty * np.eye(HIDDEN, columns.shape[1])])
-        labels = plain_labels(model.dense_layers[layer], x, h, start["experts"][layer], routers, scale)
+        labels = plain_labels(model.dense_layers[layer], x, h, start["kmeans_experts"][layer], routers, scale)
         for logits, own in zip(found, labels, strict=True):
             solution = np.linalg.lstsq(rows, np.vstack([own, np.zeros((HIDDEN, 6))]), rcond=None)[0]
             expected = columns @ solution
@@ -94,24 +94,24 @@ def test_directions_vary_by_one_and_are_uncorrelated(resident: Any) -> None:
     np.testing.assert_allclose(products.mean(axis=0), 0, atol=1e-3)
 
 
-@pytest.mark.parametrize("partition", ["contiguous", "shuffled", "kmeans"])
+@pytest.mark.parametrize("partition", ["start", "kmeans"])
 def test_divisions_are_equal_and_the_same_every_time(partition: Any, resident: Any) -> None:
     measurement = replace(MEASUREMENT, partition=partition)
     first = calibrate_factorllm(resident("llama"), SEQUENCES, measurement)
-    for experts in first.arrays["experts"]:
+    for experts in first.arrays[f"{partition}_experts"]:
         assert np.bincount(experts).tolist() == [8] * 6
         assert np.array_equal(number_by_first(experts.astype(np.int64)), experts)
     assert calibrate_factorllm(resident("llama"), SEQUENCES, measurement).to_bytes() == first.to_bytes()
     back = Calibration.from_bytes(first.to_bytes())
     assert {name: array.dtype.name for name, array in back.arrays.items()} == {
-        "experts": "uint8",
+        f"{partition}_experts": "uint8",
         "directions": "float32",
         "offsets": "float32",
-        "router_weight": "float32",
-        "router_bias": "float32",
+        f"{partition}_weight": "float32",
+        f"{partition}_bias": "float32",
     }
-    if partition == "contiguous":
-        assert (first.arrays["experts"] == np.repeat(np.arange(6), 8)).all()
+    if partition == "start":
+        assert (first.arrays["start_experts"] == np.repeat(np.arange(6), 8)).all(), "the authors' equal slices in order"
 
 
 def test_neurons_with_the_same_input_weights_come_together(resident: Any) -> None:
@@ -123,7 +123,7 @@ def test_neurons_with_the_same_input_weights_come_together(resident: Any) -> Non
         bundle = np.random.default_rng(0).permutation(np.repeat(np.arange(6), 8))
         layer.up.weight.data.copy_(layer.up.weight.data[torch.from_numpy(bundle)])
         layer.up.bias.data.zero_()
-        found = calibrate_factorllm(model, SEQUENCES, MEASUREMENT).arrays["experts"][0]
+        found = calibrate_factorllm(model, SEQUENCES, MEASUREMENT).arrays["kmeans_experts"][0]
         assert np.array_equal(found, number_by_first(bundle))
     finally:
         layer.decoder_layer.load_state_dict(saved)
