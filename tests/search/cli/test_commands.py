@@ -24,4 +24,4 @@ def test_shells_complete_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMP_WORDS", "moevolve re")
     monkeypatch.setenv("COMP_CWORD", "1")
     completed = CliRunner().invoke(app, prog_name="moevolve")
-    assert set(completed.output.split()) == {"measurement", "resume", "retry", "report"}
+    assert set(completed.output.split()) == {"recipe", "resume", "retry", "report"}

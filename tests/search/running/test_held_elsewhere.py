@@ -83,7 +83,7 @@ def test_a_full_model_that_no_gpu_may_have_room_for_is_profiled_over_all(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     canned = CannedProfilees(monkeypatch, tmp_path)
-    moevolve.profile(gpu_store, ["full"], search="eep", batch_sizes=(1,), repeats=1)
+    moevolve.profile(gpu_store, ["full"], search="eep", batch_sizes=(1,), timed_runs=1)
     assert "loads balanced beside" in canned.events[0]
 
 
