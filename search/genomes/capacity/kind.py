@@ -119,9 +119,6 @@ class CapacityFigures(GenomeFigures[CapacityGenome]):
     subject = "kept experts"
     weights = "routing weights"
 
-    def has_figure(self, genome: CapacityGenome, start: CapacityGenome | None) -> bool:
-        return True
-
     def page(self, genome: CapacityGenome, start: CapacityGenome | None) -> tuple[Figure, str]:
         with drawing(3.4) as figure:
             scale_below(figure, *_draw(figure, genome), "neurons per expert")

@@ -51,8 +51,8 @@ class GenomeFigures(Generic[G]):
     weights: ClassVar[str | None] = None
 
     def has_figure(self, genome: G, start: G | None) -> bool:
-        """Say whether there is something to draw; the other methods require it."""
-        return False
+        """Say whether there is something to draw, by default if `page` is implemented; other methods require it."""
+        return type(self).page is not GenomeFigures.page
 
     def page(self, genome: G, start: G | None) -> tuple[Figure, str]:
         """Return a figure for a narrow page, and its caption in whole sentences."""

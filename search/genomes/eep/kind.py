@@ -63,9 +63,6 @@ class EepFigures(GenomeFigures[EepGenome]):
     subject = "matrices"
     weights = "routing weights"
 
-    def has_figure(self, genome: EepGenome, start: EepGenome | None) -> bool:
-        return True
-
     def page(self, genome: EepGenome, start: EepGenome | None) -> tuple[Figure, str]:
         """Draw a row per group of layers, router mapping left of expert merging."""
         picked = spread(genome.space.groups, MAX_ROWS)

@@ -123,9 +123,6 @@ class ToMoeFigures(GenomeFigures[ToMoeGenome]):
     subject = "widths"
     weights = "router's softmax"
 
-    def has_figure(self, genome: ToMoeGenome, start: ToMoeGenome | None) -> bool:
-        return True
-
     def page(self, genome: ToMoeGenome, start: ToMoeGenome | None) -> tuple[Figure, str]:
         edit = genome.express()
         caption = "Neurons that one expert keeps in each layer, and that any expert keeps."
