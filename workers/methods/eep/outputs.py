@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from moevolve.workers.methods.eep.experts import LayerExperts, SharedExpert
 from moevolve.workers.methods.eep.neuron_pruning import prune_neurons
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter, RatioHistogram, Routing
-from moevolve.workers.methods.shared.outputs import FeatureBlock, NeuronSelection, Recorded, recording
+from moevolve.workers.methods.shared.outputs import FeatureBlock, Features, NeuronSelection, Recorded, recording
 
 # Lower bound on a group's routing mass: how far below it lies isn't worth fitting.
 _LEAST_MASS = 1e-6
@@ -104,9 +105,32 @@ class ExpertOutputs:
         """Number of features that are neurons of routed experts."""
         return self._edit.retained * self._neurons().width
 
+    @contextmanager
+    def without_experts(self) -> Iterator[None]:
+        experts: Any = self._layer.experts
+        before = experts.__dict__.get("forward")  # of an instance, which hides its class's
+        experts.forward = lambda hidden, *_args: torch.zeros_like(hidden)
+        try:
+            yield
+        finally:
+            del experts.forward
+            if before is not None:
+                experts.forward = before
+
+    def experts_output(self, recorded: Recorded, features: Features, memory: int) -> Tensor:
+        hidden, weights, chosen = recorded
+        given = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        for block in features.blocks(memory):
+            if block.columns.start < self._routed:
+                given.index_add_(0, block.tokens, block.values @ self.weights(block.columns))
+        for name in self._neurons().output_biases:
+            for place in range(chosen.shape[1]):
+                given += self._added(weights)[:, place, None] * self._layer.expert_tensors()[name][chosen[:, place]]
+        return given
+
     def select_neurons(
         self, recorded: Recorded, token_weights: Tensor | None, settings: NeuronSettings, memory: int
-    ) -> NeuronSelection:
+    ) -> tuple[NeuronSelection, Recorded]:
         hidden, weights, chosen = recorded
         neurons, retained = self._original_neurons(), self._edit.retained
         original = self._layer.route(hidden)
@@ -121,7 +145,7 @@ class ExpertOutputs:
         ids = choose_neurons(neurons, hidden, *routings, retained, width, settings, memory, token_weights)
         selection = NeuronSelection(ids, rows, skip_below)
         self.use_neurons(selection)
-        return selection
+        return selection, (hidden, weights, chosen)
 
     def prune_neurons(
         self,

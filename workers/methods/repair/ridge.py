@@ -26,6 +26,8 @@ from moevolve.workers.methods.shared.outputs import FeatureBlock, Features
 
 # Rows of a float32 product that are added to a float64 sum at once.
 _ROWS = 1024
+# Columns of a symmetric product that are computed at once.
+_PANEL = 512
 # One part in this many of the memory is reserved for blocks of features.
 _BLOCKS_SHARE = 8
 
@@ -184,24 +186,35 @@ def fit_bytes(width: int, tokens: int, hidden: int) -> int:
 
 def _primal(layer: LayerSystem, residual: Tensor, ridge_lambdas: Sequence[float], memory: int) -> Fit | None:
     width, checked = layer.features.width, layer.checked
-    blocks = tuple(layer.weighted_blocks(memory))
+    blocks = tuple(layer.features.blocks(memory))
     gram = residual.new_zeros(width, width, dtype=torch.float64)
     right = residual.new_zeros(width, residual.shape[1], dtype=torch.float64)
     held_out = residual.new_zeros(int(checked.sum()), width)
-    place, order = torch.empty_like(checked, dtype=torch.int64), checked.int().cumsum(0) - 1
-    for number, block in enumerate(blocks):
-        at = checked[block.tokens]
-        held_out[order[block.tokens[at]], block.columns] = block.values[at]
-        place.fill_(-1)
-        place[block.tokens[~at]] = (~at).nonzero()[:, 0]
-        for part in (~at).nonzero()[:, 0].split(_ROWS):
-            right[block.columns] += block.values[part].t() @ residual[block.tokens[part]]
-        # Only the lower triangle is read. Tokens in only one of two blocks contribute nothing to their product.
-        for other in blocks[: number + 1]:
-            both = (place[other.tokens] >= 0).nonzero()[:, 0]
-            for part in both.split(_ROWS):
-                rows = block.values[place[other.tokens[part]]]
-                gram[block.columns, other.columns] += rows.t() @ other.values[part]
+    starts, done = range(0, len(residual), _ROWS), 0
+    bounds = torch.tensor([*starts, len(residual)], device=residual.device)
+    ends = [torch.searchsorted(block.tokens, bounds).tolist() for block in blocks]
+    for number, start in enumerate(starts):
+        chunk = slice(start, start + _ROWS)
+        fitted, target = ~checked[chunk], residual[chunk]
+        rows, order, used = residual.new_zeros(len(target), width), fitted.cumsum(0) - 1, []
+        for block, bound in zip(blocks, ends, strict=True):
+            part = slice(bound[number], bound[number + 1])
+            tokens = block.tokens[part] - start
+            rows[tokens, block.columns] = block.values[part]
+            used.append(order[tokens[fitted[tokens]]])
+        if layer.token_weights is not None:
+            rows *= layer.token_weights[chunk, None].sqrt()
+        held = rows[~fitted]
+        held_out[done : done + len(held)] = held
+        rows, target, done = rows[fitted], target[fitted], done + len(held)
+        for block, at in zip(blocks, used, strict=True):
+            # Other tokens contribute nothing; leaving them out pays if they are most.
+            some, wanted = (rows, target) if 2 * len(at) > len(rows) else (rows[at], target[at])
+            for first in range(block.columns.start, block.columns.stop, _PANEL):
+                columns = slice(first, min(first + _PANEL, block.columns.stop))
+                # Only the lower triangle is read.
+                gram[columns, : columns.stop] += some[:, columns].t() @ some[:, : columns.stop]
+            right[block.columns] += some[:, block.columns].t() @ wanted
     expected = residual[checked]
     best, before = None, squared_norm(expected)
     for ridge_lambda, solved in _solutions(gram, right, float(gram.diagonal().mean()), ridge_lambdas):

@@ -23,7 +23,7 @@ class FeatureBlock:
 
     Attributes:
         columns: Columns of the features.
-        tokens: Indices of the tokens, int64 [t], without repetition.
+        tokens: Indices of the tokens, int64 [t], ascending.
         values: Features, float32 [t, columns].
     """
 
@@ -59,6 +59,17 @@ class Features(Protocol):
 
         Columns that are zero for all tokens may be missing.
         """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldFeatures:
+    """Features whose blocks are held in memory."""
+
+    width: int
+    held: Sequence[FeatureBlock]
+
+    def blocks(self, memory: int) -> Iterator[FeatureBlock]:
+        yield from self.held
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,13 +131,19 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
     def keep_shared_expert(self) -> None:
         """Leave the neurons of the layer's shared expert, if it has one, out of the features."""
 
+    def without_experts(self) -> AbstractContextManager[None]:
+        """Let the layer's routed experts give zero, and compute nothing, within a `with` block."""
+
+    def experts_output(self, recorded: Recorded, features: Features, memory: int) -> Tensor:
+        """What the routed experts in use add to the residual stream, float32 [tokens, hidden], by their features."""
+
     def select_neurons(
         self, recorded: Recorded, token_weights: Tensor | None, settings: NeuronSettings, memory: int
-    ) -> NeuronSelection:
+    ) -> tuple[NeuronSelection, Recorded]:
         """Choose neurons by importance for tokens recorded with the edit on the model, and use them from now on.
 
         `token_weights` are the tokens' weights in importance, float32 [tokens] (None for 1), and `memory` the bytes
-        that may be allocated.
+        that may be allocated. Returns also what would be recorded of the tokens now.
         """
 
     def prune_neurons(
