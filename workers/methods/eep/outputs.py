@@ -122,7 +122,7 @@ class ExpertOutputs:
         given = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
         for block in features.blocks(memory):
             if block.columns.start < self._routed:
-                given.index_add_(0, block.tokens, block.values @ self.weights(block.columns))
+                block.add_to(given, self.weights(block.columns))
         for name in self._neurons().output_biases:
             for place in range(chosen.shape[1]):
                 given += self._added(weights)[:, place, None] * self._layer.expert_tensors()[name][chosen[:, place]]

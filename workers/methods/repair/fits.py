@@ -215,7 +215,7 @@ class LayerFits:
         """Features of the neurons in use, held if the fit needs all of them at once, and the stream after the layer."""
         features, after = output.features(computed.recorded), computed.after.float()
         if features.width <= len(after):
-            features = HeldFeatures(features.width, tuple(features.blocks(self._memory)))
+            features = HeldFeatures.of(features, len(after), self._memory)
         if selection is not None:
             assert isinstance(output, NeuronSelectingOutput)
             after = after + output.experts_output(computed.recorded, features, self._memory)
@@ -284,7 +284,7 @@ class LayerFits:
         changes, stream = [], after.clone()
         for block in features.blocks(self._memory // 2):
             change = fit.change(block, output.weights)
-            stream.index_add_(0, block.tokens, block.values @ output.add(block.columns, change))
+            block.add_to(stream, output.add(block.columns, change))
             if cacheable:
                 changes.append((block.columns, change))
         return FittedLayer(trial.selection, tuple(changes), stream.to(dtype), fit.outcome)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.methods.shared.outputs import FeatureBlock, Features
+from moevolve.workers.methods.shared.outputs import FeatureBlock, Features, HeldFeatures
 
 # Rows of a float32 product that are added to a float64 sum at once.
 _ROWS = 1024
@@ -185,43 +185,38 @@ def fit_bytes(width: int, tokens: int, hidden: int) -> int:
 
 
 def _primal(layer: LayerSystem, residual: Tensor, ridge_lambdas: Sequence[float], memory: int) -> Fit | None:
-    width, checked = layer.features.width, layer.checked
-    blocks = tuple(layer.features.blocks(memory))
-    gram = residual.new_zeros(width, width, dtype=torch.float64)
-    right = residual.new_zeros(width, residual.shape[1], dtype=torch.float64)
-    held_out = residual.new_zeros(int(checked.sum()), width)
-    starts, done = range(0, len(residual), _ROWS), 0
-    bounds = torch.tensor([*starts, len(residual)], device=residual.device)
-    ends = [torch.searchsorted(block.tokens, bounds).tolist() for block in blocks]
-    for number, start in enumerate(starts):
+    features, checked, weights = layer.features, layer.checked, layer.token_weights
+    if not isinstance(features, HeldFeatures):
+        features = HeldFeatures.of(features, len(residual), memory)
+    if not features.parts:
+        return None
+    gram = residual.new_zeros(features.width, features.width, dtype=torch.float64)
+    right = residual.new_zeros(features.width, residual.shape[1], dtype=torch.float64)
+    for start in range(0, len(residual), _ROWS):
         chunk = slice(start, start + _ROWS)
-        fitted, target = ~checked[chunk], residual[chunk]
-        rows, order, used = residual.new_zeros(len(target), width), fitted.cumsum(0) - 1, []
-        for block, bound in zip(blocks, ends, strict=True):
-            part = slice(bound[number], bound[number + 1])
-            tokens = block.tokens[part] - start
-            rows[tokens, block.columns] = block.values[part]
-            used.append(order[tokens[fitted[tokens]]])
-        if layer.token_weights is not None:
-            rows *= layer.token_weights[chunk, None].sqrt()
-        held = rows[~fitted]
-        held_out[done : done + len(held)] = held
-        rows, target, done = rows[fitted], target[fitted], done + len(held)
-        for block, at in zip(blocks, used, strict=True):
+        fitted = ~checked[chunk]
+        rows, target = features.values[chunk][fitted], residual[chunk][fitted]
+        if weights is not None:
+            rows *= weights[chunk, None][fitted].sqrt()
+        for block, used in features.parts:
+            at = used[chunk][fitted]
             # Other tokens contribute nothing; leaving them out pays if they are most.
-            some, wanted = (rows, target) if 2 * len(at) > len(rows) else (rows[at], target[at])
-            for first in range(block.columns.start, block.columns.stop, _PANEL):
-                columns = slice(first, min(first + _PANEL, block.columns.stop))
+            some, wanted = (rows, target) if 2 * int(at.sum()) > len(rows) else (rows[at], target[at])
+            for first in range(block.start, block.stop, _PANEL):
+                columns = slice(first, min(first + _PANEL, block.stop))
                 # Only the lower triangle is read.
                 gram[columns, : columns.stop] += some[:, columns].t() @ some[:, : columns.stop]
-            right[block.columns] += some[:, block.columns].t() @ wanted
+            right[block] += some[:, block].t() @ wanted
+    held_out = features.values[checked]
+    if weights is not None:
+        held_out *= weights[checked, None].sqrt()
     expected = residual[checked]
     best, before = None, squared_norm(expected)
     for ridge_lambda, solved in _solutions(gram, right, float(gram.diagonal().mean()), ridge_lambdas):
-        weights = solved.float()
-        outcome = FitOutcome(ridge_lambda, before, squared_norm(expected - held_out @ weights))
+        change = solved.float()
+        outcome = FitOutcome(ridge_lambda, before, squared_norm(expected - held_out @ change))
         if outcome.after < (before if best is None else best.outcome.after):
-            best = Fit(outcome, weights=weights)
+            best = Fit(outcome, weights=change)
     return best
 
 

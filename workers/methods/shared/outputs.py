@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from moevolve.workers.contract.fitting import NeuronSettings
@@ -30,6 +31,13 @@ class FeatureBlock:
     columns: slice
     tokens: Tensor
     values: Tensor
+
+    def add_to(self, stream: Tensor, weights: Tensor) -> None:
+        """Add the product with weights [columns, hidden] to a stream, float32 [all tokens, hidden], in place."""
+        if len(self.tokens) == len(stream):
+            stream.addmm_(self.values, weights)
+        else:
+            stream.index_add_(0, self.tokens, self.values @ weights)
 
 
 @contextmanager
@@ -63,13 +71,36 @@ class Features(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldFeatures:
-    """Features whose blocks are held in memory."""
+    """Features held in memory as one matrix.
 
-    width: int
-    held: Sequence[FeatureBlock]
+    Attributes:
+        values: The features, float32 [tokens, columns].
+        parts: Columns, and the tokens where they aren't all zero, bool [tokens].
+    """
+
+    values: Tensor
+    parts: tuple[tuple[slice, Tensor], ...]
+
+    @classmethod
+    def of(cls, features: Features, tokens: int, memory: int) -> HeldFeatures:
+        """Compute the features of so many tokens; see `Features.blocks` for `memory`."""
+        values, parts = torch.zeros(0), []
+        for block in features.blocks(memory):
+            if not len(values):
+                values = block.values.new_zeros(tokens, features.width)
+            values[block.tokens, block.columns] = block.values
+            used = torch.zeros(tokens, dtype=torch.bool, device=values.device).index_fill_(0, block.tokens, True)
+            parts.append((block.columns, used))
+        return cls(values, tuple(parts))
+
+    @property
+    def width(self) -> int:
+        return self.values.shape[1]
 
     def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-        yield from self.held
+        all_tokens = torch.arange(len(self.values), device=self.values.device)
+        for columns, _ in self.parts:
+            yield FeatureBlock(columns, all_tokens, self.values[:, columns])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
