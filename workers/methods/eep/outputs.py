@@ -29,7 +29,14 @@ from moevolve.workers.methods.eep.experts import LayerExperts, SharedExpert
 from moevolve.workers.methods.eep.neuron_pruning import prune_neurons
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter, RatioHistogram, Routing
-from moevolve.workers.methods.shared.outputs import FeatureBlock, Features, NeuronSelection, Recorded, recording
+from moevolve.workers.methods.shared.outputs import (
+    FeatureBlock,
+    Features,
+    NeuronSelection,
+    Recorded,
+    choosing,
+    recording,
+)
 
 # Lower bound on a group's routing mass: how far below it lies isn't worth fitting.
 _LEAST_MASS = 1e-6
@@ -141,8 +148,10 @@ class ExpertOutputs:
             skip_below = self._skip_threshold(*rows, hidden)
             self._route_by(*rows, skip_below)
             _, weights, chosen = self._router(hidden)
-        routings = (original[1], original[2]), (weights, chosen)
-        ids = choose_neurons(neurons, hidden, *routings, retained, width, settings, memory, token_weights)
+        some = choosing(len(hidden))
+        routings = (original[1][some], original[2][some]), (weights[some], chosen[some])
+        token_weights = None if token_weights is None else token_weights[some]
+        ids = choose_neurons(neurons, hidden[some], *routings, retained, width, settings, memory, token_weights)
         selection = NeuronSelection(ids, rows, skip_below)
         self.use_neurons(selection)
         return selection, (hidden, weights, chosen)
@@ -265,7 +274,7 @@ class ExpertFeatures:
             tokens, place = (self.chosen == expert).nonzero(as_tuple=True)
             if not len(tokens):
                 continue
-            hidden, weights = self.hidden[tokens], self.weights[tokens, place].float()[:, None]
+            hidden, weights = self.hidden.index_select(0, tokens), self.weights[tokens, place].float()[:, None]
             # Per neuron: gate, up, their product, the features in float32, sorted, and multiplied with each other, for
             # every token; and a row of weights.
             step = max(1, (memory - hidden.nbytes) // (28 * (len(tokens) + self.hidden.shape[1])))

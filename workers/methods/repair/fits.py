@@ -23,6 +23,7 @@ from moevolve.workers.methods.shared.outputs import (
     NeuronSelectingOutput,
     NeuronSelection,
     Recorded,
+    choosing,
 )
 
 # One sequence in this many is held out: it isn't fitted, but used to check fits.
@@ -82,16 +83,33 @@ class FittedLayer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Pass:
-    """What is computed of a layer once for all of its fits.
+class _Tokens:
+    """What the fits of a layer need to know of the tokens.
 
     Attributes:
-        recorded: Tensors recorded in the pass.
+        recorded: Tensors recorded in a pass through the layer.
         after: Residual stream after the layer, [tokens, hidden]; without the routed experts if neurons are selected.
+        target: Target of that stream, [tokens, hidden].
+        checked: Mask of held-out tokens, bool [tokens].
+        weights: Weights of tokens, float32 [tokens]; None for 1.
     """
 
     recorded: Recorded
     after: Tensor
+    target: Tensor
+    checked: Tensor
+    weights: Tensor | None
+
+    def choosing(self) -> _Tokens:
+        """The tokens that neurons are chosen on."""
+        some = choosing(len(self.after))
+        return _Tokens(
+            tuple(each[some] for each in self.recorded),
+            self.after[some],
+            self.target[some],
+            self.checked[some],
+            None if self.weights is None else self.weights[some],
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,78 +201,75 @@ class LayerFits:
         return fitted
 
     def _fit(self, output: LayerOutput, state: Tensor) -> FittedLayer:
-        target = None if self._strength == "none" else self._target(output, state)
-        selection, computed = self._run(output, state)
-        if target is None:
-            _, after = self._run_features(output, computed, selection)
-            return FittedLayer(selection, (), after.to(state.dtype), None)
-        target = target.to(computed.after.device).float()
-        trial = self._try_fit(output, computed, target, selection)
-        if selection is not None and self._strength in ("ridge", "matched"):
-            trial = self._try_pruned(output, computed, target, trial)
+        fitted = self._strength != "none"
+        target = self._target(output, state) if fitted else state
+        selection, recorded, after = self._run(output, state)
+        checked, weights = self._reference.checked.to(after.device), self._weights
+        weights = None if weights is None else weights.to(after.device)
+        tokens = _Tokens(recorded, after, target.to(after.device), checked, weights)
+        if not fitted:
+            return FittedLayer(selection, (), self._features(output, tokens, selection)[1].to(state.dtype), None)
+        if selection is None or self._settings.neurons.candidates == 1 or self._strength == "scalar":
+            trial = self._try_fit(output, tokens, selection)
+        else:
+            trial = self._try_pruned(output, tokens, selection)
         return self._apply(trial, output, state.dtype)
 
-    def _run(self, output: LayerOutput, state: Tensor) -> tuple[NeuronSelection | None, _Pass]:
+    def _run(self, output: LayerOutput, state: Tensor) -> tuple[NeuronSelection | None, Recorded, Tensor]:
         """Run the layer, and put the neurons of largest importance in place, unless the experts keep their own."""
         settings, layer = self._settings.neurons, output.layer
         run_layer = partial(self._reference.streams.run_layer, layer, state, part=output.next_part)
         if settings is None:
             with output.recording() as records:
                 after, recorded = run_layer(records=records)
-            return None, _Pass(recorded, after)
+            return None, recorded, after
         if not isinstance(output, NeuronSelectingOutput):
             raise UserError("repair.neurons: only experts of a mixture can be filled with neurons of others")
         with output.recording() as records, output.without_experts():
             after, recorded = run_layer(records=records)
-        selection, recorded = output.select_neurons(recorded, self._weights, settings, self._memory)
-        return selection, _Pass(recorded, after)
+        return *output.select_neurons(recorded, self._weights, settings, self._memory), after
 
-    def _run_features(
-        self, output: LayerOutput, computed: _Pass, selection: NeuronSelection | None
+    def _features(
+        self, output: LayerOutput, tokens: _Tokens, selection: NeuronSelection | None
     ) -> tuple[Features, Tensor]:
         """Features of the neurons in use, held if the fit needs all of them at once, and the stream after the layer."""
-        features, after = output.features(computed.recorded), computed.after.float()
+        features, after = output.features(tokens.recorded), tokens.after.float()
         if features.width <= len(after):
             features = HeldFeatures.of(features, len(after), self._memory)
         if selection is not None:
             assert isinstance(output, NeuronSelectingOutput)
-            after = after + output.experts_output(computed.recorded, features, self._memory)
+            after = after + output.experts_output(tokens.recorded, features, self._memory)
         return features, after
 
-    def _try_pruned(self, output: LayerOutput, computed: _Pass, target: Tensor, first: _Trial) -> _Trial:
-        """Fit the neurons that pruning leads to. Return this fit or the first, whichever has the smaller error."""
-        settings, important = self._settings.neurons, first.selection
-        assert settings is not None and important is not None and isinstance(output, NeuronSelectingOutput)
-        if settings.candidates == 1:
-            return first
+    def _try_pruned(self, output: LayerOutput, tokens: _Tokens, important: NeuronSelection) -> _Trial:
+        """Fit these neurons, or those that pruning more candidates leads to, whichever leave the smaller error."""
+        settings, some = self._settings.neurons, tokens.choosing()
+        assert settings is not None and isinstance(output, NeuronSelectingOutput)
+        first = self._try_fit(output, some, important)
         applied = self._apply(first, output, torch.float32).state
         assert applied is not None
-        # Its features are computed again if it is the one to apply.
-        first = replace(first, features=output.features(computed.recorded))
         taken = first.fit.outcome.ridge_lambda if first.fit else None
         ridge_lambda = taken or min(self._settings.ridge_lambdas)
-        checked = self._reference.checked
-        weights = (~checked).float() if self._weights is None else self._weights * ~checked
-        pruned = output.prune_neurons(
-            computed.recorded, important, target - applied, weights, ridge_lambda, settings, self._memory
+        weights = (~some.checked).float() if some.weights is None else some.weights * ~some.checked
+        selection = output.prune_neurons(
+            some.recorded, important, some.target - applied, weights, ridge_lambda, settings, self._memory
         )
-        if not torch.equal(pruned.neurons, important.neurons):
-            output.use_neurons(pruned)
-            trial = self._try_fit(output, computed, target, pruned)
-            if trial.error < first.error:
-                return trial
-        output.use_neurons(important)
-        return first
+        trial, first_error = None, first.error
+        del first, applied  # whose memory the next fit needs
+        if not torch.equal(selection.neurons, important.neurons):
+            output.use_neurons(selection)
+            trial = self._try_fit(output, some, selection)
+        if trial is None or trial.error >= first_error:
+            selection, trial = important, None
+            output.use_neurons(important)
+        if trial is None or len(some.after) < len(tokens.after):
+            trial = self._try_fit(output, tokens, selection)
+        return trial
 
-    def _try_fit(
-        self, output: LayerOutput, computed: _Pass, target: Tensor, selection: NeuronSelection | None
-    ) -> _Trial:
-        """Fit the neurons in place to a target, float32 [tokens, hidden], without changing them."""
-        features, after = self._run_features(output, computed, selection)
-        residual = target - after
-        checked = self._reference.checked.to(after.device)
-        weights = None if self._weights is None else self._weights.to(after.device)
-        layer = LayerSystem(features, output.weights, residual, checked, weights)
+    def _try_fit(self, output: LayerOutput, tokens: _Tokens, selection: NeuronSelection | None) -> _Trial:
+        """Fit the neurons in place without changing them."""
+        features, after = self._features(output, tokens, selection)
+        layer = LayerSystem(features, output.weights, tokens.target.float() - after, tokens.checked, tokens.weights)
         if self._strength == "scalar":
             fit = fit_scalar(layer, self._memory)
         else:

@@ -194,14 +194,14 @@ def _primal(layer: LayerSystem, residual: Tensor, ridge_lambdas: Sequence[float]
     right = residual.new_zeros(features.width, residual.shape[1], dtype=torch.float64)
     for start in range(0, len(residual), _ROWS):
         chunk = slice(start, start + _ROWS)
-        fitted = ~checked[chunk]
-        rows, target = features.values[chunk][fitted], residual[chunk][fitted]
+        fitted = (~checked[chunk]).nonzero()[:, 0]
+        rows, target = features.values[chunk].index_select(0, fitted), residual[chunk].index_select(0, fitted)
         if weights is not None:
             rows *= weights[chunk, None][fitted].sqrt()
         for block, used in features.parts:
-            at = used[chunk][fitted]
-            # Other tokens contribute nothing; leaving them out pays if they are most.
-            some, wanted = (rows, target) if 2 * int(at.sum()) > len(rows) else (rows[at], target[at])
+            at = used[chunk][fitted].nonzero()[:, 0]
+            # Other tokens contribute nothing, but leaving them out takes copies.
+            some, wanted = (rows, target) if 4 * len(at) > len(rows) else (rows[at], target[at])
             for first in range(block.start, block.stop, _PANEL):
                 columns = slice(first, min(first + _PANEL, block.stop))
                 # Only the lower triangle is read.

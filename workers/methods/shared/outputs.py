@@ -14,8 +14,16 @@ from torch import Tensor, nn
 from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.methods import Applicator
 
+# Of more than twice as many tokens every second, third ... chooses neurons.
+_CHOOSING_TOKENS = 4096
+
 Recorded = tuple[Tensor, ...]
 """Tensors recorded during a pass, from which features are computed; tokens are the first dimension of each."""
+
+
+def choosing(tokens: int) -> slice:
+    """Which of so many tokens neurons are chosen on; the fit of the chosen ones takes all."""
+    return slice(None, None, max(1, tokens // _CHOOSING_TOKENS))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
