@@ -1,18 +1,24 @@
-"""What fitting takes: one layer of Mixtral-8x7B's shape, a narrow layer, and the demo model beside an evaluation.
+"""What fitting takes: one layer of Mixtral-8x7B's shape, a narrow layer, and candidates in plain forward passes.
 
     python tests/benchmarks/bench_repair.py [--threads 2] [--tokens 4096] [--device cpu] [--memory-mb 8192]
+        [--model configs/demo/fine --task demo-span --experts 8]
 
 The layer has 4 kept experts of 14,336 neurons with weights and tokens drawn at random, in float32 (2.6 GiB): more
 features than tokens, so the dual form; one lambda is tried. The narrow layer has more tokens than features, so the
 primal form, and four lambdas. Memory is what the process holds beyond what it held before; what is stated is
 `fit_bytes`, and what blocks of features may take beside it.
+
+Candidates are random ones of a mixture of experts, unrepaired, and filled and repaired as the preset `widths` does it.
+Their processor time is compared with that of `transformers` for one forward pass of the full model over the search
+split. Shares of a repair's time are those of its functions, without the functions listed beside them.
 """
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -21,19 +27,21 @@ import bench
 import numpy as np
 import torch
 
-from moevolve.search.config.files import load_run_config
+from moevolve.search.config.files import parse_run_config
 from moevolve.search.running.set_up import set_up
-from moevolve.workers.contract.edits import Calibration
-from moevolve.workers.contract.fitting import FitRows, RowsMeasurement
+from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.messages import EvaluationRequest
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
-from moevolve.workers.methods.eep.outputs import ExpertFeatures
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
+from moevolve.workers.methods.eep.outputs import ExpertFeatures, ExpertOutputs
+from moevolve.workers.methods.repair import fits
 from moevolve.workers.methods.repair.ridge import LayerSystem, fit_bytes, fit_ridge
+from moevolve.workers.methods.repair.streams import ResidualStreams
+from moevolve.workers.methods.shared.passes import padded_batches
 from moevolve.workers.worker import EvaluationWorker
 
-DEMO = Path(__file__).parents[2] / "configs" / "runs" / "demo.yaml"
+CONFIGS = Path(__file__).parents[2] / "configs"
 PAGE = 4096
 
 
@@ -74,13 +82,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--memory-mb", type=int, default=8192)
+    parser.add_argument("--model", default=str(CONFIGS / "demo" / "fine"))
+    parser.add_argument("--task", default="demo-span")
+    parser.add_argument("--experts", type=int, default=8)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print("repair of one layer, 4 experts of which 2 are active, random weights and tokens")
     memory = options.memory_mb << 20
     fit_layer("Mixtral-8x7B", 4096, 14336, options.tokens, (0.01,), memory, options.device)
     fit_layer("narrow", 256, 512, 16384, (1e-3, 1e-2, 1e-1, 1.0), memory, options.device)
-    beside_an_evaluation()
+    candidates_in_passes(options.model, options.task, options.experts)
 
 
 @torch.inference_mode()
@@ -133,36 +144,82 @@ def random_features(hidden: int, width: int, tokens: int, device: str) -> Expert
     return ExpertFeatures(ExpertNeurons(module, tensors), drawn(tokens, hidden), weights, chosen, None)
 
 
-def beside_an_evaluation() -> None:
-    """The demo's model: random subsets of experts, evaluated on the search split, and repaired before that."""
-    setup = set_up(load_run_config(DEMO), "repair")
+def candidates_in_passes(model: str, task: str, experts: int) -> None:
+    """Candidates of a run with the preset `widths`, whose first random one warms up."""
+    genome = {"kind": "capacity", "experts": experts}
+    data = {"name": "cost", "preset": "widths", "model": {"path": model, "device": "cpu"}, "genome": genome}
+    setup = set_up(parse_run_config(data | {"tasks": [{"name": task}]}, "bench_repair"), "cost")
     config = setup.config
-    assert config.model is not None
+    assert config.model is not None and setup.space.measurement is not None
     worker = EvaluationWorker(config.model, config.engine)
-    (ref,) = setup.splits("search")
-    split = setup.all_prepared[ref.fingerprint]
-    rows = FitRows.of(Calibration.from_bytes(worker.calibrate(RowsMeasurement(16384), (split,))).arrays)
-    plain, repaired = ([], [])
-    for seed in range(4):
-        edit = random_subset(worker, seed)
-        for times, each in ((plain, edit), (repaired, RepairedEdit(edit, RepairSettings(tokens=8192), rows))):
-            reply = worker.evaluate(EvaluationRequest(each, (ref,)), (split,))
+    ref, calibration = setup.splits("search")[0], setup.splits("calibration")[0]
+    split, rows = (setup.all_prepared[each.fingerprint] for each in (ref, calibration))
+    space = setup.space.calibrated(Calibration.from_bytes(worker.calibrate(setup.space.measurement, (rows,))))
+    plain = plain_pass(config.model, worker._engine.tokens_of(split).prompts)
+    spent = watched()
+    print(f"candidates of {model}, {experts} experts per layer; a plain forward pass over {task}: {plain:.2f} s")
+    for seed in range(3):
+        genome = space.sample(np.random.default_rng(seed), config.phases[-1]).genome
+        unrepaired = EepEdit(*2 * (genome.base.express().router_mapping,), genome.base.express().active)
+        spent.clear()
+        times = []
+        for edit in (unrepaired, genome.express()):
+            started = time.process_time()
+            reply = worker.evaluate(EvaluationRequest(edit, (ref,)), (split,))
             assert reply.failure is None, reply.failure
-            times.append(reply.seconds)
-    evaluation = statistics.median(plain[1:])
-    fits = statistics.median(repaired[1:]) - evaluation
-    tokens = min(8192, len(rows.tokens))
-    print(
-        f"  the demo's model, {tokens:,} tokens, 4 lambdas: {fits:.2f} s beside {evaluation:.2f} s for an evaluation "
-        f"({fits / evaluation:.1f} times); the first one {repaired[0] - plain[0]:.2f} s, with the unedited model's pass"
-    )
+            times.append(time.process_time() - started)
+        if seed:
+            shares = ", ".join(f"{name} {taken / times[1]:.0%}" for name, taken in spent.most_common(8))
+            print(f"  unrepaired {times[0] / plain:.2f} passes, repaired {times[1] / plain:.2f}: {shares}")
 
 
-def random_subset(worker: EvaluationWorker, seed: int) -> EepEdit:
-    rng, layers = np.random.default_rng(seed), worker.resident.layers
-    kept = np.stack([rng.permutation(layers[0].count)[:4] for _ in layers])
-    matrices = np.eye(layers[0].count, dtype=np.float32)[kept]
-    return EepEdit(matrices, matrices, 2)
+@torch.inference_mode()
+def plain_pass(config: ModelConfig, sequences: Sequence[Tokens]) -> float:
+    """Processor seconds of one forward pass in `transformers`, the least of three."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(config.path, dtype="auto", experts_implementation="eager").eval()
+    times = []
+    for _ in range(3):
+        started = time.process_time()
+        for batch in padded_batches(sequences, torch.device("cpu")):
+            model(input_ids=batch.ids, use_cache=False)
+        times.append(time.process_time() - started)
+    return min(times)
+
+
+def watched() -> Counter[str]:
+    """Let a repair's functions count their processor seconds, each without those that it calls."""
+    spent: Counter[str] = Counter()
+    inner: list[float] = []
+
+    def watch(holder: Any, name: str) -> None:
+        function = getattr(holder, name)
+
+        def timed(*args: Any, **settings: Any) -> Any:
+            started = time.process_time()
+            inner.append(0.0)
+            try:
+                return function(*args, **settings)
+            finally:
+                taken = time.process_time() - started
+                spent[name] += taken - inner.pop()
+                if inner:
+                    inner[-1] += taken
+
+        setattr(holder, name, timed)
+
+    functions = {
+        ResidualStreams: ("run_layer",),
+        fits: ("fit_ridge",),
+        fits.LayerFits: ("_features", "_apply"),
+        ExpertOutputs: ("select_neurons", "prune_neurons", "use_neurons"),
+        EvaluationWorker: ("_score",),
+    }
+    for holder, names in functions.items():
+        for name in names:
+            watch(holder, name)
+    return spent
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from moevolve.workers.methods.eep.neuron_pruning import candidate_count, pruning
 from moevolve.workers.methods.repair.edit import RepairSettings
 from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
 from moevolve.workers.methods.repair.ridge import fit_bytes, has_room
+from moevolve.workers.methods.shared.outputs import choosing
 from moevolve.workers.methods.shared.passes import BATCH_COLUMNS
 from moevolve.workers.profiling.activations import STREAMS
 from moevolve.workers.profiling.outline import ModelOutline
@@ -131,9 +132,13 @@ class _RepairCounter:
         neurons = self._settings.neurons
         if neurons is None or not fit.pool:
             return 0
-        width, tokens = _block_width(fit), int(fit.density * self._tokens)
-        count = candidate_count(width, neurons, tokens, self._outline.hidden, self._settings.memory_mb << 20)
+        width, memory = _block_width(fit), self._settings.memory_mb << 20
+        count = candidate_count(width, neurons, self._choosing(fit), self._outline.hidden, memory)
         return count if count > width else 0
+
+    def _choosing(self, fit: FitOutline) -> int:
+        """Tokens of a kept expert that neurons are chosen on."""
+        return int(fit.density * len(range(self._tokens)[choosing(self._tokens)]))
 
     def _needed(self, fit: FitOutline) -> int:
         return fit_bytes(fit.width, self._tokens, self._outline.hidden)
@@ -159,13 +164,16 @@ class _RepairCounter:
         block = 4 * tokens * width
         # Inputs, then gate, up and an activation, or the product before and after it is widened, and a mask.
         making = size * tokens * hidden + tokens * width * (max(3 * size, size + 4) + 1)
-        features, system = fit.blocks * block, self._needed(fit)
+        system = self._needed(fit)
         if fit.width <= self._tokens:
-            fitting = max(features - block + making, features + system - 4 * self._tokens * fit.width)
+            # The features are computed once, before there is a residual, and held as one matrix, a part of the system.
+            held = 4 * self._tokens * fit.width
+            fitting = max((fit.blocks > 1) * held + making - 4 * self._tokens * hidden, system)
+            applying = 4 * hidden * fit.width + held
         else:
             fitting = making + system
+            applying = 4 * hidden * fit.width + max(making, block + 8 * tokens * hidden, 16 * hidden * width)
         fitting += (self._settings.answer_weight != 1) * 4 * self._tokens * hidden
-        applying = 4 * hidden * fit.width + max(making, block + 8 * tokens * hidden, 16 * hidden * width)
         applying += 4 * self._tokens * hidden
         states = self._tokens * hidden * (2 * size + 4)
         return min(self._settings.memory_mb << 20, max(fitting, applying)) + states
@@ -178,7 +186,6 @@ class _RepairCounter:
         """
         tokens, hidden = int(fit.density * self._tokens), self._outline.hidden
         size, width = self._outline.facts.dtype_bytes, _block_width(fit)
-        features = int(4 * self._tokens * (fit.density * fit.blocks * width + fit.dense))
         # Rows of gate and up; gate, up and their product, which is widened to float32, weighted and sorted by token.
         making = 2 * size * hidden * width + (3 * size + 12) * tokens * width
         # The block's change, its weights before and after in float32, and what the change came to in their dtype.
@@ -186,9 +193,13 @@ class _RepairCounter:
         change = 4 * fit.width * hidden
         kept = change if change <= FIT_CACHE_BYTES else 0
         applying = 4 * hidden * min(fit.width, self._tokens) + kept + adding
-        taken = max(
-            features + max(self._needed(fit) + making, applying),
-            pruning_bytes(self._candidates(fit), tokens, hidden),
-        )
+        if fit.width <= self._tokens:
+            # One matrix, which is a part of the system.
+            features = 4 * self._tokens * fit.width
+            fitting = max(features + max(making, applying), self._needed(fit))
+        else:
+            features = int(4 * self._tokens * (fit.density * fit.blocks * width + fit.dense))
+            fitting = features + max(self._needed(fit) + making, applying)
+        taken = max(fitting, pruning_bytes(self._candidates(fit), self._choosing(fit), hidden))
         states = self._tokens * hidden * (4 * size + 4 * (3 + (self._settings.answer_weight != 1)))
         return min(self._settings.memory_mb << 20, taken) + states

@@ -69,12 +69,14 @@ class FittedLayer:
         changes: Changes of the weights by columns of the features.
         state: Residual stream after the layer, [tokens, hidden]; None if a later part of the layer is fitted, too.
         outcome: Result of the fit; None if it changed nothing.
+        pruned: False if pruning led to neurons that leave more error than the most important ones.
     """
 
     selection: NeuronSelection | None
     changes: tuple[tuple[slice, Tensor], ...]
     state: Tensor | None
     outcome: FitOutcome | None
+    pruned: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -122,6 +124,7 @@ class _Trial:
         after: Residual stream after the layer, without the fit, [tokens, hidden].
         fit: The fit; None if none reduces the error.
         error: Squared error on held-out tokens with the fit.
+        pruned: See `FittedLayer`.
     """
 
     selection: NeuronSelection | None
@@ -129,6 +132,7 @@ class _Trial:
     after: Tensor
     fit: Fit | None
     error: float
+    pruned: bool = True
 
 
 class FitCache:
@@ -161,6 +165,9 @@ class LayerFits:
         self._layer_hashes = edit.layer_hashes
         self._memory = edit.settings.memory_mb << 20
         self._weights = reference.token_weights(edit.settings.answer_weight)
+        neurons = edit.settings.neurons
+        # Where it doesn't pay in a layer it seldom does in later ones, and it takes half of a fit's time.
+        self._prunes = neurons is not None and neurons.candidates > 1 and strength in ("ridge", "matched")
 
     def run(self, outputs: Sequence[LayerOutput]) -> list[tuple[FitOutcome | None, NeuronSelection | None]]:
         """Fit outputs in order; returns no more than outcomes and selections, since states are large."""
@@ -176,6 +183,7 @@ class LayerFits:
                     fitted = replace(fitted, state=None)
                 if fitted.outcome is None or fitted.changes:
                     self._cache.put(key, fitted)
+            self._prunes &= fitted.pruned
             if fitted.state is not None:
                 state, layer = fitted.state, layer + 1
             fits.append((fitted.outcome, fitted.selection))
@@ -209,10 +217,10 @@ class LayerFits:
         tokens = _Tokens(recorded, after, target.to(after.device), checked, weights)
         if not fitted:
             return FittedLayer(selection, (), self._features(output, tokens, selection)[1].to(state.dtype), None)
-        if selection is None or self._settings.neurons.candidates == 1 or self._strength == "scalar":
-            trial = self._try_fit(output, tokens, selection)
-        else:
+        if self._prunes and selection is not None:
             trial = self._try_pruned(output, tokens, selection)
+        else:
+            trial = self._try_fit(output, tokens, selection)
         return self._apply(trial, output, state.dtype)
 
     def _run(self, output: LayerOutput, state: Tensor) -> tuple[NeuronSelection | None, Recorded, Tensor]:
@@ -259,12 +267,13 @@ class LayerFits:
         if not torch.equal(selection.neurons, important.neurons):
             output.use_neurons(selection)
             trial = self._try_fit(output, some, selection)
-        if trial is None or trial.error >= first_error:
+        better = trial is not None and trial.error < first_error
+        if not better:
             selection, trial = important, None
             output.use_neurons(important)
         if trial is None or len(some.after) < len(tokens.after):
             trial = self._try_fit(output, tokens, selection)
-        return trial
+        return replace(trial, pruned=better)
 
     def _try_fit(self, output: LayerOutput, tokens: _Tokens, selection: NeuronSelection | None) -> _Trial:
         """Fit the neurons in place without changing them."""
@@ -294,7 +303,7 @@ class LayerFits:
         """Change the layer's weights, and compute the residual stream, in a dtype, with the rounded change."""
         after, fit, features = trial.after, trial.fit, trial.features
         if fit is None:
-            return FittedLayer(trial.selection, (), after.to(dtype), None)
+            return FittedLayer(trial.selection, (), after.to(dtype), None, trial.pruned)
         cacheable = 4 * features.width * after.shape[1] + after.nbytes <= FIT_CACHE_BYTES
         changes, stream = [], after.clone()
         for block in features.blocks(self._memory // 2):
@@ -302,4 +311,4 @@ class LayerFits:
             block.add_to(stream, output.add(block.columns, change))
             if cacheable:
                 changes.append((block.columns, change))
-        return FittedLayer(trial.selection, tuple(changes), stream.to(dtype), fit.outcome)
+        return FittedLayer(trial.selection, tuple(changes), stream.to(dtype), fit.outcome, trial.pruned)

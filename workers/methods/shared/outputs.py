@@ -15,7 +15,7 @@ from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.methods import Applicator
 
 # Of more than twice as many tokens every second, third ... chooses neurons.
-_CHOOSING_TOKENS = 4096
+_CHOOSING_TOKENS = 8192
 
 Recorded = tuple[Tensor, ...]
 """Tensors recorded during a pass, from which features are computed; tokens are the first dimension of each."""

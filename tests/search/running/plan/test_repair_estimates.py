@@ -217,7 +217,7 @@ def test_fits_are_those_that_are_made(
     """Widths, and how many columns are at work for a token, of repairs on tiny models."""
     run = MAKERS[kind](tiny, tmp_path)
     phase = run.phases[0].kind
-    repair = {"target": target, "neurons": {} if kind == "eep" else None}
+    repair = {"target": target, "neurons": {"candidates": 1} if kind == "eep" else None}
     phases = [{"kind": phase, "evaluations": 2, "initial": 2, "repair": {"tokens": 200} | repair}]
     final = {"rerank": 0, "test": False}
     config = RunConfig.model_validate(run.model_dump() | {"phases": phases, "final": final})
@@ -226,7 +226,7 @@ def test_fits_are_those_that_are_made(
 
     def fitted(layer: Any, *others: Any) -> Any:
         features, tokens = layer.features, len(layer.residual)
-        filled = sum(block.values.numel() for block in features.blocks(1 << 30))
+        filled = sum(int(used.sum()) * (columns.stop - columns.start) for columns, used in features.parts)
         fits.append((features.width, tokens, filled / (tokens * features.width)))
         return fit_ridge(layer, *others)
 
@@ -239,10 +239,9 @@ def test_fits_are_those_that_are_made(
     costs = costs_of(config.space(outline.facts), outline)
     expected = [fit for layer in costs.fitted_maps(uneven=False) for fit in layer]
     (work,) = repair_works(config, costs, outline)
-    times = 2 if kind == "eep" else 1  # neurons by worth, and by what a fit of them leaves
-    assert [width for width, _, _ in fits] == [fit.width for fit in expected for _ in range(times)] * candidates
+    assert [width for width, _, _ in fits] == [fit.width for fit in expected] * candidates
     assert {tokens for _, tokens, _ in fits} <= set(range(work.tokens - 20, work.tokens + 1))
-    for fit, (_, _, density) in zip(expected, fits[::times], strict=False):
+    for fit, (_, _, density) in zip(expected, fits, strict=False):
         # Random candidates' differ from the start's, and blocks are taken as wide as one of their columns needs.
         assert density == pytest.approx(fit.density, abs=1e-6 if kind == "eep" else 1.0)
         assert 0 < fit.density <= 1
