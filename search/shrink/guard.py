@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.preparation.registry import split_fitness
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.search.loop.final_table import FinalTable
@@ -143,7 +144,7 @@ def _held_out(subject: Candidate, table: FinalTable) -> Iterator[Probe]:
     """The `test` split of every task, with what the final table has on it."""
     for section, task in zip(subject.config.tasks, table.tasks, strict=True):
         split = prepared_split(subject, section.name, "test")
-        graded = split.metric == "accuracy"
+        graded = FITNESSES[split.fitness].reads != "texts"
         if split.fitness != "agreement":
             split = prepared_split(subject, f"{split_fitness(section.name)[0]}@agreement", "test")
         recovery, unscored = recovery_of(table, task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,7 +129,7 @@ class TaskLook:
         rows: Number of rows of `search` that are scored.
         score: Score of these rows, in [0, 1]; None if a candidate's answers are compared with the full model's.
         least: Score below which the full model doesn't know the task: what guessing among choices gives, or 0.2; None
-            if answers aren't right or wrong.
+            if there are no answers to be right or wrong, and the score is 1 / perplexity.
         answers: The first answers; empty if there are no texts.
     """
 
@@ -141,8 +142,11 @@ class TaskLook:
     def __str__(self) -> str:
         if self.score is None:
             return f"{self.task}: candidates are compared with the full model"
-        limit = "" if self.least is None else f" (a search needs {percent(self.least)})"
-        return f"{self.task}: the full model scores {percent(self.score)} on {self.rows} rows of `search`{limit}"
+        rows = f"on {self.rows} rows of `search`"
+        if self.least is None:
+            perplexity = 1 / self.score if self.score else math.inf
+            return f"{self.task}: the full model's perplexity is {perplexity:.4g} {rows}"
+        return f"{self.task}: the full model scores {percent(self.score)} {rows} (a search needs {percent(self.least)})"
 
 
 @dataclass(frozen=True, slots=True)
