@@ -52,7 +52,8 @@ def budget_of(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     """Read the size or the speed that a request asks for; None if it asks for experts, neurons or active neurons.
 
     Raises:
-        UserError: It asks for several or none of them, or a size, speed or length isn't one.
+        UserError: It asks for several or none of them, for all experts or neurons, or a share, size, speed or length
+            isn't one.
     """
     given = (request.experts, request.neurons, request.size, request.speed, request.active)
     if sum(each is not None for each in given) != 1:
@@ -60,6 +61,7 @@ def budget_of(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
             "give one of --experts (for example 50%), --neurons (for example 12.5%), --size (for example 16GiB) and "
             "--speed (for example 1.5x), or of a dense model --active (for example 50%)"
         )
+    _check_shares(request)
     if request.kind is not None and request.active is None:
         raise UserError(f"--kind {request.kind} is of --active, which isn't given")
     length = None if request.context is None else _tokens(request.context)
@@ -81,6 +83,15 @@ def budget_of(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     if request.context is not None or request.batch is not None:
         raise UserError("--context and --batch are of --size and --speed, of which none is given")
     return None
+
+
+def _check_shares(request: ShrinkOptions) -> None:
+    """Refuse shares that aren't any, or that ask for nothing, without a look at the model."""
+    if request.experts is not None and _share(request.experts) == 1:
+        raise UserError(f"--experts {request.experts}: the model is that small already; keep fewer")
+    for option, share in (("--neurons", request.neurons), ("--active", request.active)):
+        if share is not None:
+            kept_share(share, option)
 
 
 def _tokens(text: str) -> int:

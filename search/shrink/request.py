@@ -29,6 +29,9 @@ class ShrinkRequest(ShrinkOptions):
     """
 
     def answer(self, *, observer: Watcher = SILENT) -> ShrinkResult | ShrinkPlan:
+        from moevolve.search.shrink.budget import budget_of
+
+        budget_of(self)  # said before the seconds that importing the rest takes
         from moevolve.search.shrink.shrink import shrink
 
         return shrink(self, observer)

@@ -108,6 +108,10 @@ def test_the_largest_share_of_neurons_that_fits_is_kept() -> None:
         ({"size": "1GiB", "context": "32m"}, "--context 32m: give a number of tokens"),
         ({"size": "1GiB", "batch": 8}, "--batch: say with --context"),
         ({"experts": "4", "context": "32k"}, "--context and --batch are of --size and --speed"),
+        ({"experts": "100%"}, "--experts 100%: the model is that small already"),
+        ({"neurons": "100%"}, "--neurons 100%: the model is that small already"),
+        ({"neurons": "half"}, "--neurons half: give a share such as 12.5%"),
+        ({"active": "100.0 %"}, "--active 100.0 %: the model is that small already"),
     ],
 )
 def test_a_budget_that_is_none_is_refused(parameters: dict[str, Any], said: str) -> None:
