@@ -304,6 +304,7 @@ class IndividualRecord:
     parameters: int
     active_parameters: int
     parameters_full: int
+    active_parameters_full: int
     summary: str = ""
     depth: int = 0
     parents: tuple[int, ...] = ()
@@ -417,6 +418,7 @@ class BestRow:
     parameters: int
     active_parameters: int
     parameters_full: int
+    active_parameters_full: int
     summary: str
     depth: int
     phase: str

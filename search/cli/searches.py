@@ -209,6 +209,7 @@ def show(
 def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
     record, kind = detail.individual, detail.search.genome_kind
     share = 100 * record.parameters / record.parameters_full
+    used = 100 * record.active_parameters / record.active_parameters_full
     fitness = "-" if record.fitness is None else f"{percent(record.fitness)} (tie-break {record.tie_break:.4f})"
     return [
         ("individual", detail.ref),
@@ -216,10 +217,8 @@ def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
         ("made by", f"{record.operator} in phase {record.phase}, depth {record.depth}"),
         ("parents", ", ".join(f"{detail.search.name}:{parent}" for parent in record.parents) or "none"),
         (part_names([kind]), part_counts(kind, record.experts, record.active)),
-        (
-            "parameters",
-            f"{record.parameters:,} of {record.parameters_full:,} ({share:.1f} %), {record.active_parameters:,} active",
-        ),
+        ("parameters", f"{record.parameters:,} of {record.parameters_full:,} ({share:.1f} %)"),
+        ("active", f"{record.active_parameters:,} of {record.active_parameters_full:,} ({used:.1f} %)"),
         ("status", record.status + (f" ({record.failure_kind}): {record.failure}" if record.failure else "")),
         ("fitness", fitness),
         ("content hash", record.content_hash),

@@ -159,9 +159,9 @@ def _over_tasks(store: StoreReader, search: SearchRecord, split: Split) -> tuple
         known = tuple(score for score in scores(row.phenotype_hash) if score is not None)
         if prints and len(known) == len(prints):
             measured.append(_front_row(row, search.id, search.name, known))
-    size = next((row.parameters_full for row in rows.values()), None)
+    sizes = next(((row.parameters_full, row.active_parameters_full) for row in rows.values()), (None, None))
     front = [measured[place] for place in unbeaten([one.scores for one in measured])]
-    return front, Mark(FULL_LABEL, None, scores(FULL_MODEL), size, None)
+    return front, Mark(FULL_LABEL, None, scores(FULL_MODEL), *sizes)
 
 
 def _front_row(row: BestRow | IndividualRecord, search_id: str, name: str, scores: tuple[float, ...]) -> FrontRow:
@@ -175,6 +175,7 @@ def _front_row(row: BestRow | IndividualRecord, search_id: str, name: str, score
         parameters=row.parameters,
         active_parameters=row.active_parameters,
         parameters_full=row.parameters_full,
+        active_parameters_full=row.active_parameters_full,
         summary=row.summary,
     )
 

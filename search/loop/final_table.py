@@ -17,7 +17,7 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.strategies.base import rank_key
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualRecord, SearchRecord
-from moevolve.workers.contract.facts import DTYPE_BYTES, ModelFacts, active_parameters
+from moevolve.workers.contract.facts import DTYPE_BYTES
 from moevolve.workers.contract.messages import EvaluationRequest
 
 FULL_LABEL = "full model"
@@ -53,7 +53,7 @@ class Entry:
         ref: `search:index` of an individual; None for the full model and for means over draws.
         scores: One score per task and evaluated split.
         parameters: Number of parameters; None if it isn't stored yet.
-        active_parameters: Number of parameters used per token; None if only the checkpoint could tell.
+        active_parameters: Number of parameters used per token; None if it isn't stored yet.
         draws: Number of random individuals in the mean; 0 for a single model.
         phenotype: Phenotype hash of the evaluations; None for means over draws.
     """
@@ -228,7 +228,6 @@ def build_final_table(
     search: SearchRecord,
     config: RunConfig,
     history: Sequence[IndividualRecord],
-    facts: ModelFacts | None = None,
 ) -> FinalTable:
     """Return the winner and the final table, as far as their evaluations are stored.
 
@@ -237,7 +236,6 @@ def build_final_table(
         search: Record of the search, which may be unfinished.
         config: Its configuration.
         history: Its individuals, in order of index.
-        facts: Facts of its model, for the full model's active parameters; None leaves them out.
     """
     scorer = Scorer(store, search, config)
     winner, reranked = winner_of(store, search, config)
@@ -251,10 +249,7 @@ def build_final_table(
         return Entry(label, detail.ref, scores, *sizes, one.summary, phenotype=row.phenotype_hash)
 
     best = None if winner is None else single(BEST_LABEL, winner)  # first, because it adds splits to the scorer
-    whole = facts.parameters if facts else None
-    if facts is None and history:
-        whole = store.individual(f"{search.name}:{history[0].index}").individual.parameters_full
-    active = None if facts is None else active_parameters(facts, facts.experts, facts.active)
+    whole, active = (history[0].parameters_full, history[0].active_parameters_full) if history else (None, None)
     entries = [Entry(FULL_LABEL, None, scorer.scores(FULL_MODEL), whole, active, phenotype=FULL_MODEL)]
     draws = random_draws(config, history)
     if draws:

@@ -96,11 +96,11 @@ def size_figure(history: Sequence[IndividualRecord], full: float | None, best: i
     with drawing(3.0) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, name, what in ((left, "parameters", "parameters kept"), (right, "active_parameters", "per token")):
-            whole = rows[0].parameters_full
+            whole = getattr(rows[0], f"{name}_full")
             points = [(100 * getattr(row, name) / whole, 100 * (row.fitness or 0)) for row in rows]
-            reference = 100 * full if full is not None and name == "parameters" else None
+            reference = 100 * full if full is not None else None
             _draw_sizes(axes, points, [row.index for row in rows].index(best) if best is not None else None, reference)
-            axes.set_xlabel(f"{what}\n[% of the full model]")
+            axes.set_xlabel(f"{what}\n[% of the full model's]")
         left.set_ylabel("score on the search split [%]")
         handles, labels = left.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=2)

@@ -303,6 +303,7 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
             parameters=parameters,
             active_parameters=parameters - genome.idle_parameters,
             parameters_full=self.facts.parameters,
+            active_parameters_full=self.facts.active_parameters,
             summary=self._summary(genome),
         )
 

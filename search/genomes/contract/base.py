@@ -54,7 +54,7 @@ class Description:
             linear layer.
         active: Experts per token.
         parameters: Parameters of the edited model, of which a token uses `active_parameters`.
-        parameters_full: Parameters of the unedited model.
+        parameters_full: Parameters of the unedited model, of which a token uses `active_parameters_full`.
         summary: Description in one line for listings.
         penalty: Amount subtracted from the candidate's score on `search`; `dev` and `test` scores have no penalty.
     """
@@ -64,6 +64,7 @@ class Description:
     parameters: int
     active_parameters: int
     parameters_full: int
+    active_parameters_full: int
     summary: str
     penalty: float = 0.0
 

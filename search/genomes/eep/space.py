@@ -259,6 +259,7 @@ class EepSpace(ExpertsSpace[EepGenome]):
             parameters=parameters,
             active_parameters=used,
             parameters_full=self.facts.parameters,
+            active_parameters_full=self.facts.active_parameters,
             summary=summary,
         )
 
