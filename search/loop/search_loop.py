@@ -284,6 +284,7 @@ def individual_record(
         active_parameters=description.active_parameters,
         parameters_full=description.parameters_full,
         active_parameters_full=description.active_parameters_full,
+        stock=description.stock,
         summary=f"{description.summary} ({offspring.note})" if offspring.note else description.summary,
         depth=depth,
         parents=offspring.parents,

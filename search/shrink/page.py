@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.results.gain import Gain
 from moevolve.search.shrink.loops import Loops
 from moevolve.search.text import percent
 
@@ -202,6 +203,7 @@ class ShrinkResult:
         first_look: What the full model makes of the data.
         checks: What the winner's answers are like, by task; empty without a winner.
         loops: How often it repeats itself; None without a winner.
+        gain: What the search gained over the best one-shot choice; None without a winner, or without such a choice.
         speed: Measured speeds; None if no speed was asked for, or nothing was written.
         written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
         seconds: Duration of each stage by its title; those of a search that was continued are of its last part.
@@ -219,6 +221,7 @@ class ShrinkResult:
     first_look: FirstLook
     checks: tuple[TaskCheck, ...]
     loops: Loops | None
+    gain: Gain | None
     speed: Speed | None
     written: Written | None
     seconds: Mapping[str, float]

@@ -56,6 +56,8 @@ class Description:
         parameters: Parameters of the edited model, of which a token uses `active_parameters`.
         parameters_full: Parameters of the unedited model, of which a token uses `active_parameters_full`.
         summary: Description in one line for listings.
+        stock: True if a checkpoint of it needs no code of its own; False also where a kind's candidates don't differ in
+            that.
         penalty: Amount subtracted from the candidate's score on `search`; `dev` and `test` scores have no penalty.
     """
 
@@ -67,6 +69,7 @@ class Description:
     active_parameters_full: int
     summary: str
     penalty: float = 0.0
+    stock: bool = False
 
 
 class Genome(ABC):

@@ -25,14 +25,16 @@ from moevolve.search.cli.app import app
 from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.config.run import RunConfig
 from moevolve.search.config.study import load_study
-from moevolve.search.loop.final_table import BEST_LABEL, FinalTable, Score
+from moevolve.search.loop.final_table import BEST_LABEL, FinalTable, Score, Scorer
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.report.contents import gather
+from moevolve.search.results.gain import search_gain
 from moevolve.search.results.study import study_rows
 from moevolve.search.running import launch as service
 from moevolve.search.running.study import run_study
 from moevolve.search.text import percent
+from moevolve.store.records import IndividualRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
@@ -107,6 +109,34 @@ def edits(store: Store, settings: RunConfig) -> dict[int, Edit]:
 def all_tied(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
     """Everybody has the same score; what breaks ties differs."""
     return 10, -mark(edit, split.task + split.split) / 1000
+
+
+def test_among_candidates_that_a_test_cant_tell_apart_a_stock_and_then_a_smaller_one_wins(store: Store) -> None:
+    right = iter([18, 17, 17, 6])  # a test tells 6 of 20 from 18
+    scores: dict[str, int] = {}
+
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
+        hashed = edit.phenotype_hash
+        return (scores.setdefault(hashed, next(right)) if split.split == "dev" else 10), 0.0
+
+    settings = config(tasks=[{"name": "one"}], final={"rerank": 4})
+    launch(store, settings, sheet)
+    scorer = Scorer(store, store.search("lab"), settings)
+    plain = scorer.ranked(store.best_of_search("lab-1", 4), "dev")
+    assert plain is not None and [scores[row.phenotype_hash] for row in plain] == [18, 17, 17, 6]
+    custom = [replace(row, stock=False, parameters=600, parameters_full=1000) for row in plain]
+
+    def winner(place: int, **changes: Any) -> int:
+        rows = [*custom[:place], replace(custom[place], **changes), *custom[place + 1 :]]
+        return rows.index(scorer.preferred(rows))
+
+    assert winner(0) == 0, "nothing speaks for another one"
+    assert winner(2, stock=True) == 2 and winner(2, parameters=590) == 2
+    assert winner(2, stock=True, parameters=900) == 2, "stock comes before size"
+    assert winner(2, parameters=598) == 0, "less than a percent is no reason"
+    assert winner(3, stock=True) == winner(3, parameters=100) == 0, "it is worse"
+    worst = Scorer(store, store.search("lab"), settings.model_copy(update={"task_aggregation": "worst"}))
+    assert worst.preferred([custom[0], replace(custom[1], stock=True)]).index == custom[0].index
 
 
 @pytest.mark.parametrize(("rule", "tasks"), [("gold_logprob", ["one", "two"]), ("index", ["one"])])
@@ -197,6 +227,45 @@ def test_one_that_breaks_on_a_task_of_test_failed_on_the_tasks_after_it(store: S
         assert ended.best.score(task, "test") == Score(task, "test", None, failure="broken")
     assert not [gap for gap in ended.gaps if "test" in gap.what]
     assert ended == reported(store)
+
+
+@pytest.mark.parametrize(
+    ("best", "first", "said"),
+    [
+        (
+            18,
+            8,
+            "The search gained 50.0 points over the best one-shot choice (reap): 90.0 against 40.0 on `test` (p",
+        ),
+        (
+            12,
+            10,
+            "The search gained nothing that a paired test can tell over the best one-shot choice (reap): 60.0",
+        ),
+        (8, 18, "The search lost 50.0 points over"),
+        (0, 18, "The search gained nothing: the best is a one-shot choice (reap)."),
+    ],
+)
+def test_what_a_search_gained_is_said_with_a_test(
+    store: Store, monkeypatch: pytest.MonkeyPatch, best: int, first: int, said: str
+) -> None:
+    """The first individual counts as a one-shot choice."""
+    shots: list[str] = []
+
+    def entries(_: Any, history: Sequence[IndividualRecord], winner: IndividualRecord | None) -> list[Any]:
+        return [("reap", history[0])] if winner is None or winner.index else []
+
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
+        if not isinstance(edit, IdentityEdit) and not shots:
+            shots.append(edit.phenotype_hash)
+        chosen = edit.phenotype_hash in shots
+        if split.split == "test":
+            return (first if chosen else best), 0.0
+        return (10 if chosen == bool(best) else 15), 0.0
+
+    monkeypatch.setattr("moevolve.search.loop.final_table.auxiliary_entries", entries)
+    monkeypatch.setattr("moevolve.search.results.gain.auxiliary_entries", entries)
+    assert str(search_gain(store, launch(store, config(), sheet))).startswith(said)
 
 
 def test_a_search_whose_every_individual_failed_has_no_winner(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
