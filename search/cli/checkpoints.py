@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 @takes(ExportRequest)
 def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    with exit_with_message("interrupted; nothing was written", moevolve.ExportError):
+    interrupted = "interrupted; nothing was written"
+    with exit_with_message(interrupted, moevolve.ExportError), stages() as on_stage:
         check_target(Path(request.directory).expanduser().absolute())  # before torch is imported, which takes seconds
-        report = moevolve.ask(store, request)
+        report = moevolve.ask(store, request, on_stage=on_stage)
     if as_json:
         print_json(report)
         return
