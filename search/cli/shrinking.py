@@ -30,7 +30,7 @@ _AGAIN = "give the same command again to go on"
 def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
     failures = (moevolve.PoolError, moevolve.ExportError, moevolve.ProfileError)
     with exit_with_message(f"interrupted, {_AGAIN}", failures):
-        found, _ = watched(partial(moevolve.shrink, **request.arguments()), again=_AGAIN)
+        found, _ = watched(partial(moevolve.shrink, **request.arguments()), again=_AGAIN, name="shrink")
     if as_json:
         print_json(found)
     elif isinstance(found, moevolve.ShrinkPlan):

@@ -51,8 +51,9 @@ def search_gain(store: StoreReader, table: FinalTable) -> Gain | None:
     if choice.phenotype_hash == table.best.phenotype:
         return Gain(label)
     both = [model_scores(store, search, each) for each in (table.best.phenotype, choice.phenotype_hash)]
-    scores = [mean_scores([each], "test") for each in both]
-    test = paired_test(*(task_outcomes([each], "test") for each in both))
-    if test is None or not all(scores):
+    one, other = (task_outcomes([each], "test") for each in both)
+    test = paired_test(one, other)
+    if test is None:
         return None
-    return Gain(label, *(each[0].score for each in scores), test.p)
+    after, before = (mean_scores([each], "test")[0].score for each in both)
+    return Gain(label, after, before, test.p)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -27,6 +26,7 @@ from moevolve.search.config.files import (
 )
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.capacity.budget import evenly_divided
+from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.budget import (
     SpeedBudget,
@@ -112,24 +112,26 @@ def files_of(request: ShrinkOptions) -> Path:
 def run_file(
     request: ShrinkOptions,
     probe: ModelProbe,
-    on_stage: Callable[[str], None],
-    check: Callable[[RunConfig], object] = lambda _: None,
+    observer: Observer,
+    begun: float,
+    check: Callable[[RunConfig], object],
 ) -> Path:
     """Write the task files and the run file of a request.
 
     A run file that was made for the same request is kept: memory that is free now must not change a search that has
-    begun. `check` is called before candidates are measured for a time, and may refuse the search.
+    begun. `check` is called before candidates are measured for a time, and may refuse the search. The time counts from
+    `begun`, in seconds of `time.monotonic`.
 
     Raises:
         UserError: A file of requests, a task or the model can't be read, or the budget can't be met on this machine.
     """
-    begun = time.monotonic()
 
     def render(chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...] | None:
         # There is no task before the chats are rendered.
         config = _parsed(_base(replace(request, weights=()), ["chats"], probe))
         return probe.call(render_chats, config, chats)
 
+    observer.on_stage("reading the data")
     domains = read_domains([Path(path) for path in request.data], render)
     folder = files_of(request)
     path = folder / _RUN_FILE
@@ -138,10 +140,11 @@ def run_file(
         if has_run_file(request):
             return path
     names = [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)]
-    data, choices = _settings(request, names, probe, on_stage)
+    observer.on_stage("choosing settings for the model and this machine")
+    data, choices = _settings(request, names, probe, observer.on_stage)
     if request.time is not None:
         check(_parsed(data))
-        evaluations, text = plan_time(request, _parsed(data), begun, probe, on_stage)
+        evaluations, text = plan_time(request, _parsed(data), begun, probe, observer)
         data, choices = _shortened(data, evaluations), [*choices, text]
     head = _mark(request) + "".join(f"{_CHOICE}{text}\n" for text in choices)
     with writing_into(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from moevolve.search.interface.parameters import SILENT, Watcher
@@ -31,7 +32,10 @@ class ShrinkRequest(ShrinkOptions):
     def answer(self, *, observer: Watcher = SILENT) -> ShrinkResult | ShrinkPlan:
         from moevolve.search.shrink.budget import budget_of
 
-        budget_of(self)  # said before the seconds that importing the rest takes
+        begun = time.monotonic()
+        # Importing the rest takes seconds.
+        budget_of(self)
+        observer.on_stage("starting")
         from moevolve.search.shrink.shrink import shrink
 
-        return shrink(self, observer)
+        return shrink(self, observer, begun)

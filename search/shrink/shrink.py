@@ -26,7 +26,7 @@ from moevolve.search.shrink.guard import Checks, check_winner, checks_table
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.page import FirstLook, ShrinkPlan, ShrinkResult, Speed, Written
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
-from moevolve.search.shrink.timing import guard_seconds, seconds_of
+from moevolve.search.shrink.timing import clock, guard_seconds, seconds_of
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import ExportError
@@ -36,14 +36,22 @@ _SAMPLING = {"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.1}
 """What brought a pruned GLM-5.2's loops from 7.2 to 2.3 % of long answers."""
 
 
-def shrink(request: ShrinkOptions, observer: Observer) -> ShrinkResult | ShrinkPlan:
+def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkResult | ShrinkPlan:
     """Search for the smaller checkpoint that a request describes, check it and write it.
+
+    Args:
+        request: The request.
+        observer: It is told every step, and the plan.
+        begun: When the request was made, in seconds of `time.monotonic`.
 
     Raises:
         UserError: the request is wrong, or the full model doesn't know a task; nothing has been searched then.
         ExportError: the checkpoint is larger or slower than requested.
     """
     budget = _checked(request)
+    if request.time is not None:
+        ends = begun + seconds_of(request.time) - time.monotonic()
+        observer.on_note(f"--time {request.time}: everything is to end by {clock(ends)}")
     seconds: dict[str, float] = {}
     with ModelProbe() as probe:
 
@@ -51,7 +59,7 @@ def shrink(request: ShrinkOptions, observer: Observer) -> ShrinkResult | ShrinkP
             return _first_look(request, config, probe, observer)
 
         with _timed("settings", seconds):
-            path = run_file(request, probe, observer.on_stage, look)
+            path = run_file(request, probe, observer, begun, look)
         if request.dry_run:
             return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         config = read_run(request, path)
@@ -149,14 +157,14 @@ def _shipped(
     with _timed("checks", seconds):
         observer.on_stage("checking the winner's answers")
         subject = bound_candidate(store, table.winner)
-        checks = check_winner(subject, table, request, path.with_name("checks.json"))
+        checks = check_winner(subject, table, request, path.with_name("checks.json"), observer.on_stage)
     tasks, loops = checks
     faults = [f"{check.task}: {fault}" for check in tasks for fault in check.faults]
     faults += [] if loops.fault is None else [f"all prompts: {loops.fault}"]
     if faults and not request.force:
         return checks, None
     with _timed("export", seconds):
-        observer.on_stage("exporting")
+        observer.on_stage("writing the checkpoint, and comparing it with the model")
         written = _export(store, subject, folder_of(request), faults, checks)
         return checks, _with_sampling(written) if request.sampling else written
 

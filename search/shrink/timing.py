@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from datetime import datetime, timedelta
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import PhaseConfig
+from moevolve.search.interface.opening import opened_store
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.launch import set_up_new
+from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.counts import final_evaluations
 from moevolve.search.running.plan.pilot import measure
 from moevolve.search.running.plan.records import Pilot
@@ -22,6 +26,8 @@ _MEASURED = 4
 """Individuals of a pilot. With fewer the mean is too noisy; more delay a short search."""
 _MOST = 10
 """Largest number of evaluations, as a multiple of the preset's: none of our searches has gained from more."""
+_LONGEST = 1.2
+"""How many times the given time a search may take by what was measured, before it is refused."""
 LEAST = 4
 """Fewest evaluations of a search."""
 _LOADS = 3
@@ -59,24 +65,40 @@ def guard_seconds(request: ShrinkOptions) -> float:
 
 
 def plan_time(
-    request: ShrinkOptions, config: RunConfig, begun: float, probe: ModelProbe, on_stage: Callable[[str], None]
+    request: ShrinkOptions, config: RunConfig, begun: float, probe: ModelProbe, observer: Observer
 ) -> tuple[int, str]:
-    """Measure a few candidates of a search, and choose how many it can try.
+    """Measure a few candidates of a search, which are kept for it, and choose how many it can try.
 
     Args:
         request: It gives the time of everything from `begun` to the end of the export.
         config: The search.
         begun: When the request was made, in seconds of `time.monotonic`.
-        probe, on_stage: See `measure`.
+        probe: See `measure`.
+        observer: Its `on_note` takes when everything will end.
 
     Returns:
         The number of candidates in all phases together, and a sentence about it for people.
+
+    Raises:
+        UserError: Even the fewest candidates take much longer, unless the request forces it.
     """
+    assert request.time is not None
     setup = set_up_new(config, None, probe.call)
     tokens = probe.call(count_tokens, setup.config, setup.prepared)
-    found = measure(setup, _MEASURED, probe=probe, on_stage=on_stage)
-    assert request.time is not None
-    return chosen(request.time, setup.config, tokens, found, time.monotonic() - begun, guard_seconds(request))
+    store = config.store if request.store is None else request.store
+    with nullcontext() if request.dry_run else opened_store(store, create=True) as keep:
+        found = measure(setup, _MEASURED, probe=probe, on_stage=observer.on_stage, keep=keep)
+    spent = time.monotonic() - begun
+    count, takes, sentence = chosen(request.time, setup.config, tokens, found, spent, guard_seconds(request))
+    if takes > _LONGEST * seconds_of(request.time) and not request.force:
+        raise UserError(f"{sentence}; give a longer time, or go on with --force")
+    observer.on_note(f"{sentence}, until {clock(takes - spent)}")
+    return count, sentence
+
+
+def clock(seconds: float) -> str:
+    """The local time of day in so many seconds."""
+    return (datetime.now() + timedelta(seconds=seconds)).strftime("%H:%M:%S")  # noqa: DTZ005 - as users' clocks say
 
 
 def count_tokens(config: RunConfig, prepared: Mapping[Split, Sequence[PreparedSplit]]) -> dict[Split, int]:
@@ -97,16 +119,20 @@ def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseCon
 
 def chosen(
     text: str, config: RunConfig, tokens: Mapping[Split, int], found: Pilot, spent: float, guard: float
-) -> tuple[int, str]:
+) -> tuple[int, float, str]:
     """Choose the number of evaluations from what a few took, after `spent` seconds; see `plan_time`.
 
-    The guard's answers take `guard` seconds at most.
+    The guard's answers take `guard` seconds at most. What was measured isn't evaluated again.
+
+    Returns:
+        The number, how many seconds everything takes then, and a sentence about it for people.
     """
     *before, last = config.phases
     one = found.of(last.kind)
     fixed = _LOADS * found.other_seconds + _APPLIED * one + guard
     fixed += found.final(last.kind, *final_evaluations(config), tokens)
     fixed += sum(phase.evaluations * found.of(phase.kind) for phase in before) / found.workers
+    fixed -= found.individuals * one / found.workers
     earlier = sum(phase.evaluations for phase in before)
     most = _MOST * (earlier + last.evaluations)
     each = one / found.workers
@@ -123,4 +149,4 @@ def chosen(
         f"--time {text}: {count} candidates{bound}; one takes {one:.2g} s on one of {found.workers} workers (measured "
         f"on {found.individuals}), everything about {duration(takes / 3600)}"
     )
-    return count, sentence
+    return count, takes, sentence
