@@ -21,11 +21,14 @@ from moevolve.search.running.plan.pilot import measure
 from moevolve.search.running.plan.records import Pilot
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.text import duration, quantity
+from moevolve.store.records import Progress
 
 _MEASURED = 4
 """Individuals of a pilot. With fewer the mean is too noisy; more delay a short search."""
 _MOST = 10
 """Largest number of evaluations, as a multiple of the preset's: none of our searches has gained from more."""
+_MEASURING = 0.5
+"""Share of the given time after which a pilot is given up: loading, final scores and checks are still to come."""
 _LONGEST = 1.2
 """How many times the given time a search may take by what was measured, before it is refused."""
 LEAST = 4
@@ -80,14 +83,25 @@ def plan_time(
         The number of candidates in all phases together, and a sentence about it for people.
 
     Raises:
-        UserError: Even the fewest candidates take much longer, unless the request forces it.
+        UserError: Even the fewest candidates take much longer, or measuring a few takes most of the time, unless the
+            request forces it.
     """
     assert request.time is not None
+    most = math.inf if request.force else _MEASURING * seconds_of(request.time)
+
+    def on_progress(progress: Progress) -> None:
+        observer.on_progress(progress)
+        if time.monotonic() - begun > most:
+            raise UserError(
+                f"--time {request.time}: {_MEASURING:.0%} of it is over, and {progress.done} of {progress.total} "
+                "candidates are measured; give a longer time, or go on with --force"
+            )
+
     setup = set_up_new(config, None, probe.call)
     tokens = probe.call(count_tokens, setup.config, setup.prepared)
     store = config.store if request.store is None else request.store
     with nullcontext() if request.dry_run else opened_store(store, create=True) as keep:
-        found = measure(setup, _MEASURED, probe=probe, on_stage=observer.on_stage, keep=keep)
+        found = measure(setup, _MEASURED, probe=probe, on_stage=observer.on_stage, on_progress=on_progress, keep=keep)
     spent = time.monotonic() - begun
     count, takes, sentence = chosen(request.time, setup.config, tokens, found, spent, guard_seconds(request))
     if takes > _LONGEST * seconds_of(request.time) and not request.force:

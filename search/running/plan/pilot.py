@@ -22,7 +22,7 @@ from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.records import Pilot
 from moevolve.search.running.set_up import with_changes
-from moevolve.store.records import FULL_MODEL, EvaluationRecord
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, Progress
 from moevolve.store.repository import Store
 
 _LEAST = 2
@@ -35,6 +35,7 @@ def measure(
     make_pool: PoolFactory | None = None,
     probe: ModelProbe | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
     keep: Store | None = None,
 ) -> Pilot:
     """Run a search with fewer individuals; see `execute`. Nothing is scored on `dev` or `test`.
@@ -44,7 +45,7 @@ def measure(
         individuals: Number of individuals. Every phase gets its share, at least two.
         make_pool: Makes the pool of workers; None makes it as the run configures it.
         probe: Source of that pool's first worker.
-        on_stage: Called with a line about each stage.
+        on_stage, on_progress: See `Observer`.
         keep: Store that gets the calibrations and evaluations, so that the search finds them there.
     """
     with tempfile.TemporaryDirectory(prefix="moevolve-pilot-") as folder:
@@ -52,7 +53,7 @@ def measure(
         begun = time.monotonic()
         with Store.open(short.config.store) as store:
             register(short, store)
-            observer = Observer(on_stage=lambda stage: on_stage(f"pilot: {stage}"))
+            observer = Observer(on_stage=lambda stage: on_stage(f"pilot: {stage}"), on_progress=on_progress)
             execute(short, store, observer, make_pool or partial(ray_pool, probe=probe))
             history, search = store.history(short.search_id), store.search(short.search_id)
             tasks = [task.task_fingerprint for task in store.search_tasks(search.id)]

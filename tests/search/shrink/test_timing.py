@@ -18,6 +18,7 @@ from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.records import Pilot
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.shrink.timing import chosen, count_tokens, guard_seconds, plan_time, seconds_of, shortened
+from moevolve.store.records import Progress
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo" / "model"
 
@@ -78,7 +79,8 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
 ) -> None:
     kept: list[Any] = []
 
-    def measured(*_: Any, keep: Any, **__: Any) -> Pilot:
+    def measured(*_: Any, keep: Any, on_progress: Any, **__: Any) -> Pilot:
+        on_progress(Progress(1, 7, "capacity", None, None, 0, 0, 1, None, None))
         kept.append(None if keep is None else keep.url)
         return Pilot(4, 1, {"capacity": 6.0}, other_seconds=10.0)
 
@@ -101,6 +103,8 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
     with pytest.raises(UserError, match=r"--time 30s: 4 candidates, the fewest .*, everything about .*; give a longer"):
         plan_time(asked, config, monotonic(), probe, observer)
     assert not notes
+    with pytest.raises(UserError, match="--time 30s: 50% of it is over, and 1 of 7 candidates are measured; give a"):
+        plan_time(asked, config, monotonic() - 16, probe, observer)
     count, said = plan_time(replace(asked, force=True, dry_run=True), config, monotonic(), probe, observer)
     assert count == 4 and notes[0].startswith(f"{said}, until ")
     assert kept == [config.store, None], "a dry run makes no store"
