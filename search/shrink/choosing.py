@@ -56,7 +56,7 @@ about 30 individuals, so that a larger window would leave fewer than 8 rounds (`
 _RUN_FILE = "run.yaml"
 _MARKED = (
     *("model", "active", "kind", "experts", "neurons", "size", "speed", "context", "batch", "data", "tasks", "weights"),
-    *("evaluations", "time", "repair", "stock", "seed"),
+    *("evaluations", "time", "repair", "custom_code", "seed"),
 )
 """Parameters of a request that its run file depends on, besides the overrides."""
 _CHOICE = "# "
@@ -184,7 +184,7 @@ def _settings(
     config = _parsed(data)
     for section in config.tasks:
         section.task()  # a wrong name is refused before the model is described
-    sizes: Sizes = probe.call(sizes_of, config, request.stock)
+    sizes: Sizes = probe.call(sizes_of, config, not request.custom_code)
     if sizes.dense is not None:
         found, text = dense_settings(request, sizes.dense)
         choices.append(text)
@@ -204,7 +204,7 @@ def _settings(
     if request.neurons is not None or isinstance(budget, SpeedBudget):
         _check_narrowing(request, sizes, repaired)
     filled = repaired and not sizes.own_form and sizes.narrows
-    shared = "counts" if request.stock else "counts-and-widths"
+    shared = "counts-and-widths" if request.custom_code else "counts"
     if request.neurons is not None:
         genome["neuron_share"], preset = _divided(request, kept_share(request.neurons), sizes), shared
     elif isinstance(budget, SpeedBudget):
@@ -217,7 +217,7 @@ def _settings(
         share = fitting_share(budget, sizes.files, sizes.cache_bytes, sizes.experts)
         genome["neuron_share"], preset = _divided(request, share, sizes), shared
     else:
-        own_width = sizes.own_form or request.stock
+        own_width = sizes.own_form or not request.custom_code
         preset = "prune" if not repaired else "repaired" if own_width else "widths"
         count, groups = sizes.experts, sizes.rule.groups
         if budget is None:
@@ -244,11 +244,14 @@ def _placed(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> 
 
 def _divided(request: ShrinkOptions, share: float, sizes: Sizes) -> float:
     """The share of neurons that is kept: as much of `share` as all layers can have equally wide, if they must."""
-    if not request.stock:
+    if request.custom_code:
         return share
     even = evenly_divided(share, sizes.neurons)
     if not even:
-        raise UserError(f"--stock: {share:.2%} of {sizes.neurons} neurons are too few for experts of equal width")
+        raise UserError(
+            f"{share:.2%} of {sizes.neurons} neurons are too few for experts of equal width; keep more, or add "
+            "--custom-code"
+        )
     return even
 
 
@@ -260,12 +263,15 @@ def _check_narrowing(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> No
             f"{option}: narrower experts need a repair, weights that aren't quantised, and a model whose text part "
             "transformers loads alone; give --experts or --size"
         )
-    if request.stock and request.speed is not None:
-        raise UserError(f"--stock: what {option} searches is how wide each layer is; give --neurons instead")
+    if request.speed is not None and not request.custom_code:
+        raise UserError(
+            f"{option}: what it searches is how wide each layer's experts are, which servers don't load; add "
+            "--custom-code, or give --neurons"
+        )
     if not sizes.narrows:
         raise UserError(
-            f"--stock: {option} makes experts narrower, and in this family other parts' width follows from "
-            "theirs; give --experts or --size"
+            f"{option} makes experts narrower, and in this family other parts' width follows from theirs, so that "
+            "servers don't load it; add --custom-code, or give --experts or --size"
         )
 
 

@@ -30,12 +30,14 @@ class Written:
 
     Attributes:
         weight_bytes: Size of its weight files.
+        loads_in: Programs that load it; see `moevolve.workers.export.servers`.
         changes: See `ExportReport`; empty if an earlier command wrote it.
     """
 
     directory: Path
     form: str
     weight_bytes: int
+    loads_in: tuple[str, ...]
     changes: tuple[tuple[str, str], ...] = ()
 
 

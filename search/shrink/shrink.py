@@ -31,6 +31,7 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.servers import loads_in
 
 _SAMPLING = {"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.1}
 """What brought a pruned GLM-5.2's loops from 7.2 to 2.3 % of long answers."""
@@ -184,7 +185,7 @@ def _export(store: Store, subject: Candidate, folder: Path, faults: Sequence[str
     winner = subject.detail.ref
     found = next((one for one in subject.detail.exports if Path(one.path).resolve() == folder.resolve()), None)
     if found is not None and folder.is_dir():
-        return Written(folder, found.form, _weight_bytes(folder))
+        return Written(folder, found.form, _weight_bytes(folder), loads_in(folder, found.form))
     notes = (*(f"It was exported in spite of this: {fault}." for fault in faults), checks_table(*checks))
     requantise, why = needs_requantising(subject), tuple[tuple[str, str], ...]()
     try:
@@ -196,7 +197,8 @@ def _export(store: Store, subject: Candidate, folder: Path, faults: Sequence[str
         why = (("not in the base model's format", str(error)),)
         notes += (f"It isn't in the format of the base model: {error}.",)
         report = ExportRequest(winner, folder).export(store, subject, notes)
-    return Written(report.directory, report.form, _weight_bytes(report.directory), (*report.changes, *why))
+    programs = loads_in(report.directory, report.form)
+    return Written(report.directory, report.form, _weight_bytes(report.directory), programs, (*report.changes, *why))
 
 
 def _with_sampling(written: Written) -> Written:
