@@ -95,6 +95,14 @@ class EepGenome(ArrayGenome):
         both = self.router_mapping, self.expert_merging
         return np.take_along_axis(both[0], orders, axis=1), np.take_along_axis(both[1], orders, axis=1)
 
+    def to_bytes(self) -> bytes:
+        """Return the matrices, or only the kept experts, uint32 [groups, n'], of a genome that only prunes.
+
+        Matrices of Qwen3-30B are 3 MB, so a thousand candidates that only prune it would be 3 GB in the store.
+        """
+        kept = self.space.kept(self).astype("<u4").tobytes() if self.one_hot else None
+        return super().to_bytes() if kept is None else self.space.pruning_header + kept
+
     def express(self) -> EepEdit | IdentityEdit:
         """Return an edit that gives each layer its group's matrices, or an `IdentityEdit` if they change nothing."""
         return self._edit
@@ -160,6 +168,11 @@ class EepSpace(ExpertsSpace[EepGenome]):
     def shapes(self) -> dict[str, Shape]:
         return dict.fromkeys(("router_mapping", "expert_merging"), (self.groups, self.retained, self.experts))
 
+    @cached_property
+    def pruning_header(self) -> bytes:
+        """First bytes of genomes that only prune: the tag and the matrices' sizes, uint32, little-endian."""
+        return self.tag + np.array(self.shapes["expert_merging"], dtype="<u4").tobytes()
+
     def from_kept(self, kept: NDArray[np.int64]) -> EepGenome:
         """Return the pruning genome that retains `kept`, int64 [groups, n'].
 
@@ -167,6 +180,16 @@ class EepSpace(ExpertsSpace[EepGenome]):
         """
         one_hot = np.eye(self.experts, dtype=np.float32)[kept]
         return EepGenome(self, one_hot, one_hot)
+
+    def from_bytes(self, data: bytes) -> EepGenome:
+        kept = data[len(self.pruning_header) :]
+        # Matrices take more bytes than that, whatever their sizes.
+        if not data.startswith(self.pruning_header) or len(kept) != 4 * self.groups * self.retained:
+            return super().from_bytes(data)
+        experts = np.frombuffer(kept, dtype="<u4").reshape(self.groups, self.retained)
+        if experts.max() >= self.experts:
+            raise ValueError(f"these bytes are an eep genome with expert {experts.max()} of {self.experts}")
+        return self.from_kept(experts.astype(np.int64))
 
     def kept(self, genome: EepGenome) -> NDArray[np.int64]:
         """Return the experts that a pruning genome retains, int64 [groups, n'], in the order of its rows."""
