@@ -56,8 +56,8 @@ class EepSection(ExpertsSection):
     naee_subsets: int = Field(5000, ge=0, le=MOST_STEPS)
 
 
-MEAN_SCORES = {"reap": (1, 1), "man": (0, 1), "msan": (0, 2)}
-"""Exponents of routing weight and output norm in scores that are means of their products over an expert's tokens."""
+SCORES = {"reap": (1, 1, 1), "man": (0, 1, 1), "msan": (0, 2, 1), "energy": (2, 2, 0)}
+"""Exponents a, b, c of scores: sums over an expert's tokens of (routing weight)^a (output norm)^b, by (tokens)^c."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 # More digits than fit into a line of a listing are summed up by their number.
 _SUMMARY_DIGITS = 72
@@ -195,10 +195,11 @@ class EepSpace(ExpertsSpace[EepGenome]):
         """Return the experts that a pruning genome retains, int64 [groups, n'], in the order of its rows."""
         return genome.expert_merging.argmax(axis=2).astype(np.int64)
 
-    def mean_score(self, name: str) -> NDArray[np.float64]:
-        """One of `MEAN_SCORES`, by layer: float64 [layers, n], 0 for experts that no token chose."""
+    def score(self, name: str) -> NDArray[np.float64]:
+        """One of `SCORES`, by layer: float64 [layers, n], 0 for experts that no token chose."""
         sums: NDArray[np.float64] = self.statistics["importance_sums"]
-        return sums[:, :, *MEAN_SCORES[name]] / np.maximum(sums[:, :, 0, 0], 1)
+        weight, norm, tokens = SCORES[name]
+        return sums[:, :, weight, norm] / np.maximum(sums[:, :, 0, 0], 1) ** tokens
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[EepGenome]:
         kept = self.subsets.sample(rng, self.groups)
@@ -242,13 +243,13 @@ class EepSpace(ExpertsSpace[EepGenome]):
         return isinstance(phase, PrunePhase)
 
     def importance(self, phase: PhaseConfig) -> NDArray[np.float64]:
-        """Return how often experts are chosen, `MEAN_SCORES`, and HOPE's scores, summed over an expert's pairs.
+        """Return how often experts are chosen, `SCORES`, and HOPE's scores, summed over an expert's pairs.
 
         Each is a share of its layer's sum, averaged over the layers of a group. There are rows for what was measured.
         """
         measured = {} if self.calibration is None else self.statistics
         scores = [measured["counts"]] if "counts" in measured else []
-        scores += map(self.mean_score, MEAN_SCORES) if "importance_sums" in measured else ()
+        scores += map(self.score, SCORES) if "importance_sums" in measured else ()
         scores += [measured["pair_norms"].sum(axis=2)] if "pair_norms" in measured else []
         rows = [mean_shares(each, self.layer_groups).ravel() for each in scores]
         return np.array(rows, dtype=np.float64).reshape(len(rows), self.groups * self.experts)
