@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moevolve.evaluators.scales import SCALES, ScaleName
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.loop.final_table import BEFORE_LABEL, EQUAL_P, FinalTable, auxiliary_entries
 from moevolve.search.loop.significance import paired_test
 from moevolve.search.results.outcomes import mean_scores, model_scores, task_outcomes
 from moevolve.search.strategies.base import rank_key
-from moevolve.search.text import percent, points
 from moevolve.store.reader import StoreReader
 
 
@@ -22,22 +22,27 @@ class Gain:
         found, before: Scores of the winner and of the choice on `test`, in [0, 1], weighted means over tasks; None if
             the winner is the choice.
         p: Two-sided p-value of a paired test of them; None if the winner is the choice.
+        scale: Scale that the scores are shown on.
     """
 
     one_shot: str
     found: float | None = None
     before: float | None = None
     p: float | None = None
+    scale: ScaleName = "percent"
 
     def __str__(self) -> str:
         if self.found is None or self.before is None or self.p is None:
             return f"The search gained nothing: the best is a one-shot choice ({self.one_shot})."
-        scores = f"{percent(self.found)} against {percent(self.before)} on `test` (p = {self.p:.2g})"
-        over = f"the best one-shot choice ({self.one_shot}): {scores}."
-        if self.p > EQUAL_P:
-            return f"The search gained nothing that a paired test can tell over {over}"
-        gain = self.found - self.before
-        return f"The search {'gained' if gain > 0 else 'lost'} {points(abs(gain)).lstrip('+')} points over {over}"
+        scale = SCALES[self.scale]
+        verb = "gained nothing that a paired test can tell over"
+        if self.p <= EQUAL_P:
+            verb = "gained over" if self.found > self.before else "lost against"
+        change = scale.change(scale.additive(self.found) - scale.additive(self.before))
+        return (
+            f"The search {verb} the best one-shot choice ({self.one_shot}): {scale.phrase(self.found)} against "
+            f"{scale.phrase(self.before)} on `test` ({change}, p = {self.p:.2g})."
+        )
 
 
 def search_gain(store: StoreReader, table: FinalTable) -> Gain | None:
@@ -55,5 +60,5 @@ def search_gain(store: StoreReader, table: FinalTable) -> Gain | None:
     test = paired_test(one, other)
     if test is None:
         return None
-    after, before = (mean_scores([each], "test")[0].score for each in both)
-    return Gain(label, after, before, test.p)
+    after, before = (mean_scores([each], "test")[0] for each in both)
+    return Gain(label, after.score, before.score, test.p, after.scale)

@@ -235,14 +235,14 @@ def test_one_that_breaks_on_a_task_of_test_failed_on_the_tasks_after_it(store: S
         (
             18,
             8,
-            "The search gained 50.0 points over the best one-shot choice (reap): 90.0 against 40.0 on `test` (p",
+            "The search gained over the best one-shot choice (reap): 90.0 % against 40.0 % on `test` (+50.0, p",
         ),
         (
             12,
             10,
-            "The search gained nothing that a paired test can tell over the best one-shot choice (reap): 60.0",
+            "The search gained nothing that a paired test can tell over the best one-shot choice (reap): 60.0 %",
         ),
-        (8, 18, "The search lost 50.0 points over"),
+        (8, 18, "The search lost against the best one-shot choice (reap): 40.0 %"),
         (0, 18, "The search gained nothing: the best is a one-shot choice (reap)."),
     ],
 )

@@ -62,7 +62,7 @@ def test_a_perplexity_is_shown_as_one_and_is_no_reason_to_refuse(model: ModelCon
     (task,) = found.tasks
     assert task.least is None and task.score is not None and wrong_task(found) is None
     (line,) = found.lines()
-    assert f"the full model's perplexity is {1 / task.score:.4g} on" in line
+    assert f"the full model has {1 / task.score:.3f} ppl on" in line
 
 
 def test_answers_that_are_compared_are_shown_without_a_score(model: ModelConfig, tmp_path: Path) -> None:
