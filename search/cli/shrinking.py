@@ -39,8 +39,9 @@ def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
         output.print(f"# in {found.run_file}; run it with: moevolve launch {found.run_file}", soft_wrap=True)
     else:
         _print_page(found)
-        if found.gain is not None:
-            output.print(str(found.gain), soft_wrap=True)
+        for gain in (found.code_gain, found.gain):
+            if gain is not None:
+                output.print(str(gain), soft_wrap=True)
     if isinstance(found, moevolve.ShrinkResult) and found.written is None:
         raise typer.Exit(1)
 

@@ -228,6 +228,7 @@ class ShrinkResult:
         checks: What the winner's answers are like, by task; empty without a winner.
         loops: How often it repeats itself; None without a winner.
         gain: What the search gained over the best one-shot choice; None without a winner, or without such a choice.
+        code_gain: What a winner that needs its own code gains over the best of those that don't; None without both.
         speed: Measured speeds; None if no speed was asked for, or nothing was written.
         written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
         seconds: Duration of each stage by its title; those of a search that was continued are of its last part.
@@ -246,6 +247,7 @@ class ShrinkResult:
     checks: tuple[TaskCheck, ...]
     loops: Loops | None
     gain: Gain | None
+    code_gain: Gain | None
     speed: Speed | None
     written: Written | None
     seconds: Mapping[str, float]

@@ -15,7 +15,7 @@ from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.opening import opened_store
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.results.gain import search_gain
+from moevolve.search.results.gain import code_gain, search_gain
 from moevolve.search.running.candidates import Candidate, bound_candidate
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
@@ -94,6 +94,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
                 checks=() if checks is None else checks[0],
                 loops=None if checks is None else checks[1],
                 gain=search_gain(store, table),
+                code_gain=code_gain(store, table),
                 speed=speed,
                 written=written,
                 seconds=seconds,

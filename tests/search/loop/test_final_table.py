@@ -29,7 +29,7 @@ from moevolve.search.loop.final_table import BEST_LABEL, FinalTable, Score, Scor
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.report.contents import gather
-from moevolve.search.results.gain import search_gain
+from moevolve.search.results.gain import code_gain, search_gain
 from moevolve.search.results.study import study_rows
 from moevolve.search.running import launch as service
 from moevolve.search.running.study import run_study
@@ -243,7 +243,7 @@ def test_one_that_breaks_on_a_task_of_test_failed_on_the_tasks_after_it(store: S
             "The search gained nothing that a paired test can tell over the best one-shot choice (reap): 60.0 %",
         ),
         (8, 18, "The search lost against the best one-shot choice (reap): 40.0 %"),
-        (0, 18, "The search gained nothing: the best is a one-shot choice (reap)."),
+        (0, 18, "The search gained nothing: the winner is the best one-shot choice (reap)."),
     ],
 )
 def test_what_a_search_gained_is_said_with_a_test(
@@ -265,7 +265,25 @@ def test_what_a_search_gained_is_said_with_a_test(
 
     monkeypatch.setattr("moevolve.search.loop.final_table.auxiliary_entries", entries)
     monkeypatch.setattr("moevolve.search.results.gain.auxiliary_entries", entries)
-    assert str(search_gain(store, launch(store, config(), sheet))).startswith(said)
+    table = launch(store, config(), sheet)
+    assert str(search_gain(store, table)).startswith(said) and code_gain(store, table) is None
+
+
+def test_what_custom_code_gains_over_what_servers_load_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every candidate but the winner counts as one that needs no code."""
+    best: list[str] = []
+
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
+        if not isinstance(edit, IdentityEdit) and not best:
+            best.append(edit.phenotype_hash)
+        return (19 if edit.phenotype_hash in best else 9), 0.0
+
+    table = launch(store, config(), sheet)
+    leaders = store.best_of_search("lab-1", 6)
+    marked = [replace(row, stock=row.phenotype_hash not in best) for row in leaders]
+    monkeypatch.setattr(store, "best_of_search", lambda *_: marked)
+    said = f"Custom code gained over the best candidate that needs none (lab:{leaders[1].index}): 95.0 % against 45.0 %"
+    assert str(code_gain(store, table)).startswith(f"{said} on `dev` (+50.0, p = 0.002")
 
 
 def test_a_search_whose_every_individual_failed_has_no_winner(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

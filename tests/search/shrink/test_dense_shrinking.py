@@ -121,7 +121,17 @@ def test_a_dry_run_writes_settings_and_none_repairs_nothing(tmp_path: Path, in_p
 
 def test_settings_of_the_presets_phases_are_overridden(tmp_path: Path, in_process: Any) -> None:
     write_questions(tmp_path / "questions.jsonl")
-    command = ("shrink", DEMO / "dense", "--data", "questions.jsonl", "--active", "25%", "--dry-run", *SET)
+    command = (
+        "shrink",
+        DEMO / "dense",
+        "--data",
+        "questions.jsonl",
+        "--active",
+        "25%",
+        *SET,
+        "--custom-code",
+        "--dry-run",
+    )
     done = in_process(*command, "--set", "phases.0.repair.tokens=2048", "-o", "small", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = load_run_config(tmp_path / "small.shrink" / "run.yaml").phases
