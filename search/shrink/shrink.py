@@ -26,7 +26,7 @@ from moevolve.search.shrink.guard import Checks, check_winner, checks_table
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.page import FirstLook, ShrinkPlan, ShrinkResult, Speed, Written
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
-from moevolve.search.shrink.timing import clock, guard_seconds, seconds_of
+from moevolve.search.shrink.timing import guard_seconds
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import ExportError
@@ -50,9 +50,6 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
         ExportError: the checkpoint is larger or slower than requested.
     """
     budget = _checked(request)
-    if request.time is not None:
-        ends = begun + seconds_of(request.time) - time.monotonic()
-        observer.on_note(f"--time {request.time}: everything is to end by {clock(ends)}")
     seconds: dict[str, float] = {}
     with ModelProbe() as probe:
 
@@ -106,10 +103,8 @@ def _checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     if not request.data and not request.tasks:
         raise UserError("say what the model is for: --data PATH, or --task NAME")
     budget = budget_of(request)
-    if request.time is not None:
-        if request.evaluations is not None:
-            raise UserError("--time and --evaluations both set the number of candidates; give one of them")
-        seconds_of(request.time)
+    if request.time is not None and request.evaluations is not None:
+        raise UserError("--time and --evaluations both set the number of candidates; give one of them")
     guard_seconds(request)
     if request.sampling and request.model.endswith(".gguf"):
         raise UserError("--sampling: programs that run GGUF files read no generation_config.json; leave it out")

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from datetime import datetime, timedelta
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit, Split
@@ -19,8 +18,9 @@ from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.counts import final_evaluations
 from moevolve.search.running.plan.pilot import measure
 from moevolve.search.running.plan.records import Pilot
+from moevolve.search.shrink.budget import clock, seconds_of
 from moevolve.search.shrink.options import ShrinkOptions
-from moevolve.search.text import duration, quantity
+from moevolve.search.text import duration
 from moevolve.store.records import Progress
 
 _MEASURED = 4
@@ -40,20 +40,6 @@ _APPLIED = 4
 the export and its verification."""
 _GUARD_SHARE, _GUARD_TIME = 0.1, "30min"
 """Time for the answers of the guard: a share of the whole time, or if that isn't limited as long as this."""
-
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-
-
-def seconds_of(text: str, option: str = "--time") -> float:
-    """Read a duration such as `2h` or `90min`, the value of an option, in seconds.
-
-    Raises:
-        UserError: It isn't one.
-    """
-    found = quantity(text, _UNITS)
-    if found is None:
-        raise UserError(f"{option} {text}: give a number with a unit, such as 2h, 90min or 1.5d")
-    return found
 
 
 def guard_seconds(request: ShrinkOptions) -> float:
@@ -108,11 +94,6 @@ def plan_time(
         raise UserError(f"{sentence}; give a longer time, or go on with --force")
     observer.on_note(f"{sentence}, until {clock(takes - spent)}")
     return count, sentence
-
-
-def clock(seconds: float) -> str:
-    """The local time of day in so many seconds."""
-    return (datetime.now() + timedelta(seconds=seconds)).strftime("%H:%M:%S")  # noqa: DTZ005 - as users' clocks say
 
 
 def count_tokens(config: RunConfig, prepared: Mapping[Split, Sequence[PreparedSplit]]) -> dict[Split, int]:

@@ -117,8 +117,8 @@ def test_every_step_is_said_from_the_start_and_the_pilots_evaluations_are_kept(
     folder, page = shrunk
     lines = iter(page["lines"])
     for said in (
-        "shrink: starting",
         "shrink: --time 1s: everything is to end by ",
+        "shrink: starting",
         "shrink: reading the data",
         "shrink: choosing settings",
         "shrink: asking the full model",

@@ -16,8 +16,9 @@ from moevolve.search.config.files import parse_run_config, with_preset
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.records import Pilot
+from moevolve.search.shrink.budget import seconds_of
 from moevolve.search.shrink.request import ShrinkRequest
-from moevolve.search.shrink.timing import chosen, count_tokens, guard_seconds, plan_time, seconds_of, shortened
+from moevolve.search.shrink.timing import chosen, count_tokens, guard_seconds, plan_time, shortened
 from moevolve.store.records import Progress
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo" / "model"
