@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import moevolve
+from moevolve.evaluators.scales import SCALES
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, shows, takes
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table, stages
 from moevolve.search.genomes.registry import part_names
@@ -15,7 +16,7 @@ from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.import_eep import ImportEepRequest
 from moevolve.search.interface.profile import ProfileRequest
 from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
-from moevolve.search.text import flop_count, memory_size, parameter_count, percent
+from moevolve.search.text import flop_count, memory_size, parameter_count
 from moevolve.workers.export.folder import check_target, loader_of
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _profile_rows(model: ModelProfile, reference: ModelProfile, scored: bool) ->
     load, other = model.load, reference.load
     head = [
         model.label,
-        *([percent(model.score)] if scored else []),
+        *([SCALES[model.scale].text(model.score)] if scored else []),
         f"{parameter_count(load.parameters)}\n{_share(load.parameters, other.parameters)}",
         f"{parameter_count(load.active_parameters)}\n{_share(load.active_parameters, other.active_parameters)}",
         f"{memory_size(load.weight_bytes)}\n{_share(load.weight_bytes, other.weight_bytes)}",

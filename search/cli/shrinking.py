@@ -13,6 +13,7 @@ from moevolve.search.cli.checkpoints import how_to_load
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
 from moevolve.search.cli.output.final_table import print_entries
 from moevolve.search.cli.running import watched
+from moevolve.search.shrink.page import advice
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.text import memory_size, parameter_count
 
@@ -95,6 +96,9 @@ def _print_checks(checks: Sequence[TaskCheck], loops: Loops | None) -> None:
     for check in checks:
         for fault in check.faults:
             output.print(f"{check.task}: the candidate {fault}", soft_wrap=True)
+    advised = advice(checks)
+    if advised is not None:
+        output.print(advised, soft_wrap=True)
     if loops is not None:
         output.print(str(loops), soft_wrap=True)
         if loops.fault is not None:

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.scoring import Answer
-from moevolve.evaluators.metrics import score
+from moevolve.evaluators.metrics import scale_of, score
+from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.types import Example, Split
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.interface.parameters import (
@@ -87,6 +88,7 @@ class Answers:
         examined: Number of rows that were run.
         scores: Score of every model on these rows, in [0, 1].
         rows: The rows that the request selects.
+        scale: Scale that scores and outcomes are shown on.
     """
 
     task: str
@@ -96,6 +98,7 @@ class Answers:
     examined: int
     scores: tuple[float, ...]
     rows: tuple[AnsweredRow, ...] = field(repr=False)
+    scale: ScaleName = "percent"
 
 
 @record
@@ -172,6 +175,7 @@ class AnswersRequest(Request):
             examined=len(prepared.examples),
             scores=tuple(score(prepared.metric, [answer.outcome for answer in each]) for each in found),
             rows=tuple(rows if self.rows else rows[: self.limit]),
+            scale=scale_of(prepared.metric),
         )
 
     def _places(self, examples: int) -> Sequence[int]:
@@ -205,6 +209,7 @@ class StoredAnswers:
         found: Number of rows that the request selects, of which `rows` are shown.
         rows: Rows with outcomes and without answers' texts.
         note: Why there are no prompts; empty if there are.
+        scale: Scale that outcomes are shown on.
     """
 
     task: str
@@ -215,6 +220,7 @@ class StoredAnswers:
     found: int
     rows: tuple[AnsweredRow, ...] = field(repr=False)
     note: str = ""
+    scale: ScaleName = "percent"
 
 
 @record
@@ -262,6 +268,7 @@ class StoredAnswersRequest(Request):
             found=len(places),
             rows=tuple(map(AnsweredRow.of, shown, asked, answered)),
             note=note,
+            scale=mine.scale,
         )
 
     def _stored_pair(self, store: StoreReader, detail: IndividualDetail) -> tuple[EvaluationRecord, EvaluationRecord]:

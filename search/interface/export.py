@@ -169,5 +169,5 @@ def scores_of(store: StoreReader, detail: IndividualDetail) -> tuple[ExportScore
     for item in detail.evaluations:
         if item.score is not None:
             low, high = interval(with_outcomes(store, item))
-            found.append(ExportScore(item.task, item.split, item.score, item.examples_seen, low, high))
+            found.append(ExportScore(item.task, item.split, item.score, item.examples_seen, low, high, item.scale))
     return tuple(found)

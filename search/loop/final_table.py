@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import START
@@ -34,6 +35,7 @@ class Score:
         task: Name of the task; in a study, `` for the weighted mean over all tasks.
         low, high: 95 % confidence interval; None for means over random draws and for failures.
         spread: Standard deviation over random draws (in a study, over seeds); None for a single model.
+        scale: Scale that it is shown on.
     """
 
     task: str
@@ -43,6 +45,7 @@ class Score:
     high: float | None = None
     spread: float | None = None
     failure: str | None = None
+    scale: ScaleName = "percent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +181,17 @@ class Scorer:
         failed = {(phenotype, split) for (phenotype, _, split), record in found.items() if record.failure is not None}
         scores = []
         for task, split in self._shown():
-            values, measured = [], False
+            values, scales = [], set[ScaleName]()
             for row in rows:
                 record = found.get((row.phenotype_hash, task, split))
-                measured |= record is not None
+                scales |= set() if record is None else {record.scale}
                 if row.status == "failed" or (row.phenotype_hash, split) in failed:
                     values.append(0.0)
                 elif record is not None and record.score is not None:
                     values.append(record.score)
-            if measured and len(values) == len(rows):
+            if scales and len(values) == len(rows):
                 spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-                scores.append(Score(task, split, float(np.mean(values)), spread=spread))
+                scores.append(Score(task, split, float(np.mean(values)), spread=spread, scale=scales.pop()))
         return tuple(scores)
 
     def ranked(self, rows: Sequence[IndividualRecord], split: Split) -> list[IndividualRecord] | None:
@@ -220,7 +223,7 @@ def score_of(record: EvaluationRecord) -> Score:
     if record.score is None:
         return Score(record.task, record.split, None, failure=record.failure)
     low, high = interval(record) if record.outcomes else (record.score, record.score)
-    return Score(record.task, record.split, record.score, low, high)
+    return Score(record.task, record.split, record.score, low, high, scale=record.scale)
 
 
 def build_final_table(

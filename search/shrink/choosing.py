@@ -18,6 +18,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.text_files import writing_into
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.search.config.files import (
+    PRESET,
     apply_override,
     load_run_config,
     override_lines,
@@ -228,7 +229,7 @@ def _settings(
 def _placed(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> dict[str, Any]:
     """The settings with the request's number of candidates and its overrides, and with places for this machine."""
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
-    _override(data, request)
+    data = _override(data, request)
     data["model"]["expert_offload"], most_workers = probe.call(room_for, _parsed(data))
     if not data["workers"]["num_gpus"]:
         cores = len(os.sched_getaffinity(0))
@@ -303,8 +304,16 @@ def _weighted(request: ShrinkOptions, tasks: Sequence[str]) -> list[dict[str, An
 
 
 def _override(data: dict[str, Any], request: ShrinkOptions) -> dict[str, Any]:
-    for override in override_lines(request.overrides):
-        apply_override(data, override)
+    """Apply the request's overrides; those of single phases once a preset is chosen, which has the phases."""
+    lines = override_lines(request.overrides)
+    of_phases = [line for line in lines if line.startswith("phases.")]
+    for line in lines:
+        if line not in of_phases:
+            apply_override(data, line)
+    if of_phases and {PRESET, "phases"} & data.keys():
+        data = with_preset(data, "shrink")
+        for line in of_phases:
+            apply_override(data, line)
     return data
 
 

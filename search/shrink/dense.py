@@ -26,8 +26,9 @@ def dense_settings(request: ShrinkOptions, dense: DenseFacts) -> tuple[dict[str,
     for name, value in given.items():
         if value is not None:
             raise UserError(
-                f"--{name} {value}: this model is dense, it has no experts; give --active, such as --active 50%, for a "
-                "mixture of experts of which a token uses that share of the neurons, or --neurons for a narrower model"
+                f"--{name} {value}: this model is dense, and --{name} is for mixtures of experts; give --neurons, such "
+                "as --neurons 50%, for a smaller and faster model with that share of its neurons, or --active for a "
+                "mixture of experts of which a token uses that share"
             )
     if request.neurons is not None:
         return _narrower(request.neurons, dense)

@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.fitness.kinds import FITNESSES
+from moevolve.evaluators.metrics import scale_of
 from moevolve.evaluators.preparation.registry import split_fitness
+from moevolve.evaluators.scales import SCALES, ScaleName
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.running.candidates import Candidate, prepared_split
@@ -63,6 +66,7 @@ class Probe:
         general: True for the set that ships.
         graded: True if answers of this task are right or wrong.
         unscored: Why the winner or the full model has no score on `test`; None if both have one, or none was wanted.
+        scale: Scale that scores on `test` are shown on.
     """
 
     name: str
@@ -71,6 +75,7 @@ class Probe:
     general: bool = False
     graded: bool = False
     unscored: str | None = None
+    scale: ScaleName = "percent"
 
 
 Checks = tuple[tuple[TaskCheck, ...], Loops]
@@ -134,6 +139,8 @@ def check_edit(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], re
             known=each,
             graded=probe.graded,
             unscored=probe.unscored,
+            scale=probe.scale,
+            general=probe.general,
         )
         checks.append(replace(found, faults=faults_of(found, request)))
     return tuple(checks), loops
@@ -143,11 +150,11 @@ def _held_out(subject: Candidate, table: FinalTable) -> Iterator[Probe]:
     """The `test` split of every task, with what the final table has on it."""
     for section, task in zip(subject.config.tasks, table.tasks, strict=True):
         split = prepared_split(subject, section.name, "test")
-        graded = split.metric == "accuracy"
+        graded, scale = split.metric == "accuracy", scale_of(split.metric)
         if split.fitness != "agreement":
             split = prepared_split(subject, f"{split_fitness(section.name)[0]}@agreement", "test")
         recovery, unscored = recovery_of(table, task)
-        yield Probe(task, split, recovery, graded=graded, unscored=unscored)
+        yield Probe(task, split, recovery, graded=graded, unscored=unscored, scale=scale)
 
 
 def recovery_of(table: FinalTable, task: str) -> tuple[float | None, str | None]:
@@ -182,7 +189,9 @@ def _scores(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe]) -> li
     The latter is 0 if the perplexity isn't finite.
     """
     judged = [each.split.head(_ROWS) for each in probes]
-    texts = [replace(each, fitness="perplexity", metric="geometric_mean", positions="text") for each in judged]
+    texts = [
+        replace(each, fitness="perplexity", metric=FITNESSES["perplexity"].metric, positions="text") for each in judged
+    ]
     splits = (*judged, *texts)
     reply = worker.evaluate(EvaluationRequest(edit, tuple(split.ref for split in splits)), splits)
     if reply.failure is not None:
@@ -304,9 +313,12 @@ def faults_of(check: TaskCheck, request: ShrinkOptions) -> tuple[str, ...]:
     if check.unscored is not None:
         faults.append(f"can't be compared with the full model on `test`: {check.unscored}")
     if check.recovery is not None and check.recovery < request.min_recovery:
-        faults.append(
-            f"keeps {100 * check.recovery:.0f} % of the full model's score, less than {request.min_recovery:.0%}"
-        )
+        least = f"{request.min_recovery:.0%}"
+        if SCALES[check.scale].is_reciprocal:
+            most = f"{1 / request.min_recovery:.3g} times (--min-recovery {least})"
+            faults.append(f"has {check.recovered} the full model's perplexity on `test`, more than {most}")
+        else:
+            faults.append(f"keeps {100 * check.recovery:.0f} % of the full model's score, less than {least}")
     return tuple(faults)
 
 

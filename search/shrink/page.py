@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moevolve.evaluators.scales import SCALES, ScaleName
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.shrink.loops import Loops
 from moevolve.search.text import percent
@@ -73,6 +74,8 @@ class TaskCheck:
         graded: True if the task's answers are right or wrong, so that `recovery` says what it lost. Its perplexity,
             which is mostly of prompts, isn't judged then.
         unscored: Why the winner or the full model has no score on `test`; None if both have one, or none was asked for.
+        scale: Scale that the scores on `test` are shown on.
+        general: True for a domain of the general set that ships.
         faults: What exceeds the request's limits, each as the end of a sentence that begins with the candidate.
     """
 
@@ -88,6 +91,8 @@ class TaskCheck:
     known: bool = True
     graded: bool = False
     unscored: str | None = None
+    scale: ScaleName = "percent"
+    general: bool = False
     faults: tuple[str, ...] = ()
 
     @property
@@ -99,8 +104,27 @@ class TaskCheck:
             f"{self.broken} of {self.structured}" if self.structured else "-",
             percent(self.agreement),
             "-" if self.perplexity is None else f"{self.perplexity:.2f} times",
-            percent(self.recovery),
+            self.recovered,
         )
+
+    @property
+    def recovered(self) -> str:
+        """The score on `test` beside the full model's: its share in %, or how many times the perplexity."""
+        if self.recovery is None or not SCALES[self.scale].is_reciprocal:
+            return percent(self.recovery)
+        return f"{SCALES[self.scale].value(self.recovery):.2f} times"
+
+
+def advice(checks: Sequence[TaskCheck]) -> str | None:
+    """Say what to do about text outside the data that got too much worse; None if none did."""
+    lost = [check.task for check in checks if check.general and check.faults]
+    if not lost:
+        return None
+    return (
+        f"{', '.join(lost)}: the data has no such text, so nothing kept what it needs; give some with another --data "
+        "FILE, which then has as many rows in the calibration as every other file (with --weight NAME=0.25 its score "
+        "counts for less), keep more of the model, or raise --max-perplexity-ratio"
+    )
 
 
 @dataclass(frozen=True, slots=True)

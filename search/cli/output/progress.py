@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import moevolve
+from moevolve.evaluators.scales import SCALES
 from moevolve.search.cli.output.console import errors
 from moevolve.search.interface.tables import plain
-from moevolve.search.text import percent
 
 if TYPE_CHECKING:
     from moevolve import Observer
@@ -68,11 +68,11 @@ def line_observer(name: str, lines: int = _LINES) -> Observer:
 
 def describe(progress: SearchProgress) -> str:
     """Summarise the best and the full model's scores, speed, and remaining time in one line."""
-    parts = []
+    parts, scale = [], SCALES[progress.scale]
     if progress.best is not None:
-        parts.append(f"best {percent(progress.best[1])} (#{progress.best[0]})")
+        parts.append(f"best {scale.text(progress.best[1])} (#{progress.best[0]})")
     if progress.full is not None:
-        parts.append(f"full {percent(progress.full)}")
+        parts.append(f"full {scale.text(progress.full)}")
     if progress.rate is not None and progress.left is not None:
         parts.append(f"{progress.rate:.2f} evaluations/s")
         parts.append(f"{timedelta(seconds=round(progress.left))} left")

@@ -294,7 +294,7 @@ def test_wikitext2_is_running_text_in_windows(tmp_path: Path) -> None:
     assert prepared["test"].running_text == "\n\n".join(line.replace("Line", "test") for line in lines)
     assert prepared["search"].running_text.startswith("\n\n = Valkyria = \n\n\n\n\n train 0 .\n")
     assert {(split.fitness, split.metric, split.window) for split in prepared.values()} == {
-        ("perplexity", "geometric_mean", 4096)
+        ("perplexity", "inverse_perplexity", 4096)
     }
 
 

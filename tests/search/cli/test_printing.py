@@ -14,6 +14,7 @@ from rich.text import Text
 from store_samples import decided, evaluation, individual, search, split
 
 from moevolve.evaluators.fitness.scoring import Answer
+from moevolve.evaluators.scales import SCALES
 from moevolve.search.cli.models import _mark
 from moevolve.search.cli.output import console
 from moevolve.search.cli.output.final_table import print_final_table
@@ -64,7 +65,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 def test_colours_that_are_meant_stay(terminal: io.StringIO) -> None:
-    marks: list[str | Text] = [_mark(1.0), _mark(0.0), _mark(0.25)]
+    percent = SCALES["percent"]
+    marks: list[str | Text] = [_mark(1.0, percent), _mark(0.0, percent), _mark(0.25, percent)]
     console.print_table(NASTY, "[bold]heading[/] |  |  | ", [[NASTY, *marks]])
     shown = terminal.getvalue()
     assert "\x1b[32mright\x1b[0m" in shown and "\x1b[31mwrong\x1b[0m" in shown and " 25.0 " in shown

@@ -198,3 +198,13 @@ def test_what_the_family_cannot_express_is_refused(facts: Any, settings: dict[st
 
 def test_active_defaults_to_what_a_token_can_reach() -> None:
     assert eep_space(8, 1, facts=deepseek(chosen=1)).active == 2
+
+
+def test_genomes_that_only_prune_are_stored_as_their_experts() -> None:
+    space = eep_space(64, "per_layer", layers=48, experts=128, active=8)
+    genome = space.sample(np.random.default_rng(0), PRUNE).genome
+    assert len(genome.to_bytes()) <= 4 * 48 * 64 + 32
+    assert space.from_bytes(genome.to_bytes()) == genome
+    unknown = genome.to_bytes()[:-4] + np.array([128], dtype="<u4").tobytes()
+    with pytest.raises(ValueError, match="expert 128 of 128"):
+        space.from_bytes(unknown)

@@ -133,7 +133,7 @@ def test_an_interrupted_search_of_several_tasks_is_reported(lab: Store) -> None:
     assert "moevolve resume lab" in text
     assert contents.notes == () and "Matrices of" in text, "though the synthetic model is nowhere"
     best = max((row for row in contents.history if row.fitness is not None), key=lambda row: row.fitness or 0)
-    assert f"the highest is {100 * (best.fitness or 0):.1f} %" in text
+    assert f"the best has {100 * (best.fitness or 0):.1f} %" in text
     for task in ("one", EVIL):
         full, draws, best_found = (one.score(task, "search") for one in contents.standings.entries)
         assert full and draws and best_found and draws.spread

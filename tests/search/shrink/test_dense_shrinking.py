@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.shrink import guard
+from moevolve.workers.methods.repair.edit import RepairSettings
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
 SET = ("--set", "engine.chat_template=none", "--set", "workers.count=1")
@@ -105,12 +106,27 @@ def test_a_dry_run_writes_settings_and_none_repairs_nothing(tmp_path: Path, in_p
         assert [phase.repair is None for phase in config.phases] == [repair == "none"] * 2
 
 
+def test_settings_of_the_presets_phases_are_overridden(tmp_path: Path, in_process: Any) -> None:
+    write_questions(tmp_path / "questions.jsonl")
+    command = ("shrink", DEMO / "dense", "--data", "questions.jsonl", "--active", "25%", "--dry-run", *SET)
+    done = in_process(*command, "--set", "phases.0.repair.tokens=2048", "-o", "small", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = load_run_config(tmp_path / "small.shrink" / "run.yaml").phases
+    assert first.repair is not None and first.repair.tokens == 2048
+    assert second.repair is not None and second.repair.tokens == RepairSettings().tokens
+    assert (first.init, second.init) == (("start",), ("random",))
+
+
 @pytest.mark.parametrize(
     ("model", "options", "error"),
     [
         ("dense", ("--neurons", "0.1%"), "--neurons 0.1%: that is too little of 1024 neurons"),
-        ("dense", ("--experts", "50%"), "--experts 50%: this model is dense, it has no experts; give --active"),
-        ("dense", ("--size", "1MiB"), "--size 1MiB: this model is dense"),
+        (
+            "dense",
+            ("--experts", "50%"),
+            "this model is dense, and --experts is for mixtures of experts; give --neurons",
+        ),
+        ("dense", ("--size", "1MiB"), "--size 1MiB: this model is dense, and --size is for mixtures"),
         ("dense", ("--speed", "2x"), "--speed 2x: this model is dense"),
         ("dense", ("--active", "100%"), "--active 100%: the model is that small already"),
         ("dense", ("--active", "half"), "--active half: give a share such as 12.5%"),

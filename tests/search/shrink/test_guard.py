@@ -24,7 +24,7 @@ from moevolve.search.shrink.guard import (
     structure_of,
 )
 from moevolve.search.shrink.loops import Loops
-from moevolve.search.shrink.page import TaskCheck
+from moevolve.search.shrink.page import TaskCheck, advice
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
@@ -76,6 +76,7 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
         ({"perplexity": 8.25}, "has 8.2 times the full model's perplexity, more than 3 times"),
         ({"perplexity": None}, "far more than the full model's perplexity"),
         ({"recovery": 0.2}, "keeps 20 % of the full model's score, less than 50%"),
+        ({"recovery": 0.4, "scale": "perplexity"}, "has 2.50 times the full model's perplexity on `test`, more than 2"),
     ):
         bad = replace(GOOD, **loss)  # type: ignore[arg-type]
         (fault,) = faults_of(bad, REQUEST)
@@ -86,6 +87,9 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
     assert faults_of(replace(graded, recovery=0.4), REQUEST) and faults_of(replace(graded, perplexity=None), REQUEST)
     (said,) = faults_of(replace(GOOD, recovery=None, unscored="out of memory"), REQUEST)
     assert said == "can't be compared with the full model on `test`: out of memory"
+    lost = replace(GOOD, task="general german", general=True, faults=("has 8.2 times",))
+    assert advice([GOOD, replace(lost, faults=())]) is None, "the first is no text that the data lacks"
+    assert "general german: the data has no such text" in (said := advice([GOOD, lost]) or "") and "--data FILE" in said
     assert "| chats | 16 | 1 (full model 0) | 1 of 16 | 80.0 | 1.60 times | 90.0 |" in checks_table([GOOD], LOOPS)
 
 
