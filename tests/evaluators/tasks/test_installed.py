@@ -22,7 +22,7 @@ def test_packaged_tasks_read_whole_lines_of_which_no_two_splits_have_one(domain:
     assert all(len(rows) >= 64 and all(120 <= len(row) <= 480 for row in rows) for rows in texts.values())
     trained = {row["text"] for row in rows_of(domain, "train")}
     assert len(trained.union(*texts.values())) == len(trained) + sum(map(len, texts.values()))
-    assert {(value.fitness, value.metric) for value in prepared.values()} == {("perplexity", "geometric_mean")}
+    assert {(value.fitness, value.metric) for value in prepared.values()} == {("perplexity", "inverse_perplexity")}
 
 
 def test_paragraphs_belong_to_the_first_document_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
