@@ -124,7 +124,7 @@ def effects(found: Effects, _: EffectsRequest) -> None:
             [each.choice, scale.size(each.spread), f"{scale.size(each.low)} to {scale.size(each.high)}"]
             for each in found.choices
         ]
-        title = f"how far choices moved the score, {scale.differences}"
+        title = f"how far choices moved the score, {scale.deviations}"
         print_table(title, "choice | >standard deviation | >95 % interval", rows)
         rows = [
             [
@@ -134,7 +134,7 @@ def effects(found: Effects, _: EffectsRequest) -> None:
             for each in found.options
         ]
         headings = "choice | option | >individuals | >effect | >95 % interval"
-        print_table("options, the surest first", headings, rows)
+        print_table(f"options, the surest first, {scale.differences}", headings, rows)
     output.print(found.note, soft_wrap=True)
 
 

@@ -32,7 +32,7 @@ def test_the_fitness_curve_shows_every_score_and_the_best_so_far() -> None:
     assert line(axes, "best so far") == [(0, 40), (2, 60), (3, 60), (4, 70)]
     assert [index for index, _ in dots(axes, "failed")] == [1]
     assert {y for _, y in line(axes, "full model")} == {80}
-    assert axes.get_xlabel() and axes.get_ylabel() == "score in % on the search split"
+    assert axes.get_xlabel() and axes.get_ylabel() == "score in %\non the search split"
 
 
 def test_perplexities_fall_and_the_lowest_are_the_front() -> None:
