@@ -224,7 +224,7 @@ def read_evaluations(
 
 # Columns of an individual that a ranking shows.
 _DESCRIPTION = (
-    *("experts", "active", "parameters", "active_parameters", "parameters_full"),
+    *("experts", "active", "parameters", "active_parameters", "parameters_full", "active_parameters_full"),
     *("summary", "depth", "phase", "operator", "phenotype_hash"),
 )
 

@@ -294,6 +294,7 @@ class IndividualRecord:
         parameters, active_parameters: Numbers of parameters of the edited model, and of those it uses per token.
         depth: 0 without parents, else 1 + the largest depth of a parent.
         parents: Indices of the parents in the same search, in order, each smaller than `index`.
+        stock: See `Description`.
         status: `ok` individuals have a `fitness` and a `tie_break`, `failed` ones a `failure` and a `failure_kind`.
         fitness: Weighted mean of the search-split scores over the search's tasks, less a penalty if one is configured.
         tie_break: Rank among individuals of equal fitness, larger is better: usually the mean gold log-probability.
@@ -311,6 +312,8 @@ class IndividualRecord:
     parameters: int
     active_parameters: int
     parameters_full: int
+    active_parameters_full: int
+    stock: bool = False
     summary: str = ""
     depth: int = 0
     parents: tuple[int, ...] = ()
@@ -432,6 +435,7 @@ class BestRow:
     parameters: int
     active_parameters: int
     parameters_full: int
+    active_parameters_full: int
     summary: str
     depth: int
     phase: str

@@ -10,14 +10,14 @@ from rich.text import Text
 
 import moevolve
 from moevolve.evaluators.scales import SCALES, Scale
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, shows, takes
-from moevolve.search.cli.output.console import output, print_json, print_table
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, takes
+from moevolve.search.cli.output.console import output, print_json, print_table, stages
 from moevolve.search.interface.analyse import AnalyseRequest
 from moevolve.search.interface.answers import AnswersRequest, StoredAnswersRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
 
 if TYPE_CHECKING:
-    from moevolve import Analysis, Answers, Evaluation, StoredAnswers
+    from moevolve import Analysis, Answers, StoredAnswers
     from moevolve.evaluators.fitness.scoring import Answer
     from moevolve.search.interface.answers import AnswerFilter
 
@@ -25,8 +25,13 @@ _LONGEST = 480
 """Characters of a prompt that are shown without `--whole`, half from its beginning and half from its end."""
 
 
-@shows(EvaluateRequest)
-def evaluate(found: Evaluation, _: EvaluateRequest) -> None:
+@takes(EvaluateRequest)
+def evaluate(request: EvaluateRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    with stages() as on_stage:
+        found = moevolve.ask(store, request, on_stage=on_stage)
+    if as_json:
+        print_json(found)
+        return
     record, bounds = found.record, found.interval
     if record.score is None or bounds is None:
         output.print(f"{found.ref} failed on {record.task} ({record.split}): {record.failure}")
@@ -61,7 +66,8 @@ def answers(
     elif stored:
         _answer_stored(request, against, offset, whole, store, as_json)
     else:
-        found = moevolve.ask(store, request)
+        with stages() as on_stage:
+            found = moevolve.ask(store, request, on_stage=on_stage)
         if as_json:
             print_json(found)
             return

@@ -124,7 +124,7 @@ def effects(found: Effects, _: EffectsRequest) -> None:
             [each.choice, scale.size(each.spread), f"{scale.size(each.low)} to {scale.size(each.high)}"]
             for each in found.choices
         ]
-        title = f"how far choices moved the score, {scale.differences}"
+        title = f"how far choices moved the score, {scale.deviations}"
         print_table(title, "choice | >standard deviation | >95 % interval", rows)
         rows = [
             [
@@ -134,7 +134,7 @@ def effects(found: Effects, _: EffectsRequest) -> None:
             for each in found.options
         ]
         headings = "choice | option | >individuals | >effect | >95 % interval"
-        print_table("options, the surest first", headings, rows)
+        print_table(f"options, the surest first, {scale.differences}", headings, rows)
     output.print(found.note, soft_wrap=True)
 
 
@@ -216,6 +216,7 @@ def show(
 def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
     record, kind = detail.individual, detail.search.genome_kind
     share = 100 * record.parameters / record.parameters_full
+    used = 100 * record.active_parameters / record.active_parameters_full
     shown = SCALES[detail.scale].phrase(record.fitness)
     fitness = shown if record.fitness is None else f"{shown} (tie-break {record.tie_break:.4f})"
     return [
@@ -224,10 +225,8 @@ def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
         ("made by", f"{record.operator} in phase {record.phase}, depth {record.depth}"),
         ("parents", ", ".join(f"{detail.search.name}:{parent}" for parent in record.parents) or "none"),
         (part_names([kind]), part_counts(kind, record.experts, record.active)),
-        (
-            "parameters",
-            f"{record.parameters:,} of {record.parameters_full:,} ({share:.1f} %), {record.active_parameters:,} active",
-        ),
+        ("parameters", f"{record.parameters:,} of {record.parameters_full:,} ({share:.1f} %)"),
+        ("active", f"{record.active_parameters:,} of {record.active_parameters_full:,} ({used:.1f} %)"),
         ("status", record.status + (f" ({record.failure_kind}): {record.failure}" if record.failure else "")),
         ("fitness", fitness),
         ("content hash", record.content_hash),

@@ -31,7 +31,7 @@ _AGAIN = "give the same command again to go on"
 def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
     failures = (moevolve.PoolError, moevolve.ExportError, moevolve.ProfileError)
     with exit_with_message(f"interrupted, {_AGAIN}", failures):
-        found, _ = watched(partial(moevolve.shrink, **request.arguments()), again=_AGAIN)
+        found, _ = watched(partial(moevolve.shrink, **request.arguments()), again=_AGAIN, name="shrink")
     if as_json:
         print_json(found)
     elif isinstance(found, moevolve.ShrinkPlan):
@@ -39,6 +39,9 @@ def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
         output.print(f"# in {found.run_file}; run it with: moevolve launch {found.run_file}", soft_wrap=True)
     else:
         _print_page(found)
+        for gain in (found.code_gain, found.gain):
+            if gain is not None:
+                output.print(str(gain), soft_wrap=True)
     if isinstance(found, moevolve.ShrinkResult) and found.written is None:
         raise typer.Exit(1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -21,9 +21,11 @@ from moevolve.search.interface.parameters import (
     ModelDevice,
     ModelDtype,
     ModelPath,
+    OnStage,
     SearchOfFull,
     Task,
     TaskSplit,
+    Threads,
 )
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL, outcomes_of
@@ -131,8 +133,9 @@ class AnswersRequest(Request):
     model: ModelPath = None
     device: ModelDevice = None
     dtype: ModelDtype = None
+    threads: Threads = None
 
-    def answer(self, store: StoreReader) -> Answers:
+    def answer(self, store: StoreReader, *, on_stage: OnStage = lambda _: None) -> Answers:
         # Without `only`, no more rows than `limit` are run. Batches then differ from those of the whole split, and so
         # may the last digits of log-probabilities.
         from moevolve.workers.checkpoints.loading import placed
@@ -157,10 +160,13 @@ class AnswersRequest(Request):
         places = self._places(len(prepared.examples))
         prepared = prepared.only(places)
         # One resident model, to which the edits are applied one after the other.
-        worker = EvaluationWorker(placed(first.config.model, self.device, self.dtype), first.config.engine)
+        on_stage("loading the model")
+        engine = first.config.engine if self.threads is None else replace(first.config.engine, threads=self.threads)
+        worker = EvaluationWorker(placed(first.config.model, self.device, self.dtype), engine)
         edits: dict[str, Edit] = {FULL: IdentityEdit()} | {name: each.edit for name, each in candidates.items()}
         found: list[tuple[Answer, ...]] = []
         for name, edit in edits.items():
+            on_stage(f"{name} answers {len(places):,} rows of {prepared.task} ({prepared.split})")
             try:
                 found += worker.answer(edit, prepared)
             except CandidateError as error:

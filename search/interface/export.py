@@ -15,8 +15,10 @@ from moevolve.search.interface.parameters import (
     ModelDtype,
     ModelPath,
     Mtp,
+    OnStage,
     PadExperts,
     Requantise,
+    Threads,
 )
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL, interval, with_outcomes
@@ -115,16 +117,23 @@ class ExportRequest(CheckpointRequest):
     directory: Annotated[str | Path, about("New folder of the checkpoint."), Flag(metavar="DIR", kind=Path)]
     _: KW_ONLY
     model: ModelPath = None
+    threads: Threads = None
 
-    def answer(self, store: Store) -> ExportReport:
+    def answer(self, store: Store, *, on_stage: OnStage = lambda _: None) -> ExportReport:
         if self.individual == FULL:
             raise UserError(f"{FULL}: the full model is a checkpoint already; name an individual as SEARCH:INDEX")
-        return self.export(store, bound_candidate(store, self.individual, model=self.model))
+        on_stage("reading the search and the checkpoint")
+        candidate = bound_candidate(store, self.individual, model=self.model)
+        on_stage("writing the checkpoint, and comparing it with the model")
+        return self.export(store, candidate)
 
     def export(self, store: Store, candidate: Candidate, notes: tuple[str, ...] = ()) -> ExportReport:
         """Export an individual that is restored already; `notes` are paragraphs of the model card."""
+        import torch
+
         detail = candidate.detail
         assert detail is not None
+        torch.set_num_threads(self.threads or candidate.config.engine.threads)
         card = replace(_card(store, detail), notes=notes)
         report = self.write(candidate.config.model, candidate.edit, card, Path(self.directory))
         checks: dict[str, float] = {"copied": report.copied}

@@ -165,9 +165,9 @@ def _over_tasks(
         known = tuple(score for score in scores(row.phenotype_hash) if score is not None)
         if prints and len(known) == len(prints):
             measured.append(_front_row(row, search.id, search.name, known))
-    size = next((row.parameters_full for row in rows.values()), None)
+    sizes = next(((row.parameters_full, row.active_parameters_full) for row in rows.values()), (None, None))
     front = [measured[place] for place in unbeaten([one.scores for one in measured])]
-    full = Mark(FULL_LABEL, None, scores(FULL_MODEL), size, None)
+    full = Mark(FULL_LABEL, None, scores(FULL_MODEL), *sizes)
     return front, full, tuple(scales.get(fingerprint, "percent") for fingerprint in prints)
 
 
@@ -182,6 +182,7 @@ def _front_row(row: BestRow | IndividualRecord, search_id: str, name: str, score
         parameters=row.parameters,
         active_parameters=row.active_parameters,
         parameters_full=row.parameters_full,
+        active_parameters_full=row.active_parameters_full,
         summary=row.summary,
     )
 

@@ -79,7 +79,7 @@ def _phrased(record: Any) -> dict[str, Any]:
     """A record's columns, with scores as people read them."""
     columns = flat(record)
     for name, scale in _SCALED.items():
-        if name in columns and scale in columns:
+        if columns.get(name) is not None and scale in columns:
             columns[name] = SCALES[columns[scale]].phrase(columns[name])
     return columns
 

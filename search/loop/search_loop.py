@@ -219,7 +219,8 @@ class SearchLoop:
         else:
             score, tie_break = self._ranking(item)
             decided = replace(record, status="ok", fitness=score - penalty, tie_break=tie_break)
-            log.info("individual %d: %.4f", index, score - penalty, extra={"individual": index})
+            shown = SCALES[self._setup.scale].phrase(score - penalty)
+            log.info("individual %d: %s", index, shown, extra={"individual": index})
         self._unsaved.append(decided)
         self._finish(decided)
 
@@ -285,6 +286,8 @@ def individual_record(
         parameters=description.parameters,
         active_parameters=description.active_parameters,
         parameters_full=description.parameters_full,
+        active_parameters_full=description.active_parameters_full,
+        stock=description.stock,
         summary=f"{description.summary} ({offspring.note})" if offspring.note else description.summary,
         depth=depth,
         parents=offspring.parents,

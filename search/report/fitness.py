@@ -39,6 +39,7 @@ def label_scores(axes: Axes, scale: Scale, of: str = "") -> None:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:.4g}")
         axes.yaxis.set_minor_formatter("{x:.4g}")
+        axes.grid(which="minor", alpha=0.25)
 
 
 def draw_fitness(axes: Axes, history: Sequence[IndividualRecord], full: float | None, scale: ScaleName) -> None:
@@ -69,7 +70,7 @@ def draw_fitness(axes: Axes, history: Sequence[IndividualRecord], full: float | 
         axes.axhline(shown.value(full), color=GREY, linestyle="--", linewidth=1.2, label="full model")
     axes.margins(y=0.1)
     axes.set_xlabel("individual (in order of creation)")
-    label_scores(axes, shown, " on the search split")
+    label_scores(axes, shown, "\non the search split")
     legend_above(axes)
     axes.grid(alpha=0.25)
 
@@ -110,13 +111,12 @@ def size_figure(history: Sequence[IndividualRecord], full: float | None, best: i
     with drawing(3.0) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, name, what in ((left, "parameters", "parameters kept"), (right, "active_parameters", "per token")):
-            whole = rows[0].parameters_full
+            whole = getattr(rows[0], f"{name}_full")
             points = [(100 * getattr(row, name) / whole, row.fitness or 0) for row in rows]
-            reference = full if name == "parameters" else None
             place = [row.index for row in rows].index(best) if best is not None else None
-            _draw_sizes(axes, points, place, reference, shown)
-            axes.set_xlabel(f"{what}\n[% of the full model]")
-        label_scores(left, shown, " on the search split")
+            _draw_sizes(axes, points, place, full, shown)
+            axes.set_xlabel(f"{what}\n[% of the full model's]")
+        label_scores(left, shown, "\non the search split")
         handles, labels = left.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=2)
         return figure

@@ -74,7 +74,7 @@ def lineage_figure(graph: LineageGraph, root: str) -> Figure:
             )
         axes.margins(x=0.06, y=0.14)
         axes.set_xlabel("individual (in order of creation)")
-        label_scores(axes, scale, " on the search split")
+        label_scores(axes, scale, "\non the search split")
         axes.grid(alpha=0.25)
         legend_above(axes)
         return figure

@@ -65,10 +65,13 @@ def _verdict(contents: ReportContents) -> str:
         failed = contents.counts["failed"]
         return f"Nothing found: {'no individual is evaluated yet' if not failed else f'{failed} individuals failed'}."
     kept, used = (
-        100 * (number or 0) / (table.parameters_full or 1)
-        for number in (table.best.parameters, table.best.active_parameters)
+        100 * (number or 0) / (whole or 1)
+        for number, whole in (
+            (table.best.parameters, table.full.parameters),
+            (table.best.active_parameters, table.full.active_parameters),
+        )
     )
-    has = f"{table.winner} has {kept:.0f} % of the full model's parameters, and uses {used:.0f} % per token"
+    has = f"{table.winner} has {kept:.0f} % of the full model's parameters, and per token {used:.0f} % of those it uses"
     parts = []
     for task in table.tasks:
         measured = [found for split in SCORED if (found := table.best.score(task, split)) is not None]

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from moevolve.evaluators.scales import ScaleName, common_scale
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.loop.final_table import FULL_LABEL, Score
+from moevolve.search.loop.significance import Significance, holm, paired_test
 from moevolve.search.results.outcomes import ModelScores, mean_scores, model_scores, task_outcomes
-from moevolve.search.results.significance import Significance, holm, paired_test
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, Course, CourseAxis, SearchRecord, SearchStatus
 

@@ -13,7 +13,7 @@ from moevolve.evaluators.scales import ScaleName, common_scale
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.loop.final_table import Score
 from moevolve.search.loop.scores import outcomes_of
-from moevolve.search.results.significance import TaskOutcomes, score_interval
+from moevolve.search.loop.significance import TaskOutcomes, score_interval
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import EvaluationRecord, SearchRecord
 

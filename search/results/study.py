@@ -11,8 +11,8 @@ from moevolve.evaluators.metrics import weighted_mean
 from moevolve.evaluators.scales import common_scale
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.loop.final_table import BEFORE_LABEL, BEST_LABEL, FULL_LABEL, START_LABEL, Entry, Score
+from moevolve.search.loop.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.results.outcomes import mean_scores, model_scores, task_outcomes
-from moevolve.search.results.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.running.calibration import stored_calibration
 from moevolve.search.running.study import StudyResult
 from moevolve.store.reader import StoreReader

@@ -49,11 +49,11 @@ def _narrower(wanted: str, dense: DenseFacts) -> tuple[dict[str, Any], str]:
 
 def _mixture(request: ShrinkOptions, wanted: str) -> tuple[dict[str, Any], str]:
     share = kept_share(wanted, "--active")
-    if request.stock:
+    if not request.custom_code:
         raise UserError(
-            f"--stock: --active {wanted} makes a mixture of experts with its own code; leave --stock out, or give "
-            "--neurons. Of a Llama or Mistral, `moevolve export SEARCH --form stock --dtype float32` makes a larger "
-            "Mixtral afterwards"
+            f"--active {wanted} makes a mixture of experts with its own code, which servers don't load; add "
+            "--custom-code, or give --neurons. Of a Llama or Mistral, `moevolve export SEARCH --form stock "
+            "--dtype float32` makes a larger Mixtral afterwards"
         )
     if request.kind != "factorllm":
         genome = {"kind": "tomoe", "experts": _EXPERTS, "budget": share}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import zip_longest
@@ -78,13 +78,16 @@ class Probe:
     scale: ScaleName = "percent"
 
 
+OnStage = Callable[[str], None]
 Checks = tuple[tuple[TaskCheck, ...], Loops]
 """A check of every task, then of every domain of the general set; and the loops of all of them."""
 _ADAPTER = TypeAdapter(tuple[tuple[str, str | None, int, int | None, str | None], Checks])
 """Kept checks, after what they were made of: search, winner, and what limits the answers."""
 
 
-def check_winner(subject: Candidate, table: FinalTable, request: ShrinkOptions, path: Path) -> Checks:
+def check_winner(
+    subject: Candidate, table: FinalTable, request: ShrinkOptions, path: Path, on_stage: OnStage = lambda _: None
+) -> Checks:
     """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
 
     The file at `path` keeps the result, so that a request with other limits loads no model again.
@@ -92,14 +95,14 @@ def check_winner(subject: Candidate, table: FinalTable, request: ShrinkOptions, 
     of = subject.search.id, table.winner, request.guard_prompts, request.guard_tokens, request.guard_time
     kept = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else None
     if kept is None or kept[0] != of:
-        kept = of, _answered(subject, table, request)
+        kept = of, _answered(subject, table, request, on_stage)
         path.write_bytes(_ADAPTER.dump_json(kept))
     checks, loops = kept[1]
     judged = tuple(replace(check, faults=faults_of(check, request)) for check in checks)
     return judged, loops.judged(request.max_looping)
 
 
-def _answered(subject: Candidate, table: FinalTable, request: ShrinkOptions) -> Checks:
+def _answered(subject: Candidate, table: FinalTable, request: ShrinkOptions, on_stage: OnStage) -> Checks:
     """The checks, made with a worker in this process."""
     from moevolve.workers.checkpoints.loading import placed
     from moevolve.workers.worker import EvaluationWorker
@@ -107,17 +110,23 @@ def _answered(subject: Candidate, table: FinalTable, request: ShrinkOptions) -> 
     worker = EvaluationWorker(placed(subject.config.model), subject.config.engine)
     probes = [*_held_out(subject, table), *general_set()]
     try:
-        return check_edit(worker, subject.edit, probes, request)
+        return check_edit(worker, subject.edit, probes, request, on_stage)
     except CandidateError as error:
         raise UserError(f"{table.winner} can't be run: {error}") from None
 
 
-def check_edit(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], request: ShrinkOptions) -> Checks:
+def check_edit(
+    worker: EvaluationWorker,
+    edit: Edit,
+    probes: Sequence[Probe],
+    request: ShrinkOptions,
+    on_stage: OnStage = lambda _: None,
+) -> Checks:
     """Compare an edited model with the unedited one on each domain."""
     before, after = (_scores(worker, each, probes) for each in (IdentityEdit(), edit))
     known = [not probe.general or texts * _KNOWN >= 1 for probe, (_, texts) in zip(probes, before, strict=True)]
     asked = [probe.split if each else probe.split.head(0) for probe, each in zip(probes, known, strict=True)]
-    pairs, loops = _pairs(worker, edit, asked, request)
+    pairs, loops = _pairs(worker, edit, asked, request, on_stage)
     checks = []
     for probe, each, (_, old), (agreement, new), answers in zip(probes, known, before, after, pairs, strict=True):
         # What is behind thoughts can be compared if both answers have come to the end of theirs, or neither has.
@@ -150,7 +159,7 @@ def _held_out(subject: Candidate, table: FinalTable) -> Iterator[Probe]:
     """The `test` split of every task, with what the final table has on it."""
     for section, task in zip(subject.config.tasks, table.tasks, strict=True):
         split = prepared_split(subject, section.name, "test")
-        graded, scale = split.metric == "accuracy", scale_of(split.metric)
+        graded, scale = FITNESSES[split.fitness].reads != "texts", scale_of(split.metric)
         if split.fitness != "agreement":
             split = prepared_split(subject, f"{split_fitness(section.name)[0]}@agreement", "test")
         recovery, unscored = recovery_of(table, task)
@@ -205,7 +214,7 @@ _Answer = tuple[str, bool]
 
 
 def _pairs(
-    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], request: ShrinkOptions
+    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], request: ShrinkOptions, on_stage: OnStage
 ) -> tuple[list[list[tuple[_Answer, _Answer]]], Loops]:
     """Pairs of both models' answers to the same prompts by domain, for as long as they are needed and there is time."""
     begun, seconds = time.monotonic(), guard_seconds(request)
@@ -222,6 +231,7 @@ def _pairs(
         if done and (time.monotonic() - begun) * until / done > seconds:
             looks = looks[:look]
             break
+        on_stage(f"checking the winner's answers: prompts {done + 1} to {until} of at most {len(order)}")
         for place, answers in _answer(worker, edit, asked, order[done:until]):
             pairs[place].append(answers)
         done = until

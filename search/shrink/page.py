@@ -8,6 +8,7 @@ from pathlib import Path
 
 from moevolve.evaluators.scales import SCALES, ScaleName
 from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.results.gain import Gain
 from moevolve.search.shrink.loops import Loops
 from moevolve.search.text import percent
 
@@ -29,12 +30,14 @@ class Written:
 
     Attributes:
         weight_bytes: Size of its weight files.
+        loads_in: Programs that load it; see `moevolve.workers.export.servers`.
         changes: See `ExportReport`; empty if an earlier command wrote it.
     """
 
     directory: Path
     form: str
     weight_bytes: int
+    loads_in: tuple[str, ...]
     changes: tuple[tuple[str, str], ...] = ()
 
 
@@ -152,7 +155,7 @@ class TaskLook:
         rows: Number of rows of `search` that are scored.
         score: Score of these rows, in [0, 1]; None if a candidate's answers are compared with the full model's.
         least: Score below which the full model doesn't know the task: what guessing among choices gives, or 0.2; None
-            if answers aren't right or wrong.
+            if there are no answers to be right or wrong, and the score is 1 / perplexity.
         answers: The first answers; empty if there are no texts.
     """
 
@@ -165,8 +168,10 @@ class TaskLook:
     def __str__(self) -> str:
         if self.score is None:
             return f"{self.task}: candidates are compared with the full model"
-        limit = "" if self.least is None else f" (a search needs {percent(self.least)})"
-        return f"{self.task}: the full model scores {percent(self.score)} on {self.rows} rows of `search`{limit}"
+        rows = f"on {self.rows} rows of `search`"
+        if self.least is None:
+            return f"{self.task}: the full model has {SCALES['perplexity'].phrase(self.score)} {rows}"
+        return f"{self.task}: the full model scores {percent(self.score)} {rows} (a search needs {percent(self.least)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +227,8 @@ class ShrinkResult:
         first_look: What the full model makes of the data.
         checks: What the winner's answers are like, by task; empty without a winner.
         loops: How often it repeats itself; None without a winner.
+        gain: What the search gained over the best one-shot choice; None without a winner, or without such a choice.
+        code_gain: What a winner that needs its own code gains over the best of those that don't; None without both.
         speed: Measured speeds; None if no speed was asked for, or nothing was written.
         written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
         seconds: Duration of each stage by its title; those of a search that was continued are of its last part.
@@ -239,6 +246,8 @@ class ShrinkResult:
     first_look: FirstLook
     checks: tuple[TaskCheck, ...]
     loops: Loops | None
+    gain: Gain | None
+    code_gain: Gain | None
     speed: Speed | None
     written: Written | None
     seconds: Mapping[str, float]

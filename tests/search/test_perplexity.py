@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,13 @@ def searched(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Searched:
     return Searched(folder, url, table.winner, table.tasks[0], SCALES["perplexity"].text(score.score), table)
 
 
+@pytest.fixture(scope="module")
+def client(searched: Searched) -> Iterator[TestClient]:
+    with Store.open(searched.url) as store:
+        settings = ServerSettings(store=store.url, logs=searched.folder / "logs")
+        yield TestClient(make_app(store, settings), base_url="http://localhost")
+
+
 @pytest.mark.parametrize(
     ("arguments", "has_winner"),
     [
@@ -98,13 +106,10 @@ def test_commands(searched: Searched, arguments: list[str], has_winner: bool) ->
         "/individuals/BEST/answers",
     ],
 )
-def test_pages(searched: Searched, page: str) -> None:
-    with Store.open(searched.url) as store:
-        settings = ServerSettings(store=store.url, logs=searched.folder / "logs")
-        client = TestClient(make_app(store, settings), base_url="http://localhost")
-        found = client.get(page.replace("BEST", searched.best).replace("TASK", searched.task))
-        assert found.status_code == 200, found.text
-        check(found.text, "")
+def test_pages(searched: Searched, client: TestClient, page: str) -> None:
+    found = client.get(page.replace("BEST", searched.best).replace("TASK", searched.task))
+    assert found.status_code == 200, found.text
+    check(found.text, "")
 
 
 def test_progress_notebooks_and_cards(searched: Searched) -> None:

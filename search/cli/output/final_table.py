@@ -68,7 +68,7 @@ def _row(entry: Entry, task: str, splits: Sequence[Split], sizes: Sequence[str],
     scores = (entry.score(task, split) for split in splits)
     shown = {
         "parameters": size_lines(entry.parameters, found.parameters_full),
-        "active": size_lines(entry.active_parameters, found.parameters_full),
+        "active": size_lines(entry.active_parameters, found.full.active_parameters),
         "memory": [memory_size(found.weight_bytes(entry.parameters))],
     }
     cells = [*(["-"] if score is None else score_lines(score) for score in scores), *(shown[size] for size in sizes)]

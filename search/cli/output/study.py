@@ -10,7 +10,7 @@ from pathlib import Path
 from moevolve.evaluators.scales import scales_title
 from moevolve.search.cli.output.console import output, print_table
 from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL, Score
-from moevolve.search.results.significance import Significance, holm
+from moevolve.search.loop.significance import Significance, holm
 from moevolve.search.results.study import StudyRow
 from moevolve.search.text import parameter_count, score_lines
 

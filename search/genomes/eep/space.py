@@ -283,7 +283,9 @@ class EepSpace(ExpertsSpace[EepGenome]):
             parameters=parameters,
             active_parameters=used,
             parameters_full=self.facts.parameters,
+            active_parameters_full=self.facts.active_parameters,
             summary=summary,
+            stock=genome.is_identity or not (self.native(genome.one_hot_mapping) or self.dynamic_skipping),
         )
 
     def parameters(self, one_hot: bool, identity: bool = False) -> tuple[int, int]:

@@ -342,6 +342,7 @@ class ToMoeSpace(ArraySpace[ToMoeGenome]):
             parameters=used + int((terms.unions - widths[:, 0]).sum()) * self.budget.unit_costs[0],
             active_parameters=used,
             parameters_full=self.facts.parameters,
+            active_parameters_full=self.facts.active_parameters,
             summary=(
                 f"{self.section.experts} experts of {narrow} to {wide} neurons, budget {self.section.budget:.0%}, "
                 f"coverage {terms.coverage.mean():.1%}, balance {terms.balance_term:+.2f}"

@@ -18,7 +18,7 @@ from moevolve.search.interface.request import one_line_errors
 from moevolve.search.interface.show import GenomeRequest
 from moevolve.search.loop.final_table import Score, score_of
 from moevolve.search.loop.scores import outcomes_of
-from moevolve.search.results.significance import Significance, TaskOutcomes, paired_test
+from moevolve.search.loop.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.server.dependencies import NameQuery, RefQuery, ServerDep
 from moevolve.search.server.pages.individuals import outlined, size_words
 from moevolve.search.server.pages.rendering import render

@@ -30,7 +30,12 @@ WriteTask = Callable[..., Path]
         ({"answer": None}, "give `answer`"),
         ({"choices": None}, "`option` looks for one of the choices"),
         ({"choices": None, "fitness": "rank", "matching": None}, "give `choices`"),
-        ({"source": {"hub": "a/b", "files": {"all": "rows.jsonl"}}}, "source: give either `hub` or `files`"),
+        ({"source": {"hub": "a/b", "files": {"all": "rows.jsonl"}}}, "give one of `hub`, `files` and `installed`"),
+        ({"source": {"installed": "novels"}}, "unknown domain of installed text `novels`; known: manual, docstrings"),
+        (
+            {"source": {"installed": "code"}},
+            "`splits.search.from` is `all`, but installed text has: train, calibration",
+        ),
         ({"source": {"files": {"all": "rows.jsonl", "more": "./rows.jsonl"}}}, "stands under both `all` and `more`"),
         (
             {"source": {"files": {"other": "rows.jsonl"}}},

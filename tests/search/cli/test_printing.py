@@ -87,7 +87,7 @@ def test_answers_are_shown_as_they_are(in_process: Any, monkeypatch: pytest.Monk
     said = Answer(text=NASTY, outcome=0.0, logprobs=())
     row = AnsweredRow(0, NASTY, (NASTY,), (), (said, said))
     found = Answers(NASTY, "dev", "generate", ("full", "odd:0"), 1, (0.0, 0.0), (row,))
-    monkeypatch.setattr("moevolve.ask", lambda *_: found)
+    monkeypatch.setattr("moevolve.ask", lambda *_, **__: found)
     monkeypatch.setattr(console.output, "width", 500)
     for options in ((), ("--whole",)):
         done = in_process("answers", "odd:0", "--task", "rte", *options)

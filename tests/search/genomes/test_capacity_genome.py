@@ -118,6 +118,7 @@ def test_parameters_of_a_token_are_those_of_the_layers_active_experts() -> None:
     assert found.parameters == space.parameters()[0]
     assert "widths 80 160 80 240 80, active 1 4 1 1 3" in found.summary
     assert genome.express().active == (1, 4, 1, 1, 3)
+    assert not found.stock and space_of(4).describe(equal(space_of(4))).stock, "layers differ, or not"
     same, usual = equal(space), equal(space_of(4))
     assert same.express().phenotype_hash == usual.express().phenotype_hash, "the model has two active experts"
     assert space.describe(same).active_parameters == space_of(4).describe(usual).active_parameters

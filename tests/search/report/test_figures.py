@@ -32,7 +32,7 @@ def test_the_fitness_curve_shows_every_score_and_the_best_so_far() -> None:
     assert line(axes, "best so far") == [(0, 40), (2, 60), (3, 60), (4, 70)]
     assert [index for index, _ in dots(axes, "failed")] == [1]
     assert {y for _, y in line(axes, "full model")} == {80}
-    assert axes.get_xlabel() and axes.get_ylabel() == "score in % on the search split"
+    assert axes.get_xlabel() and axes.get_ylabel() == "score in %\non the search split"
 
 
 def test_perplexities_fall_and_the_lowest_are_the_front() -> None:
@@ -51,9 +51,11 @@ def test_scores_stand_over_sizes() -> None:
     assert fitness.pareto_front(points) == [(1.0, 0.2), (2.0, 0.5), (4.0, 0.9)]
     left, right = fitness.size_figure(HISTORY, 0.8, best=4, scale="percent").axes
     assert dots(left, "individuals") == [[25, 40], [35, 60], [40, 50], [45, 70]]
-    assert dots(right, "individuals") == [[10, 40], [11, 60], [11.5, 50], [12, 70]]
+    shares = [[25, 40], [27.5, 60], [28.75, 50], [30, 70]]
+    assert dots(right, "individuals") == shares, "of the full model's active parameters, not of all that it has"
     assert line(left, "not beaten in both") == [(25, 40), (35, 60), (45, 70)]
     assert line(left, "best found") == [(45, 70)] and line(left, "full model") == [(100, 80)]
+    assert line(right, "full model") == [(100, 80)]
 
 
 def test_scores_stand_over_speeds() -> None:

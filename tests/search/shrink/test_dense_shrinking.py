@@ -56,7 +56,7 @@ def shrunk(folder: Path, *options: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["tomoe", "factorllm"])
 def test_a_dense_model_becomes_a_mixture_of_experts(tmp_path: Path, kind: str) -> None:
-    page = shrunk(tmp_path, "--active", "50%", *(() if kind == "tomoe" else ("--kind", kind)))
+    page = shrunk(tmp_path, "--active", "50%", "--custom-code", *(() if kind == "tomoe" else ("--kind", kind)))
     assert (page["experts_full"], page["experts"], page["layers"]) == (0, 8, 5)
     (choice,) = page["choices"]
     assert choice.startswith("--active 50%: 8 ") and f"({kind})" in choice
@@ -76,6 +76,7 @@ def test_a_dense_model_becomes_a_mixture_of_experts(tmp_path: Path, kind: str) -
 def test_a_dense_model_becomes_a_narrower_one_that_needs_no_code(tmp_path: Path) -> None:
     page = shrunk(tmp_path, "--neurons", "50%")
     assert (page["experts_full"], page["experts"], page["written"]["form"]) == (0, 1, "stock")
+    assert page["written"]["loads_in"][:3] == ["transformers", "vLLM", "SGLang"]
     assert page["choices"] == ["--neurons 50%: every feed-forward network keeps 512 of 1024 neurons"]
     best = page["table"]["entries"][-1]
     saved = 5 * 3 * 128 * 512
@@ -89,14 +90,26 @@ def test_a_dense_model_becomes_a_narrower_one_that_needs_no_code(tmp_path: Path)
         "transformers_version": ""
     }
     again = ("shrink", DEMO / "dense", "--data", "questions.jsonl", "--neurons", "50%", "-o", "small", *SET, *SHORT)
-    assert "dense, narrower" in run_command(tmp_path, *again).stdout
+    said = run_command(tmp_path, *again).stdout
+    assert "dense, narrower" in said and "loads in: transformers, vLLM, SGLang, llama.cpp" in said
     card = (tmp_path / "small" / "README.md").read_text()
     assert "whose feed-forward networks have 512 of 1024 neurons" in card and "mixture" not in card
+    assert "Loads in: transformers, vLLM, SGLang, llama.cpp" in card
 
 
 def test_a_dry_run_writes_settings_and_none_repairs_nothing(tmp_path: Path, in_process: Any) -> None:
     write_questions(tmp_path / "questions.jsonl")
-    command = ("shrink", DEMO / "dense", "--data", "questions.jsonl", "--active", "25%", "--dry-run", *SET)
+    command = (
+        "shrink",
+        DEMO / "dense",
+        "--data",
+        "questions.jsonl",
+        "--active",
+        "25%",
+        "--custom-code",
+        "--dry-run",
+        *SET,
+    )
     for repair in ("auto", "none"):
         done = in_process(*command, "-o", repair, "--repair", repair, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -108,7 +121,17 @@ def test_a_dry_run_writes_settings_and_none_repairs_nothing(tmp_path: Path, in_p
 
 def test_settings_of_the_presets_phases_are_overridden(tmp_path: Path, in_process: Any) -> None:
     write_questions(tmp_path / "questions.jsonl")
-    command = ("shrink", DEMO / "dense", "--data", "questions.jsonl", "--active", "25%", "--dry-run", *SET)
+    command = (
+        "shrink",
+        DEMO / "dense",
+        "--data",
+        "questions.jsonl",
+        "--active",
+        "25%",
+        *SET,
+        "--custom-code",
+        "--dry-run",
+    )
     done = in_process(*command, "--set", "phases.0.repair.tokens=2048", "-o", "small", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = load_run_config(tmp_path / "small.shrink" / "run.yaml").phases
@@ -130,8 +153,12 @@ def test_settings_of_the_presets_phases_are_overridden(tmp_path: Path, in_proces
         ("dense", ("--speed", "2x"), "--speed 2x: this model is dense"),
         ("dense", ("--active", "100%"), "--active 100%: the model is that small already"),
         ("dense", ("--active", "half"), "--active half: give a share such as 12.5%"),
-        ("dense", ("--active", "50%", "--stock"), "--stock: --active 50% makes a mixture of experts with its own code"),
-        ("dense", ("--active", "30%", "--kind", "factorllm"), "give a multiple of 12.5%, or --kind tomoe"),
+        (
+            "dense",
+            ("--active", "50%"),
+            "--active 50% makes a mixture of experts with its own code, which servers",
+        ),
+        ("dense", ("--active", "30%", "--kind", "factorllm", "--custom-code"), "give a multiple of 12.5%, or --kind"),
         ("model", ("--active", "50%"), "a token uses 2 of 8; give --experts or --neurons"),
         ("model", ("--experts", "4", "--kind", "tomoe"), "--kind tomoe is of --active, which isn't given"),
     ],

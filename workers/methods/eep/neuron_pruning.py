@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,16 +52,18 @@ def prune_features(gram: Tensor, right: Tensor, count: int) -> tuple[Tensor, Ten
 def _cheapest(inverse: Tensor, solution: Tensor, count: int) -> Tensor:
     """The features to prune next, chosen one by one: of two that do the same, losing the second would cost a lot."""
     pool = (solution.square().sum(dim=1) / inverse.diagonal()).argsort(stable=True)[: _POOL * count]
-    inverse, solution = inverse[pool][:, pool], solution[pool]
-    remaining = torch.ones(len(pool), dtype=torch.bool, device=pool.device)
+    # Inverse and solution side by side, since both lose the same multiple of a pruned feature's row. Each feature is
+    # some operations on little data, which numpy starts in a fraction of torch's time.
+    left = torch.cat((inverse[pool][:, pool], solution[pool]), dim=1).cpu().numpy()
+    diagonal, solution_part, pruned = left.diagonal(), left[:, len(pool) :], []
     for _ in range(count):
-        cost = torch.where(remaining, solution.square().sum(dim=1) / inverse.diagonal(), math.inf)
+        cost = np.einsum("ij,ij->i", solution_part, solution_part) / diagonal
+        cost[pruned] = np.inf
         one = int(cost.argmin())
-        share = inverse[:, one] / inverse[one, one]
-        solution -= share[:, None] * solution[one]
-        inverse -= share[:, None] * inverse[one]
-        remaining[one] = False
-    return pool[~remaining]
+        pruned.append(one)
+        left -= np.outer(left[:, one] / left[one, one], left[one])
+        left[one, one] = 1.0  # where zero is left, and nothing could be divided by it
+    return pool[torch.tensor(sorted(pruned), device=pool.device)]
 
 
 def prune_neurons(
@@ -93,25 +96,26 @@ def prune_neurons(
         memory: Bytes that may be allocated; it limits the number of candidates.
     """
     ids, residual, width = ids.clone(), residual.clone(), ids.shape[1]
-    every = torch.arange(width)
+    every, importance = torch.arange(width), _importance(source, hidden, edited, scale, len(ids), memory)
     for kept in range(len(ids)):
         tokens, place = (edited[1] == kept).nonzero(as_tuple=True)
         count = candidate_count(width, settings, len(tokens), hidden.shape[1], memory)
         if count <= width:
             continue
-        inputs, weights = hidden[tokens], edited[0][tokens, place].float()[:, None]
-        factors = scale[tokens]
-        present = (current.features(kept, every, inputs, weights) * factors) @ current.down(kept).float()
-        target = residual[tokens] + present
-        importance = _importance(source, inputs, weights, factors, memory)
+        inputs, weights, factors = hidden[tokens], edited[0][tokens, place].float()[:, None], scale[tokens]
+        target = residual[tokens]
+        target += (current.features(kept, every, inputs, weights) * factors) @ current.down(kept).float()
+        own = importance[kept]
         if not settings.shared:
-            importance[torch.cat((ids[:kept], ids[kept + 1 :])).flatten()] = -1.0
-        importance[ids[kept]] = math.inf
-        candidates = importance.argsort(descending=True, stable=True)[:count]
-        candidates = candidates[importance[candidates] > 0].sort().values
-        found = _prune_candidates(source, candidates, width, inputs, weights, factors, target, ridge_lambda)
+            own[torch.cat((ids[:kept], ids[kept + 1 :])).flatten()] = -1.0
+        own[ids[kept]] = math.inf
+        candidates = own.argsort(descending=True, stable=True)[:count]
+        candidates = candidates[own[candidates] > 0].sort().values
+        features = source.picked(candidates).features(0, torch.arange(len(candidates)), inputs, weights) * factors
+        found = _prune_candidates(features, target, width, ridge_lambda)
         if found is not None:
-            ids[kept], residual[tokens] = found
+            stay, residual[tokens] = found
+            ids[kept] = candidates[stay]
     return ids
 
 
@@ -130,36 +134,34 @@ def pruning_bytes(count: int, tokens: int, hidden: int) -> int:
     return 4 * tokens * count + 4 * 8 * count**2 + 3 * 8 * count * hidden
 
 
-def _importance(source: ExpertNeurons, inputs: Tensor, weights: Tensor, factors: Tensor, memory: int) -> Tensor:
-    """Importance of every neuron for one kept expert, float64 [n I]."""
-    importance = torch.zeros(source.count * source.width, dtype=torch.float64, device=inputs.device)
-    step = max(1, memory // (20 * (len(inputs) + inputs.shape[1])))
+def _importance(
+    source: ExpertNeurons, hidden: Tensor, edited: TopK, scale: Tensor, retained: int, memory: int
+) -> Tensor:
+    """Importance of every neuron for every kept expert, float64 [n', n I]."""
+    weights, chosen = edited[0].float(), edited[1]
+    if source.scales_inputs:  # the activations of a token differ between the kept experts that it chooses
+        hidden, chosen = (hidden[:, None] * weights[..., None].to(hidden.dtype)).flatten(0, 1), chosen.reshape(-1, 1)
+        scale, weights = scale.repeat_interleave(weights.shape[1], dim=0), torch.ones_like(weights).view(-1, 1)
+    shares = (
+        hidden.new_zeros(len(hidden), retained, dtype=torch.float32).scatter_(1, chosen, weights) * scale
+    ).square()
+    importance = shares.new_zeros(retained, source.count * source.width, dtype=torch.float64)
+    step = max(1, memory // (20 * sum(hidden.shape)))
     for expert in range(source.count):
         for part in torch.arange(source.width).split(step):
-            squares = (source.features(expert, part, inputs, weights) * factors).square().sum(dim=0)
-            norms = source.down(expert)[part].to(inputs.device).float().square().sum(dim=1)
-            importance[expert * source.width + part.to(inputs.device)] = (squares * norms).double()
+            squares = source.activations(expert, part, hidden).float().square()
+            norms = source.down(expert)[part].to(hidden.device).float().square().sum(dim=1)
+            importance[:, expert * source.width + part.to(hidden.device)] = ((shares.t() @ squares) * norms).double()
     return importance
 
 
 def _prune_candidates(
-    source: ExpertNeurons,
-    candidates: Tensor,
-    width: int,
-    inputs: Tensor,
-    weights: Tensor,
-    factors: Tensor,
-    target: Tensor,
-    ridge_lambda: float,
+    features: Tensor, target: Tensor, width: int, ridge_lambda: float
 ) -> tuple[Tensor, Tensor] | None:
     """The remaining candidates, [width], and the residual of their fit, [tokens, hidden]."""
-    features = inputs.new_empty(len(inputs), len(candidates), dtype=torch.float32)
-    for expert in (candidates // source.width).unique().tolist():
-        columns = (candidates // source.width == expert).nonzero()[:, 0]
-        values = source.features(expert, (candidates[columns] % source.width).cpu(), inputs, weights)
-        features[:, columns] = values * factors
-    gram = inputs.new_zeros(len(candidates), len(candidates), dtype=torch.float64)
-    right = inputs.new_zeros(len(candidates), target.shape[1], dtype=torch.float64)
+    count = features.shape[1]
+    gram = features.new_zeros(count, count, dtype=torch.float64)
+    right = features.new_zeros(count, target.shape[1], dtype=torch.float64)
     for feature_rows, target_rows in zip(features.split(_ROWS), target.split(_ROWS), strict=True):
         gram += feature_rows.t() @ feature_rows
         right += feature_rows.t() @ target_rows
@@ -168,4 +170,4 @@ def _prune_candidates(
     if found is None:
         return None
     stay, solution = found
-    return candidates[stay], target - features[:, stay] @ solution.float()
+    return stay, target - features[:, stay] @ solution.float()

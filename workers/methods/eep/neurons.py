@@ -65,6 +65,11 @@ class ExpertNeurons:
         return torch.stack((2 * neurons, 2 * neurons + 1), dim=1).flatten()
 
     @property
+    def scales_inputs(self) -> bool:
+        """Whether routing weights multiply an expert's inputs instead of its output."""
+        return bool(getattr(self.module, "scales_inputs", False))
+
+    @property
     def output_biases(self) -> tuple[str, ...]:
         """Names of tensors that belong to experts as a whole and not to single neurons."""
         return ("down_proj_bias",) if self._biased else ()
@@ -92,9 +97,19 @@ class ExpertNeurons:
 
     def features(self, expert: int, neurons: Tensor, hidden: Tensor, weights: Tensor) -> Tensor:
         """What an expert's neurons [count] give to its output projection with routing weights [tokens, 1], float32."""
-        if getattr(self.module, "scales_inputs", False):
+        if self.scales_inputs:
             return self.activations(expert, neurons, hidden * weights.to(hidden.dtype)).float()
         return self.activations(expert, neurons, hidden).float() * weights
+
+    def picked(self, ids: Tensor) -> ExpertNeurons:
+        """One expert that has copies of some neurons, int64 [count], numbered as in `copy_from`."""
+        tensors = {
+            name: self.tensors[name].new_zeros(shape, device=ids.device)
+            for name, shape in self.shapes(1, len(ids)).items()
+        }
+        made = ExpertNeurons(self.module, tensors)
+        made.copy_from(self, ids[None])
+        return made
 
     def copy_from(self, source: ExpertNeurons, ids: Tensor) -> None:
         """Overwrite every expert's neurons with neurons of `source`. Output biases stay as they are.

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,14 @@ from moevolve.workers.methods.eep.experts import LayerExperts, SharedExpert
 from moevolve.workers.methods.eep.neuron_pruning import prune_neurons
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter, RatioHistogram, Routing
-from moevolve.workers.methods.shared.outputs import FeatureBlock, NeuronSelection, Recorded, recording
+from moevolve.workers.methods.shared.outputs import (
+    FeatureBlock,
+    Features,
+    NeuronSelection,
+    Recorded,
+    choosing,
+    recording,
+)
 
 # Lower bound on a group's routing mass: how far below it lies isn't worth fitting.
 _LEAST_MASS = 1e-6
@@ -104,9 +112,32 @@ class ExpertOutputs:
         """Number of features that are neurons of routed experts."""
         return self._edit.retained * self._neurons().width
 
+    @contextmanager
+    def without_experts(self) -> Iterator[None]:
+        experts: Any = self._layer.experts
+        before = experts.__dict__.get("forward")  # of an instance, which hides its class's
+        experts.forward = lambda hidden, *_args: torch.zeros_like(hidden)
+        try:
+            yield
+        finally:
+            del experts.forward
+            if before is not None:
+                experts.forward = before
+
+    def experts_output(self, recorded: Recorded, features: Features, memory: int) -> Tensor:
+        hidden, weights, chosen = recorded
+        given = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        for block in features.blocks(memory):
+            if block.columns.start < self._routed:
+                block.add_to(given, self.weights(block.columns))
+        for name in self._neurons().output_biases:
+            for place in range(chosen.shape[1]):
+                given += self._added(weights)[:, place, None] * self._layer.expert_tensors()[name][chosen[:, place]]
+        return given
+
     def select_neurons(
         self, recorded: Recorded, token_weights: Tensor | None, settings: NeuronSettings, memory: int
-    ) -> NeuronSelection:
+    ) -> tuple[NeuronSelection, Recorded]:
         hidden, weights, chosen = recorded
         neurons, retained = self._original_neurons(), self._edit.retained
         original = self._layer.route(hidden)
@@ -117,11 +148,13 @@ class ExpertOutputs:
             skip_below = self._skip_threshold(*rows, hidden)
             self._route_by(*rows, skip_below)
             _, weights, chosen = self._router(hidden)
-        routings = (original[1], original[2]), (weights, chosen)
-        ids = choose_neurons(neurons, hidden, *routings, retained, width, settings, memory, token_weights)
+        some = choosing(len(hidden))
+        routings = (original[1][some], original[2][some]), (weights[some], chosen[some])
+        token_weights = None if token_weights is None else token_weights[some]
+        ids = choose_neurons(neurons, hidden[some], *routings, retained, width, settings, memory, token_weights)
         selection = NeuronSelection(ids, rows, skip_below)
         self.use_neurons(selection)
-        return selection
+        return selection, (hidden, weights, chosen)
 
     def prune_neurons(
         self,
@@ -241,7 +274,7 @@ class ExpertFeatures:
             tokens, place = (self.chosen == expert).nonzero(as_tuple=True)
             if not len(tokens):
                 continue
-            hidden, weights = self.hidden[tokens], self.weights[tokens, place].float()[:, None]
+            hidden, weights = self.hidden.index_select(0, tokens), self.weights[tokens, place].float()[:, None]
             # Per neuron: gate, up, their product, the features in float32, sorted, and multiplied with each other, for
             # every token; and a row of weights.
             step = max(1, (memory - hidden.nbytes) // (28 * (len(tokens) + self.hidden.shape[1])))

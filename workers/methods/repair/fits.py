@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -16,7 +16,15 @@ from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.methods.repair.edit import RepairedEdit, Strength
 from moevolve.workers.methods.repair.ridge import Fit, FitOutcome, LayerSystem, fit_ridge, fit_scalar, match_energy
 from moevolve.workers.methods.repair.streams import ResidualStreams
-from moevolve.workers.methods.shared.outputs import LayerOutput, NeuronSelectingOutput, NeuronSelection, Recorded
+from moevolve.workers.methods.shared.outputs import (
+    Features,
+    HeldFeatures,
+    LayerOutput,
+    NeuronSelectingOutput,
+    NeuronSelection,
+    Recorded,
+    choosing,
+)
 
 # One sequence in this many is held out: it isn't fitted, but used to check fits.
 _CHECKED = 8
@@ -75,22 +83,50 @@ class FittedLayer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Tokens:
+    """What the fits of a layer need to know of the tokens.
+
+    Attributes:
+        recorded: Tensors recorded in a pass through the layer.
+        after: Residual stream after the layer, [tokens, hidden]; without the routed experts if neurons are selected.
+        target: Target of that stream, [tokens, hidden].
+        checked: Mask of held-out tokens, bool [tokens].
+        weights: Weights of tokens, float32 [tokens]; None for 1.
+    """
+
+    recorded: Recorded
+    after: Tensor
+    target: Tensor
+    checked: Tensor
+    weights: Tensor | None
+
+    def choosing(self) -> _Tokens:
+        """The tokens that neurons are chosen on."""
+        some = choosing(len(self.after))
+        return _Tokens(
+            tuple(each[some] for each in self.recorded),
+            self.after[some],
+            self.target[some],
+            self.checked[some],
+            None if self.weights is None else self.weights[some],
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
     """A fit of a layer with some neurons, not yet applied.
 
     Attributes:
         selection: See `FittedLayer`.
-        recorded: Tensors recorded during the pass through the layer.
+        features: Features that are fitted.
         after: Residual stream after the layer, without the fit, [tokens, hidden].
-        residual: Target minus `after`, float32 [tokens, hidden].
         fit: The fit; None if none reduces the error.
         error: Squared error on held-out tokens with the fit.
     """
 
     selection: NeuronSelection | None
-    recorded: Recorded
+    features: Features
     after: Tensor
-    residual: Tensor
     fit: Fit | None
     error: float
 
@@ -165,66 +201,75 @@ class LayerFits:
         return fitted
 
     def _fit(self, output: LayerOutput, state: Tensor) -> FittedLayer:
-        target = None if self._strength == "none" else self._target(output, state)
-        with output.recording() as records:
-            selection = self._select(output, state, records)
-            if target is None:
-                after, _ = self._reference.streams.run_layer(output.layer, state, records, output.next_part)
-                return FittedLayer(selection, (), after, None)
-            try_fit = partial(self._try_fit, output, state, records, target)
-            trial = try_fit(selection)
-            if self._strength in ("ridge", "matched"):
-                trial = self._try_pruned(output, trial, try_fit)
-        return self._apply(trial, output)
+        fitted = self._strength != "none"
+        target = self._target(output, state) if fitted else state
+        selection, recorded, after = self._run(output, state)
+        checked, weights = self._reference.checked.to(after.device), self._weights
+        weights = None if weights is None else weights.to(after.device)
+        tokens = _Tokens(recorded, after, target.to(after.device), checked, weights)
+        if not fitted:
+            return FittedLayer(selection, (), self._features(output, tokens, selection)[1].to(state.dtype), None)
+        if selection is None or self._settings.neurons.candidates == 1 or self._strength == "scalar":
+            trial = self._try_fit(output, tokens, selection)
+        else:
+            trial = self._try_pruned(output, tokens, selection)
+        return self._apply(trial, output, state.dtype)
 
-    def _select(self, output: LayerOutput, state: Tensor, records: list[Recorded]) -> NeuronSelection | None:
-        """Put the neurons of largest importance in place; return None if the experts keep their own."""
-        settings = self._settings.neurons
+    def _run(self, output: LayerOutput, state: Tensor) -> tuple[NeuronSelection | None, Recorded, Tensor]:
+        """Run the layer, and put the neurons of largest importance in place, unless the experts keep their own."""
+        settings, layer = self._settings.neurons, output.layer
+        run_layer = partial(self._reference.streams.run_layer, layer, state, part=output.next_part)
         if settings is None:
-            return None
+            with output.recording() as records:
+                after, recorded = run_layer(records=records)
+            return None, recorded, after
         if not isinstance(output, NeuronSelectingOutput):
             raise UserError("repair.neurons: only experts of a mixture can be filled with neurons of others")
-        _, recorded = self._reference.streams.run_layer(output.layer, state, records, output.next_part)
-        return output.select_neurons(recorded, self._weights, settings, self._memory)
+        with output.recording() as records, output.without_experts():
+            after, recorded = run_layer(records=records)
+        return *output.select_neurons(recorded, self._weights, settings, self._memory), after
 
-    def _try_pruned(self, output: LayerOutput, first: _Trial, try_fit: Callable[[NeuronSelection], _Trial]) -> _Trial:
-        """Fit the neurons that pruning leads to. Return this fit or the first, whichever has the smaller error."""
-        settings, important = self._settings.neurons, first.selection
-        if settings is None or important is None or settings.candidates == 1:
-            return first
-        assert isinstance(output, NeuronSelectingOutput)
-        applied = self._apply(first, output).state
+    def _features(
+        self, output: LayerOutput, tokens: _Tokens, selection: NeuronSelection | None
+    ) -> tuple[Features, Tensor]:
+        """Features of the neurons in use, held if the fit needs all of them at once, and the stream after the layer."""
+        features, after = output.features(tokens.recorded), tokens.after.float()
+        if features.width <= len(after):
+            features = HeldFeatures.of(features, len(after), self._memory)
+        if selection is not None:
+            assert isinstance(output, NeuronSelectingOutput)
+            after = after + output.experts_output(tokens.recorded, features, self._memory)
+        return features, after
+
+    def _try_pruned(self, output: LayerOutput, tokens: _Tokens, important: NeuronSelection) -> _Trial:
+        """Fit these neurons, or those that pruning more candidates leads to, whichever leave the smaller error."""
+        settings, some = self._settings.neurons, tokens.choosing()
+        assert settings is not None and isinstance(output, NeuronSelectingOutput)
+        first = self._try_fit(output, some, important)
+        applied = self._apply(first, output, torch.float32).state
         assert applied is not None
-        residual = first.after.float() + first.residual - applied.float()
         taken = first.fit.outcome.ridge_lambda if first.fit else None
         ridge_lambda = taken or min(self._settings.ridge_lambdas)
-        checked = self._reference.checked
-        weights = (~checked).float() if self._weights is None else self._weights * ~checked
-        pruned = output.prune_neurons(
-            first.recorded, important, residual, weights, ridge_lambda, settings, self._memory
+        weights = (~some.checked).float() if some.weights is None else some.weights * ~some.checked
+        selection = output.prune_neurons(
+            some.recorded, important, some.target - applied, weights, ridge_lambda, settings, self._memory
         )
-        if not torch.equal(pruned.neurons, important.neurons):
-            output.use_neurons(pruned)
-            trial = try_fit(pruned)
-            if trial.error < first.error:
-                return trial
-        output.use_neurons(important)
-        return first
+        trial, first_error = None, first.error
+        del first, applied  # whose memory the next fit needs
+        if not torch.equal(selection.neurons, important.neurons):
+            output.use_neurons(selection)
+            trial = self._try_fit(output, some, selection)
+        if trial is None or trial.error >= first_error:
+            selection, trial = important, None
+            output.use_neurons(important)
+        if trial is None or len(some.after) < len(tokens.after):
+            trial = self._try_fit(output, tokens, selection)
+        return trial
 
-    def _try_fit(
-        self,
-        output: LayerOutput,
-        state: Tensor,
-        records: list[Recorded],
-        target: Tensor,
-        selection: NeuronSelection | None,
-    ) -> _Trial:
+    def _try_fit(self, output: LayerOutput, tokens: _Tokens, selection: NeuronSelection | None) -> _Trial:
         """Fit the neurons in place without changing them."""
-        after, recorded = self._reference.streams.run_layer(output.layer, state, records, output.next_part)
-        residual = target.to(after.device).float() - after.float()
-        checked = self._reference.checked.to(after.device)
-        weights = None if self._weights is None else self._weights.to(after.device)
-        layer = LayerSystem(output.features(recorded), output.weights, residual, checked, weights)
+        features, after = self._features(output, tokens, selection)
+        layer = LayerSystem(features, output.weights, tokens.target.float() - after, tokens.checked, tokens.weights)
         if self._strength == "scalar":
             fit = fit_scalar(layer, self._memory)
         else:
@@ -232,7 +277,7 @@ class LayerFits:
             if self._strength == "matched" and fit is not None:
                 fit = match_energy(fit, layer, self._memory)
         error = layer.held_out_error() if fit is None else fit.outcome.after
-        return _Trial(selection, recorded, after, residual, fit, error)
+        return _Trial(selection, features, after, fit, error)
 
     def _target(self, output: LayerOutput, state: Tensor) -> Tensor:
         """Target of the residual stream after an output, [tokens, hidden]. Call it before the output is fitted."""
@@ -245,16 +290,16 @@ class LayerFits:
             target, _ = reference.streams.run_layer(output.layer, start, part=output.next_part)
         return target
 
-    def _apply(self, trial: _Trial, output: LayerOutput) -> FittedLayer:
-        """Change the layer's weights, and compute the residual stream with the rounded change."""
-        after, fit, features = trial.after, trial.fit, output.features(trial.recorded)
+    def _apply(self, trial: _Trial, output: LayerOutput, dtype: torch.dtype) -> FittedLayer:
+        """Change the layer's weights, and compute the residual stream, in a dtype, with the rounded change."""
+        after, fit, features = trial.after, trial.fit, trial.features
         if fit is None:
-            return FittedLayer(trial.selection, (), after, None)
+            return FittedLayer(trial.selection, (), after.to(dtype), None)
         cacheable = 4 * features.width * after.shape[1] + after.nbytes <= FIT_CACHE_BYTES
-        changes, stream = [], after.to(torch.float32, copy=True)
+        changes, stream = [], after.clone()
         for block in features.blocks(self._memory // 2):
             change = fit.change(block, output.weights)
-            stream[block.tokens] += block.values @ output.add(block.columns, change)
+            block.add_to(stream, output.add(block.columns, change))
             if cacheable:
                 changes.append((block.columns, change))
-        return FittedLayer(trial.selection, tuple(changes), stream.to(after.dtype), fit.outcome)
+        return FittedLayer(trial.selection, tuple(changes), stream.to(dtype), fit.outcome)

@@ -22,10 +22,12 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.methods.shared.outputs import FeatureBlock, Features
+from moevolve.workers.methods.shared.outputs import FeatureBlock, Features, HeldFeatures
 
 # Rows of a float32 product that are added to a float64 sum at once.
 _ROWS = 1024
+# Columns of a symmetric product that are computed at once.
+_PANEL = 512
 # One part in this many of the memory is reserved for blocks of features.
 _BLOCKS_SHARE = 8
 
@@ -183,32 +185,38 @@ def fit_bytes(width: int, tokens: int, hidden: int) -> int:
 
 
 def _primal(layer: LayerSystem, residual: Tensor, ridge_lambdas: Sequence[float], memory: int) -> Fit | None:
-    width, checked = layer.features.width, layer.checked
-    blocks = tuple(layer.weighted_blocks(memory))
-    gram = residual.new_zeros(width, width, dtype=torch.float64)
-    right = residual.new_zeros(width, residual.shape[1], dtype=torch.float64)
-    held_out = residual.new_zeros(int(checked.sum()), width)
-    place, order = torch.empty_like(checked, dtype=torch.int64), checked.int().cumsum(0) - 1
-    for number, block in enumerate(blocks):
-        at = checked[block.tokens]
-        held_out[order[block.tokens[at]], block.columns] = block.values[at]
-        place.fill_(-1)
-        place[block.tokens[~at]] = (~at).nonzero()[:, 0]
-        for part in (~at).nonzero()[:, 0].split(_ROWS):
-            right[block.columns] += block.values[part].t() @ residual[block.tokens[part]]
-        # Only the lower triangle is read. Tokens in only one of two blocks contribute nothing to their product.
-        for other in blocks[: number + 1]:
-            both = (place[other.tokens] >= 0).nonzero()[:, 0]
-            for part in both.split(_ROWS):
-                rows = block.values[place[other.tokens[part]]]
-                gram[block.columns, other.columns] += rows.t() @ other.values[part]
+    features, checked, weights = layer.features, layer.checked, layer.token_weights
+    if not isinstance(features, HeldFeatures):
+        features = HeldFeatures.of(features, len(residual), memory)
+    if not features.parts:
+        return None
+    gram = residual.new_zeros(features.width, features.width, dtype=torch.float64)
+    right = residual.new_zeros(features.width, residual.shape[1], dtype=torch.float64)
+    for start in range(0, len(residual), _ROWS):
+        chunk = slice(start, start + _ROWS)
+        fitted = (~checked[chunk]).nonzero()[:, 0]
+        rows, target = features.values[chunk].index_select(0, fitted), residual[chunk].index_select(0, fitted)
+        if weights is not None:
+            rows *= weights[chunk, None][fitted].sqrt()
+        for block, used in features.parts:
+            at = used[chunk][fitted].nonzero()[:, 0]
+            # Other tokens contribute nothing, but leaving them out takes copies.
+            some, wanted = (rows, target) if 4 * len(at) > len(rows) else (rows[at], target[at])
+            for first in range(block.start, block.stop, _PANEL):
+                columns = slice(first, min(first + _PANEL, block.stop))
+                # Only the lower triangle is read.
+                gram[columns, : columns.stop] += some[:, columns].t() @ some[:, : columns.stop]
+            right[block] += some[:, block].t() @ wanted
+    held_out = features.values[checked]
+    if weights is not None:
+        held_out *= weights[checked, None].sqrt()
     expected = residual[checked]
     best, before = None, squared_norm(expected)
     for ridge_lambda, solved in _solutions(gram, right, float(gram.diagonal().mean()), ridge_lambdas):
-        weights = solved.float()
-        outcome = FitOutcome(ridge_lambda, before, squared_norm(expected - held_out @ weights))
+        change = solved.float()
+        outcome = FitOutcome(ridge_lambda, before, squared_norm(expected - held_out @ change))
         if outcome.after < (before if best is None else best.outcome.after):
-            best = Fit(outcome, weights=weights)
+            best = Fit(outcome, weights=change)
     return best
 
 

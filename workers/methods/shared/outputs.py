@@ -8,13 +8,22 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.methods import Applicator
 
+# Of more than twice as many tokens every second, third ... chooses neurons.
+_CHOOSING_TOKENS = 4096
+
 Recorded = tuple[Tensor, ...]
 """Tensors recorded during a pass, from which features are computed; tokens are the first dimension of each."""
+
+
+def choosing(tokens: int) -> slice:
+    """Which of so many tokens neurons are chosen on; the fit of the chosen ones takes all."""
+    return slice(None, None, max(1, tokens // _CHOOSING_TOKENS))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,13 +32,20 @@ class FeatureBlock:
 
     Attributes:
         columns: Columns of the features.
-        tokens: Indices of the tokens, int64 [t], without repetition.
+        tokens: Indices of the tokens, int64 [t], ascending.
         values: Features, float32 [t, columns].
     """
 
     columns: slice
     tokens: Tensor
     values: Tensor
+
+    def add_to(self, stream: Tensor, weights: Tensor) -> None:
+        """Add the product with weights [columns, hidden] to a stream, float32 [all tokens, hidden], in place."""
+        if len(self.tokens) == len(stream):
+            stream.addmm_(self.values, weights)
+        else:
+            stream.index_add_(0, self.tokens, self.values @ weights)
 
 
 @contextmanager
@@ -59,6 +75,40 @@ class Features(Protocol):
 
         Columns that are zero for all tokens may be missing.
         """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldFeatures:
+    """Features held in memory as one matrix.
+
+    Attributes:
+        values: The features, float32 [tokens, columns].
+        parts: Columns, and the tokens where they aren't all zero, bool [tokens].
+    """
+
+    values: Tensor
+    parts: tuple[tuple[slice, Tensor], ...]
+
+    @classmethod
+    def of(cls, features: Features, tokens: int, memory: int) -> HeldFeatures:
+        """Compute the features of so many tokens; see `Features.blocks` for `memory`."""
+        values, parts = torch.zeros(0), []
+        for block in features.blocks(memory):
+            if not len(values):
+                values = block.values.new_zeros(tokens, features.width)
+            values[block.tokens, block.columns] = block.values
+            used = torch.zeros(tokens, dtype=torch.bool, device=values.device).index_fill_(0, block.tokens, True)
+            parts.append((block.columns, used))
+        return cls(values, tuple(parts))
+
+    @property
+    def width(self) -> int:
+        return self.values.shape[1]
+
+    def blocks(self, memory: int) -> Iterator[FeatureBlock]:
+        all_tokens = torch.arange(len(self.values), device=self.values.device)
+        for columns, _ in self.parts:
+            yield FeatureBlock(columns, all_tokens, self.values[:, columns])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,13 +170,19 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
     def keep_shared_expert(self) -> None:
         """Leave the neurons of the layer's shared expert, if it has one, out of the features."""
 
+    def without_experts(self) -> AbstractContextManager[None]:
+        """Let the layer's routed experts give zero, and compute nothing, within a `with` block."""
+
+    def experts_output(self, recorded: Recorded, features: Features, memory: int) -> Tensor:
+        """What the routed experts in use add to the residual stream, float32 [tokens, hidden], by their features."""
+
     def select_neurons(
         self, recorded: Recorded, token_weights: Tensor | None, settings: NeuronSettings, memory: int
-    ) -> NeuronSelection:
+    ) -> tuple[NeuronSelection, Recorded]:
         """Choose neurons by importance for tokens recorded with the edit on the model, and use them from now on.
 
         `token_weights` are the tokens' weights in importance, float32 [tokens] (None for 1), and `memory` the bytes
-        that may be allocated.
+        that may be allocated. Returns also what would be recorded of the tokens now.
         """
 
     def prune_neurons(

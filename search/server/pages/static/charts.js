@@ -2,10 +2,11 @@
 
 /** How scores are shown, by the name of their scale: `evaluators/scales.py`. Perplexities of candidates range over decades. */
 export const SCALES = {
-  percent: { title: "score in %", distr: 1, value: (score) => 100 * score, text: (score) => `${(100 * score).toFixed(1)} %` },
+  percent: { title: "score in %", distr: 1, empty: [0, 100], value: (score) => 100 * score, text: (score) => `${(100 * score).toFixed(1)} %` },
   perplexity: {
     title: "perplexity, lower is better",
     distr: 3,
+    empty: [1, 100],
     value: (score) => (score > 0 ? 1 / score : null),
     text: (score) => `${Number((1 / score).toPrecision(4))} ppl`,
   },

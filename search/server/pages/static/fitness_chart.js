@@ -69,8 +69,8 @@ export function draw(figure) {
     const { min, max } = plot.scales.x;
     const visible = curve.low.filter((_, at) => curve.at[at] >= min && curve.at[at] <= max);
     const ends = visible.map(scale.value).filter((value) => value !== null);
-    const low = Math.min(least ?? scale.value(1), ...ends);
-    const high = Math.max(most ?? scale.value(1), ...ends);
+    const low = Math.min(least ?? scale.empty[0], ...ends);
+    const high = Math.max(most ?? scale.empty[1], ...ends);
     if (scale.distr === 3) return [low / 1.05, high * 1.05];
     const margin = 0.05 * (high - low) + 0.5;
     return [Math.max(0, low - margin), Math.min(100, high + margin)];

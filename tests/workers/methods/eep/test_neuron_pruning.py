@@ -142,9 +142,9 @@ def test_a_repair_takes_what_leaves_less_error(resident: Residents, monkeypatch:
     base, rows = edit_of_kind(len(model.layers), EXPERTS, "prune", 2), rows_of(sequences_of([40] * 20))
     some = NeuronSelection(torch.arange(2 * WIDTH).view(2, WIDTH), None)
 
-    def badly(self: ExpertOutputs, *given: Any) -> NeuronSelection:
+    def badly(self: ExpertOutputs, recorded: Any, *given: Any) -> tuple[NeuronSelection, Any]:
         self.use_neurons(some)
-        return some
+        return some, recorded
 
     def first_layer(candidates: float) -> tuple[float, list[Tensor]]:
         """Squared error on held-out tokens, and all layers' neurons."""
