@@ -92,6 +92,9 @@ class ToMoeSection(GenomeSection):
 
 # Number of calibration tokens on which coverage and balance are estimated.
 _SAMPLE = 512
+# Additional width of a network that writes all of the residual stream, as a multiple of one that writes little. With 0,
+# 1 and 2, half of SmolLM2-135M's neurons have log perplexities 1.31, 1.00 and 0.97 above the full model's, unrepaired.
+_WRITTEN = 2.0
 # Standard deviation of random coordinates.
 _SPREAD = 0.3
 
@@ -279,12 +282,12 @@ class ToMoeSpace(ArraySpace[ToMoeGenome]):
     def start(self, phase: PhaseConfig) -> Offspring[ToMoeGenome]:
         """Return the genome of the fitted experts.
 
-        Widths are proportional to 1 + the share of the residual stream that the network writes, which is near 1 for the
-        first network of a language model: later ones can't make up for what it drops.
+        Widths grow with the share of the residual stream that the network writes, which is near 1 for the first network
+        of a language model: later ones can't make up for what it drops.
         """
         shares = np.zeros(self.shapes["shares"])
         if len(shares):
-            wanted = 1 + self.statistics["network_share"].astype(np.float64)
+            wanted = 1 + _WRITTEN * self.statistics["network_share"].astype(np.float64)
             shares[:, 0] = np.log(wanted / wanted.mean())
         arrays = {"routers": self.statistics["expert_rows"], "seeds": np.full(self.shapes["seeds"], FITTED)}
         return Offspring(self.genome(shares=shares, **arrays), "start", ())

@@ -159,7 +159,7 @@ def test_the_start_is_the_fitted_experts_with_widths_by_what_networks_write() ->
     offspring = space.start(TUNE)
     edit, measured = offspring.genome.express(), space.statistics
     assert offspring.operator == "start"
-    wanted = 1 + measured["network_share"].astype(np.float64)
+    wanted = 1 + 2 * measured["network_share"].astype(np.float64)
     free = edit.widths < edit.width
     np.testing.assert_allclose(
         edit.widths[free] / edit.widths[free].sum(), wanted[free] / wanted[free].sum(), atol=0.05

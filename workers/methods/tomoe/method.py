@@ -63,8 +63,6 @@ class ToMoeExporter:
         heads = edit.heads
         if heads is not None and not (heads.pairs.all() and (heads.active == heads.head_dim).all()):
             return "dimensions of its heads are masked, and a Mixtral's aren't"
-        if edit.widths.max() == edit.width:
-            return "a layer keeps its whole network, and a Mixtral's experts are all as wide as the widest"
         if _ties(edit):
             return "where experts tie a token falls to the first of them, which a Mixtral doesn't promise"
         return mixtral_obstacle(resident)
