@@ -1,7 +1,7 @@
 """The genome kind `capacity`: its one-shot candidates, what candidates cost, and how they are drawn.
 
-One-shot candidates keep the experts of the most energy. Where the number of kept experts is searched, `equal`, `rising` and
-`coverage` keep the largest one; `fewest` and `fewest_rising` are `equal` and `rising` with the smallest one.
+One-shot candidates keep the experts of the most energy. Where the number of kept experts is searched, `equal`, `rising`
+and `coverage` keep the largest one; `fewest` and `fewest_rising` are `equal` and `rising` with the smallest one.
 """
 
 from __future__ import annotations
