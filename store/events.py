@@ -16,7 +16,9 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Connection, and_, func, select, update
 
+from moevolve.evaluators.scales import SCALES
 from moevolve.store.records import Course, CourseStep, Event, EventKind, IndividualRecord
+from moevolve.store.scales import scales_of
 from moevolve.store.session import insert_all
 from moevolve.store.tables import events, individuals, leases, searches
 
@@ -72,7 +74,8 @@ def append_progress(
         return
     fitness, tie, index = max(known)
     if before is None or (fitness, tie) > before:
-        append(connection, search_id, "best", f"individual {-index}: {100 * fitness:.1f}", -index)
+        scale = SCALES[scales_of(connection, search_id).fitness]
+        append(connection, search_id, "best", f"individual {-index}: {scale.text(fitness)}", -index)
 
 
 def read_course(connection: Connection, search_id: str) -> Course:

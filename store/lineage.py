@@ -10,6 +10,7 @@ from sqlalchemy import BigInteger, Column, Connection, Row, cast, func, literal,
 from moevolve.evaluators.errors import suggestion
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.records import SEARCH_COLUMNS, LineageGraph, LineageNode, SearchRecord
+from moevolve.store.scales import scales_of
 from moevolve.store.tables import individuals, parents, searches
 
 _INDEX = re.compile(r"[0-9]{1,18}")  # fits a column of 64 bits
@@ -91,7 +92,8 @@ def _lineage(
         .where(parents.c.search_id == search.id)
     )
     pairs = {(parent, child) for parent, child in edges if parent in inside}
-    return LineageGraph(search.id, search.name, row.idx, graph_nodes, tuple(sorted(pairs)))
+    scale = scales_of(connection, search.id).fitness
+    return LineageGraph(search.id, search.name, row.idx, graph_nodes, tuple(sorted(pairs)), scale)
 
 
 def to_dot(graph: LineageGraph) -> str:

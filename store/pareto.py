@@ -56,6 +56,7 @@ class FrontRow:
     parameters: int
     active_parameters: int
     parameters_full: int
+    active_parameters_full: int
     summary: str
 
     @computed_field  # type: ignore[prop-decorator]
@@ -177,10 +178,10 @@ def read_marks(
         found += [Mark(one[1], f"{row.name}:{one[0]}", (one[4],), one[2], one[3]) for one in connection.execute(first)]
         if model not in whole:
             full = select(e.score).where(e.context_id.in_(ids), e.phenotype_hash == FULL_MODEL, e.score.is_not(None))
-            size = select(i.parameters_full).where(i.search_id == row.id, i.idx == 0)
+            size = select(i.parameters_full, i.active_parameters_full).where(i.search_id == row.id, i.idx == 0)
             for score in connection.execute(full.order_by(e.context_id.desc()).limit(1)).scalars():
-                parameters = connection.execute(size).scalar()
-                whole[model] = Mark("full model", None, (score,), parameters, None)
+                sizes = connection.execute(size).one_or_none() or (None, None)
+                whole[model] = Mark("full model", None, (score,), *sizes)
     return [*whole.values(), *found]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, or_, select, union
 
 from moevolve.evaluators.errors import suggestion
+from moevolve.evaluators.metrics import scale_of
 from moevolve.evaluators.types import SCORED, SPLITS, Split
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.leases import running
@@ -29,6 +30,7 @@ from moevolve.store.records import (
     SearchRecord,
     SearchSummary,
 )
+from moevolve.store.scales import SearchScales, read_scales, scales_of
 from moevolve.store.session import chunks
 from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, search_tasks, searches
 
@@ -52,6 +54,7 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
     ):
         tasks[search_id][task] = None
     owners = {search_id: control.owner for search_id, control in running(connection).items()}
+    scales = read_scales(connection)
     found = []
     for row in rows:
         *values, newest, lost, waiting, fitness = row
@@ -59,7 +62,8 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
         total = 0 if newest is None else newest + 1
         dev, test = scores.get((search.id, "dev")), scores.get((search.id, "test"))
         counts = total, total - lost - waiting, lost
-        found.append(SearchSummary(search, *counts, fitness, dev, test, tuple(tasks[row.id]), owners.get(row.id)))
+        shown, about = scales.get(row.id, SearchScales()), (tuple(tasks[row.id]), owners.get(row.id))
+        found.append(SearchSummary(search, *counts, fitness, dev, test, *about, shown.fitness, shown.mean))
     return found
 
 
@@ -181,7 +185,8 @@ def read_individual(connection: Connection, ref: str) -> IndividualDetail:
     e = exports.c
     query = select(e.path, e.form, e.checks, e.created_at).where(e.search_id == search.id, e.idx == individual.index)
     exported = [ExportRecord(*values) for values in connection.execute(query.order_by(e.created_at, e.id))]
-    return IndividualDetail(search, individual, tuple(found), tuple(exported))
+    scale = scales_of(connection, search.id).fitness
+    return IndividualDetail(search, individual, tuple(found), tuple(exported), scale)
 
 
 def context_ids(
@@ -219,7 +224,7 @@ def read_evaluations(
 
 # Columns of an individual that a ranking shows.
 _DESCRIPTION = (
-    *("experts", "active", "parameters", "active_parameters", "parameters_full"),
+    *("experts", "active", "parameters", "active_parameters", "parameters_full", "active_parameters_full"),
     *("summary", "depth", "phase", "operator", "phenotype_hash"),
 )
 
@@ -478,6 +483,7 @@ def _rows(connection: Connection, here: Sequence[Any], held: Sequence[tuple[Scor
                 search_score=by_split["search"],
                 dev_score=by_split["dev"],
                 test_score=by_split["test"],
+                scale=scale_of(one.context.metric),
                 **{name: getattr(individual, name) for name in _DESCRIPTION},
             )
         )

@@ -29,6 +29,7 @@ from moevolve.store.queries import (
     read_searches,
 )
 from moevolve.store.records import EvaluationRecord, SearchTaskRecord
+from moevolve.store.scales import scales_of
 from moevolve.store.schema import location, prepare
 from moevolve.store.session import make_engine, transaction
 
@@ -162,6 +163,7 @@ class StoreReader:
     ancestors = reading(read_ancestors)
     descendants = reading(read_descendants)
     course = reading(read_course)
+    scales = reading(scales_of)
     costs = reading(read_costs)
     events = reading(read_events)
     latest_events = reading(read_latest_events)

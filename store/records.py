@@ -14,6 +14,8 @@ from typing import Literal, get_args
 from pydantic import computed_field
 
 from moevolve.evaluators.errors import FailureKind
+from moevolve.evaluators.metrics import scale_of
+from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.types import Split
 
 SearchStatus = Literal["created", "running", "paused", "interrupted", "cancelled", "finished", "failed"]
@@ -111,6 +113,7 @@ class Progress:
         evaluated: Number of evaluations that were run since the driver started.
         rate: Evaluations per second since the first one arrived, so that loading the model doesn't count.
         left: Seconds left at the present rate; None while unknown.
+        scale: Scale that `best` and `full` are shown on.
     """
 
     done: int
@@ -123,6 +126,7 @@ class Progress:
     evaluated: int
     rate: float | None
     left: float | None
+    scale: ScaleName = "percent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +257,7 @@ class SearchSummary:
             has no score.
         tasks: Distinct names of the tasks in the fitness, in the config's order.
         owner: Process that drives the search; None if it has no driver.
+        scale, mean_scale: Scales that the fitness, and `dev` and `test`, are shown on.
     """
 
     search: SearchRecord
@@ -264,6 +269,8 @@ class SearchSummary:
     test: float | None
     tasks: tuple[str, ...]
     owner: str | None
+    scale: ScaleName = "percent"
+    mean_scale: ScaleName = "percent"
 
     @property
     def is_orphaned(self) -> bool:
@@ -287,6 +294,7 @@ class IndividualRecord:
         parameters, active_parameters: Numbers of parameters of the edited model, and of those it uses per token.
         depth: 0 without parents, else 1 + the largest depth of a parent.
         parents: Indices of the parents in the same search, in order, each smaller than `index`.
+        stock: See `Description`.
         status: `ok` individuals have a `fitness` and a `tie_break`, `failed` ones a `failure` and a `failure_kind`.
         fitness: Weighted mean of the search-split scores over the search's tasks, less a penalty if one is configured.
         tie_break: Rank among individuals of equal fitness, larger is better: usually the mean gold log-probability.
@@ -304,6 +312,8 @@ class IndividualRecord:
     parameters: int
     active_parameters: int
     parameters_full: int
+    active_parameters_full: int
+    stock: bool = False
     summary: str = ""
     depth: int = 0
     parents: tuple[int, ...] = ()
@@ -356,6 +366,11 @@ class EvaluationRecord:
     active_parameters: int | None = None
     created_at: datetime | None = None
 
+    @property
+    def scale(self) -> ScaleName:
+        """The scale that the score is shown on."""
+        return scale_of(self.metric)
+
 
 @dataclass(frozen=True, slots=True)
 class ExportRecord:
@@ -378,12 +393,14 @@ class IndividualDetail:
 
     Attributes:
         evaluations: Evaluations of its phenotype with the search's model and engine, by task, then split.
+        scale: Scale that its fitness is shown on.
     """
 
     search: SearchRecord
     individual: IndividualRecord
     evaluations: tuple[EvaluationRecord, ...]
     exports: tuple[ExportRecord, ...]
+    scale: ScaleName = "percent"
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -400,6 +417,7 @@ class BestRow:
         ranked_by: Split whose score ranks this row.
         search_score, dev_score, test_score: Scores of this phenotype on the task's splits; None where not evaluated.
         index: Index of the earliest individual with this phenotype.
+        scale: Scale that the scores are shown on.
     """
 
     task: str
@@ -417,12 +435,14 @@ class BestRow:
     parameters: int
     active_parameters: int
     parameters_full: int
+    active_parameters_full: int
     summary: str
     depth: int
     phase: str
     operator: str
     phenotype_hash: str
     model_fingerprint: str
+    scale: ScaleName = "percent"
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -458,6 +478,7 @@ class LineageGraph:
 
     Attributes:
         edges: Pairs of indices (parent, child) among the nodes, in ascending order.
+        scale: Scale that the fitness is shown on.
     """
 
     search_id: str
@@ -465,3 +486,4 @@ class LineageGraph:
     root: int
     nodes: tuple[LineageNode, ...]
     edges: tuple[tuple[int, int], ...]
+    scale: ScaleName = "percent"

@@ -203,8 +203,9 @@ class Store(StoreReader):
             search_id = touch(connection, writer)
             before = events.best_rank(connection, search_id)
             decided = write_individuals(connection, search_id, individuals)
-            events.append_progress(connection, search_id, decided, before)
+            # Evaluations first: they tell how a fitness is shown.
             write_evaluations(connection, evaluations)
+            events.append_progress(connection, search_id, decided, before)
 
     @retrying
     def retry(self, writer: str | Lease, first: int) -> None:

@@ -168,6 +168,8 @@ individuals = Table(
     _column("parameters", BigInteger),
     _column("active_parameters", BigInteger),
     _column("parameters_full", BigInteger),
+    _column("active_parameters_full", BigInteger),
+    _column("stock", Boolean),
     _column("summary", Text),
     _column("depth", Integer),
     _column("status", String),

@@ -20,7 +20,7 @@ from moevolve.store.tables import contexts, evaluations, exports, individuals, p
 _Context = tuple[str, str, str, str, str, str]
 # Numbers may be NumPy's, which drivers of databases don't take.
 _SIZES = ("experts", "active", "parameters", "active_parameters")
-_INTEGER_COLUMNS = (*_SIZES, "parameters_full", "depth")
+_INTEGER_COLUMNS = (*_SIZES, "parameters_full", "active_parameters_full", "depth")
 _DECIDED = ("status", "fitness", "tie_break", "failure", "failure_kind")
 # Parameters of an update can't have the names of columns: those are what `values` sets.
 _DECIDE = (

@@ -76,7 +76,7 @@ class Perplexity(Fitness):
     """
 
     name = "perplexity"
-    metric = "geometric_mean"
+    metric = "inverse_perplexity"
     reads = "texts"
     needs_references = False
 

@@ -23,6 +23,7 @@ from moevolve.evaluators.fitness.base import Fitness
 from moevolve.evaluators.fitness.kinds import DEFAULT_FITNESS, FITNESSES, task_fitnesses
 from moevolve.evaluators.matching.registry import MATCHERS
 from moevolve.evaluators.metrics import METRICS
+from moevolve.evaluators.tasks.installed import DOMAINS, SOURCE_SPLITS
 from moevolve.evaluators.types import Example, HarnessTask, Matching, Positions, PreparedSplit, Split
 from moevolve.evaluators.yaml_files import explain_validation
 
@@ -59,12 +60,13 @@ class TaskFileSection(BaseModel):
 
 
 class Source(TaskFileSection):
-    """The source of a task's rows: a dataset of the Hugging Face hub, or local JSONL files.
+    """The source of a task's rows: a dataset of the Hugging Face hub, local JSONL files, or text of installed packages.
 
     Attributes:
         hub: Dataset id on the hub (`aps/super_glue`).
         config: Configuration of the hub dataset, if it has several.
         files: Name of every source split -> its JSONL files, relative to the YAML's folder or absolute.
+        installed: Domain of `moevolve.evaluators.tasks.installed`, whose rows come with Python, NumPy and torch.
         lm_eval: Task of lm-evaluation-harness; set by `moevolve.evaluators.harness.tasks` only.
     """
 
@@ -72,16 +74,15 @@ class Source(TaskFileSection):
     config: str | None = None
     revision: str | None = None
     files: dict[str, Annotated[Paths, Field(min_length=1)]] | None = None
+    installed: Annotated[str, _one_of("domain of installed text", DOMAINS)] | None = None
     lm_eval: str | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.lm_eval is not None and self.hub is None and self.files is None:
-            return self
-        if (self.hub is None) == (self.files is None) or self.lm_eval is not None:
-            raise ValueError("give either `hub` or `files`")
-        if self.files is not None and (self.config or self.revision):
-            raise ValueError("`config` and `revision` belong to `hub`, not to `files`")
+        if sum(place is not None for place in (self.hub, self.files, self.installed, self.lm_eval)) != 1:
+            raise ValueError("give one of `hub`, `files` and `installed`")
+        if self.hub is None and (self.config or self.revision):
+            raise ValueError("`config` and `revision` belong to `hub`")
         seen: dict[Path, str] = {}
         for split, paths in (self.files or {}).items():
             for path in paths:
@@ -256,6 +257,9 @@ class TaskConfig(TaskFileSection):
             source, files = selection.source, self.source.files
             if files is not None and source not in files:
                 raise ValueError(f"`{field}.from` is `{source}`, but `source.files` has: {', '.join(files)}")
+            if self.source.installed is not None and source not in SOURCE_SPLITS:
+                has = ", ".join(SOURCE_SPLITS)
+                raise ValueError(f"`{field}.from` is `{source}`, but installed text has: {has}")
             # The hub also takes slices, such as `train[:9]`, of which overlaps can't be noticed.
             if files is None and not re.fullmatch(r"[\w.-]+", source):
                 raise ValueError(f"`{field}.from` must be a plain split name, got `{source}`; use `offset` and `count`")

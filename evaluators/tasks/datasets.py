@@ -1,4 +1,4 @@
-"""Loading rows from JSONL files or the Hugging Face hub; the only file that imports `datasets`."""
+"""Loading rows from JSONL files, the Hugging Face hub or installed text; the only file that imports `datasets`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from datasets import Dataset, concatenate_datasets, load_dataset
 
 from moevolve.evaluators.errors import UserError, first_line, opening
 from moevolve.evaluators.tasks.config import Source
+from moevolve.evaluators.tasks.installed import rows_of
 from moevolve.evaluators.text_files import parse_line, read_lines
 
 Row = dict[str, Any]
@@ -28,7 +29,7 @@ class Table:
 
     Attributes:
         name: Name of the table in messages.
-        places: `file:line` of each row for local files; empty for hub data.
+        places: `file:line` of each row for local files; empty for other sources.
     """
 
     name: str
@@ -70,6 +71,9 @@ def load_table(source: Source, split: str) -> Table:
     """
     if source.files is not None:
         return read_jsonl(source.files[split])
+    if source.installed is not None:
+        name = f"installed text {source.installed}, {split}"
+        return Table(name, as_dataset(rows_of(source.installed, split), name))
     name = " ".join(part for part in (source.hub, source.config, split) if part)
     with opening(f"hub dataset {name}: can't be loaded", _OFFLINE):
         # `datasets` doesn't run loading scripts, so no remote code is executed.

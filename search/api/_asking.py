@@ -84,7 +84,8 @@ def _answer(store: str | StoreReader | None, request: Any, **further: Any) -> An
         from moevolve.search.server.client import RemoteService
 
         with RemoteService(where) as server:
-            return server.ask(request, **further)
+            # A server answers at once, without stages.
+            return server.ask(request, **{name: each for name, each in further.items() if name != "on_stage"})
     if first is None:
         return request.answer(**further)
     if store is None:

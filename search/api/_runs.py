@@ -9,11 +9,12 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
 from moevolve._asking import Watched, ask
+from moevolve.evaluators.scales import SCALES
 from moevolve.evaluators.types import SCORED
 from moevolve.search.interface.parameters import SILENT
 from moevolve.search.interface.plot import PlotRequest
 from moevolve.search.interface.tables import data_frame, html_table
-from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.loop.final_table import FinalTable, Score
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,15 +67,15 @@ class Run(FinalTable):
         return data_frame(self._rows())
 
     def _repr_html_(self) -> str:
-        return html_table(self._rows())
+        return html_table(self._rows(lambda score: SCALES[score.scale].phrase(score.score)))
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self, shown: Callable[[Score], Any] = lambda score: score.score) -> list[dict[str, Any]]:
         return [
             {
                 "model": entry.label,
                 "individual": entry.ref,
                 "task": task,
-                **{split: None if (found := entry.score(task, split)) is None else found.score for split in SCORED},
+                **{split: None if (found := entry.score(task, split)) is None else shown(found) for split in SCORED},
                 "parameters": entry.parameters,
                 "active_parameters": entry.active_parameters,
             }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import moevolve
+from moevolve.evaluators.scales import SCALES
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, shows, takes
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table, stages
 from moevolve.search.genomes.registry import part_names
@@ -15,8 +16,9 @@ from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.import_eep import ImportEepRequest
 from moevolve.search.interface.profile import ProfileRequest
 from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
-from moevolve.search.text import flop_count, memory_size, parameter_count, percent
+from moevolve.search.text import flop_count, memory_size, parameter_count
 from moevolve.workers.export.folder import check_target, loader_of
+from moevolve.workers.export.servers import loads_in
 
 if TYPE_CHECKING:
     from moevolve import Imported
@@ -25,9 +27,10 @@ if TYPE_CHECKING:
 
 @takes(ExportRequest)
 def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    with exit_with_message("interrupted; nothing was written", moevolve.ExportError):
+    interrupted = "interrupted; nothing was written"
+    with exit_with_message(interrupted, moevolve.ExportError), stages() as on_stage:
         check_target(Path(request.directory).expanduser().absolute())  # before torch is imported, which takes seconds
-        report = moevolve.ask(store, request)
+        report = moevolve.ask(store, request, on_stage=on_stage)
     if as_json:
         print_json(report)
         return
@@ -62,12 +65,13 @@ def _print_report(report: moevolve.ExportReport, parts: str) -> None:
 
 
 def how_to_load(directory: Path, form: str) -> str:
-    """A line that says how an export is loaded."""
+    """Lines that say how an export is loaded, and which programs do."""
+    programs = f"loads in: {', '.join(loads_in(directory, form))}"
     files = sorted(file.name for file in directory.glob("*.gguf"))
     if files:
-        return f"load {directory / files[0]} with llama.cpp, or as model.path"
+        return f"load {directory / files[0]} with llama.cpp, or as model.path\n{programs}"
     remote = ", trust_remote_code=True" if form == "native" else ""
-    return f'load it with: {loader_of(directory)}.from_pretrained("{directory}"{remote})'
+    return f'load it with: {loader_of(directory)}.from_pretrained("{directory}"{remote})\n{programs}'
 
 
 @takes(RecipeRequest)
@@ -137,7 +141,7 @@ def _profile_rows(model: ModelProfile, reference: ModelProfile, scored: bool) ->
     load, other = model.load, reference.load
     head = [
         model.label,
-        *([percent(model.score)] if scored else []),
+        *([SCALES[model.scale].text(model.score)] if scored else []),
         f"{parameter_count(load.parameters)}\n{_share(load.parameters, other.parameters)}",
         f"{parameter_count(load.active_parameters)}\n{_share(load.active_parameters, other.active_parameters)}",
         f"{memory_size(load.weight_bytes)}\n{_share(load.weight_bytes, other.weight_bytes)}",

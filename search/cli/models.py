@@ -9,15 +9,15 @@ import typer
 from rich.text import Text
 
 import moevolve
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, shows, takes
-from moevolve.search.cli.output.console import output, print_json, print_table
+from moevolve.evaluators.scales import SCALES, Scale
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, takes
+from moevolve.search.cli.output.console import output, print_json, print_table, stages
 from moevolve.search.interface.analyse import AnalyseRequest
 from moevolve.search.interface.answers import AnswersRequest, StoredAnswersRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
-from moevolve.search.text import percent
 
 if TYPE_CHECKING:
-    from moevolve import Analysis, Answers, Evaluation, StoredAnswers
+    from moevolve import Analysis, Answers, StoredAnswers
     from moevolve.evaluators.fitness.scoring import Answer
     from moevolve.search.interface.answers import AnswerFilter
 
@@ -25,15 +25,21 @@ _LONGEST = 480
 """Characters of a prompt that are shown without `--whole`, half from its beginning and half from its end."""
 
 
-@shows(EvaluateRequest)
-def evaluate(found: Evaluation, _: EvaluateRequest) -> None:
+@takes(EvaluateRequest)
+def evaluate(request: EvaluateRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    with stages() as on_stage:
+        found = moevolve.ask(store, request, on_stage=on_stage)
+    if as_json:
+        print_json(found)
+        return
     record, bounds = found.record, found.interval
     if record.score is None or bounds is None:
         output.print(f"{found.ref} failed on {record.task} ({record.split}): {record.failure}")
         raise typer.Exit(1)
-    interval = f"{percent(bounds[0])} - {percent(bounds[1])}"
-    row = [found.ref, record.task, record.split, percent(record.score), interval, str(record.examples_seen)]
-    print_table(None, "individual | task | split | >score | >95 % interval | >examples", [row])
+    scale = SCALES[record.scale]
+    scores = scale.text(record.score), scale.interval(*bounds)
+    row = [found.ref, record.task, record.split, *scores, str(record.examples_seen)]
+    print_table(scale.title, "individual | task | split | >score | >95 % interval | >examples", [row])
 
 
 @takes(AnswersRequest)
@@ -60,11 +66,13 @@ def answers(
     elif stored:
         _answer_stored(request, against, offset, whole, store, as_json)
     else:
-        found = moevolve.ask(store, request)
+        with stages() as on_stage:
+            found = moevolve.ask(store, request, on_stage=on_stage)
         if as_json:
             print_json(found)
             return
-        scores = ", ".join(f"{name} {percent(value)}" for name, value in zip(found.models, found.scores, strict=True))
+        scale, pairs = SCALES[found.scale], zip(found.models, found.scores, strict=True)
+        scores = ", ".join(f"{name} {scale.phrase(value)}" for name, value in pairs)
         rows = f"{'' if request.rows else 'first '}{found.examined} rows"
         title = f"{found.task} ({found.split}), {found.fitness}, {rows}: {scores}"
         _print_answered(title, found, request.only, whole)
@@ -126,7 +134,7 @@ def _print_answered(title: str, found: Answers | StoredAnswers, only: AnswerFilt
         lines.append([str(row.row), "prompt", "", row.prompt if whole else _abridged(row.prompt)])
         lines.append(["", "right", "", " | ".join(row.references) or "-"])
         for name, answer in zip(found.models, row.answers, strict=True):
-            lines.append(["", name, _mark(answer.outcome), _answer_text(answer, row.choices)])
+            lines.append(["", name, _mark(answer.outcome, SCALES[found.scale]), _answer_text(answer, row.choices)])
         ends.append(len(lines) - 1)
     print_table(title, ">row |  |  | text", lines, ends)
 
@@ -139,8 +147,10 @@ def _answer_text(answer: Answer, choices: tuple[str, ...]) -> str:
     return "\n".join(f"{'>' if value == best else ' '} {value:8.3f}  {choice}" for value, choice in pairs)
 
 
-def _mark(outcome: float) -> Text:
-    return Text(*{1.0: ("right", "green"), 0.0: ("wrong", "red")}.get(outcome, (percent(outcome), "")))
+def _mark(outcome: float, scale: Scale) -> Text:
+    if scale.is_reciprocal:
+        return Text(scale.text(outcome))
+    return Text(*{1.0: ("right", "green"), 0.0: ("wrong", "red")}.get(outcome, (scale.text(outcome), "")))
 
 
 def _abridged(text: str) -> str:

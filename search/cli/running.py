@@ -216,7 +216,9 @@ def follow(run: Callable[..., FinalTable | None], as_json: bool, stopped: int = 
         print_final_table(found, config.store)
 
 
-def watched(run: Callable[..., T], stopped: int = STOPPED, again: str | None = None) -> tuple[T, RunConfig | None]:
+def watched(
+    run: Callable[..., T], stopped: int = STOPPED, again: str | None = None, name: str | None = None
+) -> tuple[T, RunConfig | None]:
     """Run a search with a progress bar; returns its answer, and its configuration if it has begun.
 
     Once the search is in the store and begins, Ctrl-C and a lack of workers end it with a line on how to continue.
@@ -225,11 +227,13 @@ def watched(run: Callable[..., T], stopped: int = STOPPED, again: str | None = N
         run: Runs the search; takes its observer as `observer`.
         stopped: Exit code if the search is stopped or cancelled from elsewhere.
         again: Line on how to continue; None for the command that resumes the search.
+        name: What to show before the search begins, for a run that does much before; None shows nothing before.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a start that is stopped takes its processes along
     begun: list[RunConfig] = []
     with ExitStack() as stack:
-        shown = moevolve.Observer()
+        names = [] if name is None else [name]
+        shown = stack.enter_context(watch(name)) if name else moevolve.Observer()
 
         def begin(config: RunConfig) -> None:
             nonlocal shown
@@ -240,12 +244,14 @@ def watched(run: Callable[..., T], stopped: int = STOPPED, again: str | None = N
             if config.store.startswith("http"):
                 message = f"the search goes on; end it with: moevolve stop {config.name} --server {where}"
             stack.enter_context(exit_with_message(message, moevolve.PoolError, hint, stopped=stopped))
-            shown = stack.enter_context(watch(config.name))
+            if not names:
+                names.append(config.name)
+                shown = stack.enter_context(watch(config.name))
 
         found = run(
             observer=moevolve.Observer(
                 begin,
-                lambda note: errors.print(": ".join([*(each.name for each in begun), note]), soft_wrap=True),
+                lambda note: errors.print(": ".join([*names, note]), soft_wrap=True),
                 # `shown` is replaced when the search begins.
                 lambda stage: shown.on_stage(stage),  # noqa: PLW0108
                 lambda progress: shown.on_progress(progress),  # noqa: PLW0108

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import moevolve
+from moevolve.evaluators.scales import SCALES, Scale, scales_title
 from moevolve.evaluators.types import SCORED
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, shows, takes
 from moevolve.search.cli.output.console import output, print_json, print_table
@@ -22,7 +23,7 @@ from moevolve.search.interface.searches import LabelRequest, SearchesRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest, ShowRequest
 from moevolve.search.interface.tables import plain
 from moevolve.search.server.serve import ServeRequest
-from moevolve.search.text import flop_count, memory_size, parameter_count, percent, points, score_lines
+from moevolve.search.text import flop_count, memory_size, parameter_count, score_lines
 from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
             ", ".join(row.tasks),
             str(row.individuals),
             str(row.failed),
-            *map(percent, (row.best_fitness, row.dev, row.test)),
+            SCALES[row.scale].text(row.best_fitness),
+            *map(SCALES[row.mean_scale].text, (row.dev, row.test)),
             *(["\n".join(filter(None, (" ".join(row.search.tags), row.search.note)))] if noted else []),
             f"{row.search.created_at:%Y-%m-%d %H:%M}" if row.search.created_at else "",
         ]
@@ -51,7 +53,8 @@ def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
         for reason in ["its driver is gone: resume it" if row.is_orphaned else row.search.status_reason]
     ]
     headings = "search | status | genome | tasks | >individuals | >failed | >best on search | >winner's dev | >test"
-    print_table(None, f"{headings}{' | tags and note' if noted else ''} | created", rows)
+    title = scales_title(scale for row in found for scale in (row.scale, row.mean_scale))
+    print_table(title, f"{headings}{' | tags and note' if noted else ''} | created", rows)
 
 
 @shows(LabelRequest)
@@ -66,12 +69,13 @@ def compare(found: Comparison, _: CompareRequest) -> None:
         headings = ["setting", *(one.name for one in found.searches)]
         rows = [[row.name, *row.values] for row in found.settings]
         print_table("settings that differ", " | ".join(headings), rows)
+    scale = SCALES[found.scale]
     courses = [
-        [f"{place:,.0f}" if found.by == "evaluations" else f"{place:.2f}", *map(_spread, values)]
+        [f"{place:,.0f}" if found.by == "evaluations" else f"{place:.2f}", *(_spread(each, scale) for each in values)]
         for place, values in found.points()
     ]
     headings = [found.by, *(", ".join(group.searches) for group in found.groups)]
-    title = "best fitness so far in %, mean (range) over searches that differ only in the seed"
+    title = f"best fitness so far, {scale.title}: mean (range) over searches that differ only in the seed"
     print_table(title, ">" + " | >".join(headings), courses)
     if not found.models:
         output.print("no search has finished: there are no winners to compare")
@@ -87,48 +91,50 @@ def compare(found: Comparison, _: CompareRequest) -> None:
         for model in found.models
     ]
     headings = ["winners", *(f">{split}" for split in SCORED), ">parameters", ">p (Holm)", "test"]
-    print_table("scores in % with 95 % intervals", " | ".join(headings), models)
+    title = scales_title(score.scale for model in found.models for score in model.scores)
+    print_table(f"{title}, with 95 % intervals", " | ".join(headings), models)
     output.print(found.note, soft_wrap=True)
 
 
-def _spread(values: tuple[float, float, float] | None) -> str:
+def _spread(values: tuple[float, float, float] | None, scale: Scale) -> str:
     if values is None:
         return "-"
-    mean, low, high = map(percent, values)
-    return mean if low == high else f"{mean} ({low} - {high})"
+    mean, low, high = values
+    return scale.text(mean) if low == high else f"{scale.text(mean)} ({scale.interval(low, high)})"
 
 
 @shows(EffectsRequest, "genes")
 def effects(found: Effects, _: EffectsRequest) -> None:
+    scale = SCALES[found.scale]
     rows = [
         [
             each.operator,
             f"{each.individuals:,}",
             f"{each.bests:,}",
             f"{each.better} of {each.children}" if each.children else "-",
-            points(each.gain),
-            "-" if each.gain is None else f"{points(each.low)} to {points(each.high)}",
+            scale.change(each.gain),
+            "-" if each.low is None or each.high is None else scale.changes(each.low, each.high),
         ]
         for each in found.operators
     ]
     headings = "operator | >individuals | >new bests | >better than parents | >gain over best parent | >95 % interval"
-    print_table("operators", headings, rows)
+    print_table(f"operators, gains {scale.differences}", headings, rows)
     if found.choices:
         rows = [
-            [each.choice, percent(each.spread), f"{percent(each.low)} to {percent(each.high)}"]
+            [each.choice, scale.size(each.spread), f"{scale.size(each.low)} to {scale.size(each.high)}"]
             for each in found.choices
         ]
-        title = "how far choices moved the score, in points"
+        title = f"how far choices moved the score, {scale.deviations}"
         print_table(title, "choice | >standard deviation | >95 % interval", rows)
         rows = [
             [
                 *(each.choice, each.option, f"{each.individuals:,}"),
-                *(points(each.effect), f"{points(each.low)} to {points(each.high)}"),
+                *(scale.change(each.effect), scale.changes(each.low, each.high)),
             ]
             for each in found.options
         ]
         headings = "choice | option | >individuals | >effect | >95 % interval"
-        print_table("options, the surest first", headings, rows)
+        print_table(f"options, the surest first, {scale.differences}", headings, rows)
     output.print(found.note, soft_wrap=True)
 
 
@@ -138,7 +144,7 @@ def best(found: Rows[BestRow], _: BestRequest) -> None:
         [
             row.ref,
             row.task,
-            *map(percent, (row.search_score, row.dev_score, row.test_score)),
+            *map(SCALES[row.scale].text, (row.search_score, row.dev_score, row.test_score)),
             str(row.experts),
             str(row.active),
             f"{parameter_count(row.parameters)} ({100 * row.parameters / row.parameters_full:.0f} %)",
@@ -149,7 +155,7 @@ def best(found: Rows[BestRow], _: BestRequest) -> None:
     ]
     parts = part_names({row.genome_kind for row in found} or KINDS)
     headings = f"individual | task | >search | >dev | >test | >{parts} | >active | >parameters | genome | >depth"
-    print_table(None, headings, rows)
+    print_table(scales_title(row.scale for row in found), headings, rows)
 
 
 @shows(ParetoRequest, "candidates")
@@ -159,13 +165,14 @@ def pareto(found: Pareto, _: ParetoRequest) -> None:
 
     def line(ref: str | None, model: FrontRow | Mark, more: str) -> list[str]:
         size = found.size_of(model)
-        return [ref or "", *map(percent, model.scores), "-" if size is None else written(round(size)), more]
+        scores = [SCALES[scale].text(score) for scale, score in zip(found.scales, model.scores, strict=True)]
+        return [ref or "", *scores, "-" if size is None else written(round(size)), more]
 
     rows = [line(row.ref, row, row.summary) for row in found.front]
     rows += [line(mark.ref, mark, mark.label) for mark in found.marks]
     scores = " | ".join(f">{task}" for task in found.tasks)
     headings = f"individual | {scores} | >{sizes} | genome, or how it was made"
-    print_table(f"on {found.split}", headings, rows, [len(found.front) - 1])
+    print_table(f"on {found.split}: {scales_title(found.scales)}", headings, rows, [len(found.front) - 1])
 
 
 @takes(ShowRequest)
@@ -193,7 +200,7 @@ def show(
         [
             item.task,
             item.split,
-            percent(item.score),
+            SCALES[item.scale].text(item.score),
             "-" if item.gold_logprob is None else f"{item.gold_logprob:.4f}",
             str(item.examples_seen),
             f"{item.seconds:.2f}",
@@ -203,23 +210,23 @@ def show(
         for item in detail.evaluations
     ]
     headings = "task | split | >score | >gold log-prob | >examples | >seconds | >attempt | failure"
-    print_table(None, headings, rows)
+    print_table(scales_title(item.scale for item in detail.evaluations), headings, rows)
 
 
 def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
     record, kind = detail.individual, detail.search.genome_kind
     share = 100 * record.parameters / record.parameters_full
-    fitness = "-" if record.fitness is None else f"{percent(record.fitness)} (tie-break {record.tie_break:.4f})"
+    used = 100 * record.active_parameters / record.active_parameters_full
+    shown = SCALES[detail.scale].phrase(record.fitness)
+    fitness = shown if record.fitness is None else f"{shown} (tie-break {record.tie_break:.4f})"
     return [
         ("individual", detail.ref),
         ("genome", f"{kind}: {record.summary}"),
         ("made by", f"{record.operator} in phase {record.phase}, depth {record.depth}"),
         ("parents", ", ".join(f"{detail.search.name}:{parent}" for parent in record.parents) or "none"),
         (part_names([kind]), part_counts(kind, record.experts, record.active)),
-        (
-            "parameters",
-            f"{record.parameters:,} of {record.parameters_full:,} ({share:.1f} %), {record.active_parameters:,} active",
-        ),
+        ("parameters", f"{record.parameters:,} of {record.parameters_full:,} ({share:.1f} %)"),
+        ("active", f"{record.active_parameters:,} of {record.active_parameters_full:,} ({used:.1f} %)"),
         ("status", record.status + (f" ({record.failure_kind}): {record.failure}" if record.failure else "")),
         ("fitness", fitness),
         ("content hash", record.content_hash),
@@ -254,12 +261,12 @@ def _print_lineage(graph: LineageGraph) -> None:
             node.phase,
             node.operator,
             ", ".join(map(str, parents[node.index])),
-            percent(node.fitness),
+            SCALES[graph.scale].text(node.fitness),
             node.summary,
         ]
         for node in graph.nodes
     ]
-    print_table(None, "individual | >depth | phase | operator | parents | >fitness | genome", rows)
+    print_table(SCALES[graph.scale].title, "individual | >depth | phase | operator | parents | >fitness | genome", rows)
 
 
 def tasks(as_json: JsonOption = False) -> None:

@@ -13,6 +13,7 @@ from moevolve.search.cli.checkpoints import how_to_load
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
 from moevolve.search.cli.output.final_table import print_entries
 from moevolve.search.cli.running import watched
+from moevolve.search.shrink.page import advice
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.text import memory_size, parameter_count
 
@@ -30,7 +31,7 @@ _AGAIN = "give the same command again to go on"
 def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
     failures = (moevolve.PoolError, moevolve.ExportError, moevolve.ProfileError)
     with exit_with_message(f"interrupted, {_AGAIN}", failures):
-        found, _ = watched(partial(moevolve.shrink, **request.arguments()), again=_AGAIN)
+        found, _ = watched(partial(moevolve.shrink, **request.arguments()), again=_AGAIN, name="shrink")
     if as_json:
         print_json(found)
     elif isinstance(found, moevolve.ShrinkPlan):
@@ -38,6 +39,9 @@ def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
         output.print(f"# in {found.run_file}; run it with: moevolve launch {found.run_file}", soft_wrap=True)
     else:
         _print_page(found)
+        for gain in (found.code_gain, found.gain):
+            if gain is not None:
+                output.print(str(gain), soft_wrap=True)
     if isinstance(found, moevolve.ShrinkResult) and found.written is None:
         raise typer.Exit(1)
 
@@ -95,6 +99,9 @@ def _print_checks(checks: Sequence[TaskCheck], loops: Loops | None) -> None:
     for check in checks:
         for fault in check.faults:
             output.print(f"{check.task}: the candidate {fault}", soft_wrap=True)
+    advised = advice(checks)
+    if advised is not None:
+        output.print(advised, soft_wrap=True)
     if loops is not None:
         output.print(str(loops), soft_wrap=True)
         if loops.fault is not None:

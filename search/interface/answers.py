@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -11,7 +11,8 @@ from pydantic import Field
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.scoring import Answer
-from moevolve.evaluators.metrics import score
+from moevolve.evaluators.metrics import scale_of, score
+from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.types import Example, Split
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.interface.parameters import (
@@ -20,9 +21,11 @@ from moevolve.search.interface.parameters import (
     ModelDevice,
     ModelDtype,
     ModelPath,
+    OnStage,
     SearchOfFull,
     Task,
     TaskSplit,
+    Threads,
 )
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL, outcomes_of
@@ -87,6 +90,7 @@ class Answers:
         examined: Number of rows that were run.
         scores: Score of every model on these rows, in [0, 1].
         rows: The rows that the request selects.
+        scale: Scale that scores and outcomes are shown on.
     """
 
     task: str
@@ -96,6 +100,7 @@ class Answers:
     examined: int
     scores: tuple[float, ...]
     rows: tuple[AnsweredRow, ...] = field(repr=False)
+    scale: ScaleName = "percent"
 
 
 @record
@@ -128,8 +133,9 @@ class AnswersRequest(Request):
     model: ModelPath = None
     device: ModelDevice = None
     dtype: ModelDtype = None
+    threads: Threads = None
 
-    def answer(self, store: StoreReader) -> Answers:
+    def answer(self, store: StoreReader, *, on_stage: OnStage = lambda _: None) -> Answers:
         # Without `only`, no more rows than `limit` are run. Batches then differ from those of the whole split, and so
         # may the last digits of log-probabilities.
         from moevolve.workers.checkpoints.loading import placed
@@ -154,10 +160,13 @@ class AnswersRequest(Request):
         places = self._places(len(prepared.examples))
         prepared = prepared.only(places)
         # One resident model, to which the edits are applied one after the other.
-        worker = EvaluationWorker(placed(first.config.model, self.device, self.dtype), first.config.engine)
+        on_stage("loading the model")
+        engine = first.config.engine if self.threads is None else replace(first.config.engine, threads=self.threads)
+        worker = EvaluationWorker(placed(first.config.model, self.device, self.dtype), engine)
         edits: dict[str, Edit] = {FULL: IdentityEdit()} | {name: each.edit for name, each in candidates.items()}
         found: list[tuple[Answer, ...]] = []
         for name, edit in edits.items():
+            on_stage(f"{name} answers {len(places):,} rows of {prepared.task} ({prepared.split})")
             try:
                 found += worker.answer(edit, prepared)
             except CandidateError as error:
@@ -172,6 +181,7 @@ class AnswersRequest(Request):
             examined=len(prepared.examples),
             scores=tuple(score(prepared.metric, [answer.outcome for answer in each]) for each in found),
             rows=tuple(rows if self.rows else rows[: self.limit]),
+            scale=scale_of(prepared.metric),
         )
 
     def _places(self, examples: int) -> Sequence[int]:
@@ -205,6 +215,7 @@ class StoredAnswers:
         found: Number of rows that the request selects, of which `rows` are shown.
         rows: Rows with outcomes and without answers' texts.
         note: Why there are no prompts; empty if there are.
+        scale: Scale that outcomes are shown on.
     """
 
     task: str
@@ -215,6 +226,7 @@ class StoredAnswers:
     found: int
     rows: tuple[AnsweredRow, ...] = field(repr=False)
     note: str = ""
+    scale: ScaleName = "percent"
 
 
 @record
@@ -262,6 +274,7 @@ class StoredAnswersRequest(Request):
             found=len(places),
             rows=tuple(map(AnsweredRow.of, shown, asked, answered)),
             note=note,
+            scale=mine.scale,
         )
 
     def _stored_pair(self, store: StoreReader, detail: IndividualDetail) -> tuple[EvaluationRecord, EvaluationRecord]:

@@ -11,9 +11,11 @@ from moevolve.search.interface.parameters import (
     IndividualOrFull,
     ModelPath,
     ModelSettings,
+    OnStage,
     SearchOfFull,
     Task,
     TaskSplit,
+    Threads,
 )
 from moevolve.search.interface.request import Request, record
 from moevolve.search.loop.evaluation_cache import EvaluationCache
@@ -68,13 +70,16 @@ class EvaluateRequest(Request):
     split: TaskSplit = "test"
     search: SearchOfFull = None
     model: ModelPath = None
+    threads: Threads = None
     overrides: ModelSettings = ()
 
-    def answer(self, store: Store) -> Evaluation:
+    def answer(self, store: Store, *, on_stage: OnStage = lambda _: None) -> Evaluation:
         from moevolve.search.pools.local import LocalPool
         from moevolve.workers.worker import EvaluationWorker
 
-        changes = override_lines(self.overrides)
+        on_stage("reading the search and the task")
+        changes = list(override_lines(self.overrides))
+        changes += [] if self.threads is None else [f"engine.threads={self.threads}"]
         candidate = bound_candidate(store, self.individual, self.search, self.model, changes)
         prepared = prepared_split(candidate, self.task, self.split)
         model, engine = candidate.config.model, candidate.config.engine
@@ -82,7 +87,14 @@ class EvaluateRequest(Request):
         if candidate.detail is not None:
             names = ("experts", "active", "parameters", "active_parameters")
             sizes = {name: getattr(candidate.detail.individual, name) for name in names}
-        pool = LocalPool(lambda: EvaluationWorker(model, engine), {prepared.fingerprint: prepared})
+
+        def load() -> EvaluationWorker:
+            on_stage("loading the model")
+            worker = EvaluationWorker(model, engine)
+            on_stage(f"scoring {len(prepared.examples):,} rows of {prepared.task} ({prepared.split})")
+            return worker
+
+        pool = LocalPool(load, {prepared.fingerprint: prepared})
         fingerprints = candidate.facts.fingerprint, engine_fingerprint(model, engine)
         cache = EvaluationCache(store, pool, None, *fingerprints)
         (settled,) = cache.settle([EvaluationRequest(candidate.edit, (prepared.ref,), **sizes)])

@@ -15,8 +15,10 @@ from moevolve.search.interface.parameters import (
     ModelDtype,
     ModelPath,
     Mtp,
+    OnStage,
     PadExperts,
     Requantise,
+    Threads,
 )
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL, interval, with_outcomes
@@ -115,16 +117,23 @@ class ExportRequest(CheckpointRequest):
     directory: Annotated[str | Path, about("New folder of the checkpoint."), Flag(metavar="DIR", kind=Path)]
     _: KW_ONLY
     model: ModelPath = None
+    threads: Threads = None
 
-    def answer(self, store: Store) -> ExportReport:
+    def answer(self, store: Store, *, on_stage: OnStage = lambda _: None) -> ExportReport:
         if self.individual == FULL:
             raise UserError(f"{FULL}: the full model is a checkpoint already; name an individual as SEARCH:INDEX")
-        return self.export(store, bound_candidate(store, self.individual, model=self.model))
+        on_stage("reading the search and the checkpoint")
+        candidate = bound_candidate(store, self.individual, model=self.model)
+        on_stage("writing the checkpoint, and comparing it with the model")
+        return self.export(store, candidate)
 
     def export(self, store: Store, candidate: Candidate, notes: tuple[str, ...] = ()) -> ExportReport:
         """Export an individual that is restored already; `notes` are paragraphs of the model card."""
+        from moevolve.workers.checkpoints.loading import use_threads
+
         detail = candidate.detail
         assert detail is not None
+        use_threads(self.threads or candidate.config.engine.threads)
         card = replace(_card(store, detail), notes=notes)
         report = self.write(candidate.config.model, candidate.edit, card, Path(self.directory))
         checks: dict[str, float] = {"copied": report.copied}
@@ -169,5 +178,5 @@ def scores_of(store: StoreReader, detail: IndividualDetail) -> tuple[ExportScore
     for item in detail.evaluations:
         if item.score is not None:
             low, high = interval(with_outcomes(store, item))
-            found.append(ExportScore(item.task, item.split, item.score, item.examples_seen, low, high))
+            found.append(ExportScore(item.task, item.split, item.score, item.examples_seen, low, high, item.scale))
     return tuple(found)

@@ -47,6 +47,7 @@ ModelDevice = Annotated[
     about("Where to hold the model; default: the search's device, or the CPU if that was a GPU and there is none."),
 ]
 ModelDtype = Annotated[Dtype | None, about("Dtype of the parameters; default: the search's.")]
+Threads = Annotated[int | None, about("Threads of torch; default: the search's `engine.threads`.", ge=1)]
 ExportForm = Annotated[
     CheckpointForm | None,
     about(

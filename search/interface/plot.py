@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.text_files import writing_into
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import LONGEST_NAME
@@ -55,7 +56,8 @@ class PlotRequest(_Drawing):
         shown = None if reference is None else find_candidate(store, reference, weights=False)
         genome, start = (None, None) if shown is None else (shown.genome, start_of(shown, history))
         full = full_fitness(store, search)
-        return draw_search(self.form, search.name, history, full, genome, reference or "", start)
+        scale = store.scales(search.id).fitness
+        return draw_search(self.form, search.name, history, full, genome, reference or "", start, scale)
 
 
 @record
@@ -86,6 +88,7 @@ def draw_search(
     genome: Genome | None,
     genome_label: str = "",
     start: Genome | None = None,
+    scale: ScaleName = "percent",
 ) -> bytes:
     """Draw one figure: the fitness curve on top and the searched parameters of a genome below; either may be missing.
 
@@ -96,6 +99,7 @@ def draw_search(
         full: Fitness of the unedited model.
         genome, genome_label: Genome to draw, and its name in the figure.
         start: Genome that the search started from, if its kind has one.
+        scale: Scale that fitness is shown on.
 
     Raises:
         UserError: nothing was evaluated yet and there is no genome to draw.
@@ -113,7 +117,7 @@ def draw_search(
         figure.suptitle(title)
         parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         if above:
-            draw_fitness(parts[0].subplots(), history, full)
+            draw_fitness(parts[0].subplots(), history, full, scale)
         if drawn is not None:
             figures_for(drawn).draw(parts[-1], drawn, start, genome_label)
         figure.savefig(picture, format=form, dpi=DPI)

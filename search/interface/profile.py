@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.scales import SCALES, common_scale
 from moevolve.search.config.run import TaskSection
 from moevolve.search.drawing import check_format, save
 from moevolve.search.genomes.repaired import RepairedGenome
@@ -23,7 +24,7 @@ from moevolve.search.loop.scores import FULL
 from moevolve.search.report.fitness import speed_figure
 from moevolve.search.running.candidates import Candidate, find_candidate, prepared_split
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL
+from moevolve.store.records import FULL_MODEL, EvaluationRecord
 from moevolve.workers.checkpoints.files import gguf_file
 from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import Device, EngineConfig, ModelConfig
@@ -153,18 +154,22 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
     notes = _notes(report, candidates)
     if request.one_at_a_time is None and report.settings.one_at_a_time:
         notes = (_ALONE, *notes)
-    scored = tuple(replace(model, score=scores.get(model.label)) for model in report.models)
-    report = replace(report, models=scored, notes=notes)
+    scored = [
+        each if (found := scores.get(each.label)) is None else replace(each, score=found.score, scale=found.scale)
+        for each in report.models
+    ]
+    report = replace(report, models=tuple(scored), notes=notes)
     if request.plot is not None:
         drawn = [model for model in report.models if model.score is not None]
         sizes = report.settings.batch_sizes
         rates = {size: [model.batches[place].answer_rate for model in drawn] for place, size in enumerate(sizes)}
-        save(speed_figure({model.label: model.score or 0.0 for model in drawn}, rates), request.plot)
+        shown = SCALES[common_scale(model.scale for model in drawn)]
+        save(speed_figure({model.label: model.score or 0.0 for model in drawn}, rates, shown), request.plot)
     return report
 
 
-def _scores(store: StoreReader, candidates: dict[str, Candidate], prompts: TaskPrompts) -> dict[str, float]:
-    """Stored scores of individuals and of their full model on the prompts' task and split, by name."""
+def _scores(store: StoreReader, candidates: dict[str, Candidate], prompts: TaskPrompts) -> dict[str, EvaluationRecord]:
+    """Stored evaluations of individuals and of their full model on the prompts' task and split, by name."""
     found = {}
     where = prompts.task, prompts.split
     for name, candidate in candidates.items():
@@ -176,11 +181,11 @@ def _scores(store: StoreReader, candidates: dict[str, Candidate], prompts: TaskP
         for label, phenotype in phenotypes.items():
             for each in store.evaluations(phenotype, search.model_fingerprint, search.engine_fingerprint, tasks):
                 if each.score is not None:
-                    found[label] = each.score
+                    found[label] = each
     return found
 
 
-def _check_plot(path: Path, prompts: TaskPrompts | None, scores: dict[str, float]) -> None:
+def _check_plot(path: Path, prompts: TaskPrompts | None, scores: dict[str, EvaluationRecord]) -> None:
     """Raise UserError, before anything is measured, if there will be nothing to draw or the file can't be a picture."""
     if prompts is None:
         raise UserError("--plot draws scores on a task: name it with --task")

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.types import Split
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import LONGEST_NAME
@@ -62,6 +63,7 @@ class Pareto:
         front: On one task from the smallest on; on several, the highest score on the first of them first.
         marks: The full model; on one task also random individuals and one-shot methods.
         candidates: All candidates, counted in cells of a chart; sizes in parameters. Empty unless asked for.
+        scales: Scale that the scores on each task are shown on.
     """
 
     tasks: tuple[str, ...]
@@ -71,6 +73,7 @@ class Pareto:
     front: tuple[FrontRow, ...]
     marks: tuple[Mark, ...]
     candidates: tuple[ChartCell, ...] = field(default=(), repr=False)
+    scales: tuple[ScaleName, ...] = ("percent",)
 
     def size_of(self, model: FrontRow | Mark) -> float | None:
         """Size of a model in units of `size`; None where it isn't known."""
@@ -113,16 +116,16 @@ class ParetoRequest(Request):
         if len(tasks) == 1:
             size: Size = "active_parameters" if self.size == "flops" else "parameters"
             where = tasks[0], self.split, self.search
-            front = [
-                _front_row(row, row.search_id, row.search_name, (row.score,)) for row in store.pareto(*where, size)
-            ]
+            rows = store.pareto(*where, size)
+            scales = tuple(row.scale for row in rows[:1]) or ("percent",)
+            front = [_front_row(row, row.search_id, row.search_name, (row.score,)) for row in rows]
             marks = store.marks(*where, _unsearched())
             cells = store.candidate_cells(*where, size) if self.candidates else []
         else:
             assert self.search is not None
-            front, full = _over_tasks(store, store.search(self.search), self.split)
+            front, full, scales = _over_tasks(store, store.search(self.search), self.split)
             marks, cells = [full], []
-        return Pareto(tasks, self.split, self.size, each, tuple(front), tuple(marks), tuple(cells))
+        return Pareto(tasks, self.split, self.size, each, tuple(front), tuple(marks), tuple(cells), scales)
 
     def _tasks(self, store: StoreReader) -> tuple[str, ...]:
         if self.task is not None:
@@ -144,12 +147,15 @@ class ParetoRequest(Request):
         return float(found)
 
 
-def _over_tasks(store: StoreReader, search: SearchRecord, split: Split) -> tuple[list[FrontRow], Mark]:
-    """The individuals of a search that no other one beats on all tasks, and the full model."""
+def _over_tasks(
+    store: StoreReader, search: SearchRecord, split: Split
+) -> tuple[list[FrontRow], Mark, tuple[ScaleName, ...]]:
+    """The individuals of a search that no other one beats on all tasks, the full model, and the scale of each task."""
     rows = {row.phenotype_hash: row for row in reversed(store.history(search.id)) if row.status == "ok"}
     prints = [task.task_fingerprint for task in store.search_tasks(search.id) if task.split == split]
     found = store.evaluations([FULL_MODEL, *rows], search.model_fingerprint, search.engine_fingerprint, prints)
     by_key = {(one.phenotype_hash, one.task_fingerprint): one.score for one in found}
+    scales = {one.task_fingerprint: one.scale for one in found}
 
     def scores(phenotype: str) -> tuple[float | None, ...]:
         return tuple(by_key.get((phenotype, fingerprint)) for fingerprint in prints)
@@ -159,9 +165,10 @@ def _over_tasks(store: StoreReader, search: SearchRecord, split: Split) -> tuple
         known = tuple(score for score in scores(row.phenotype_hash) if score is not None)
         if prints and len(known) == len(prints):
             measured.append(_front_row(row, search.id, search.name, known))
-    size = next((row.parameters_full for row in rows.values()), None)
+    sizes = next(((row.parameters_full, row.active_parameters_full) for row in rows.values()), (None, None))
     front = [measured[place] for place in unbeaten([one.scores for one in measured])]
-    return front, Mark(FULL_LABEL, None, scores(FULL_MODEL), size, None)
+    full = Mark(FULL_LABEL, None, scores(FULL_MODEL), *sizes)
+    return front, full, tuple(scales.get(fingerprint, "percent") for fingerprint in prints)
 
 
 def _front_row(row: BestRow | IndividualRecord, search_id: str, name: str, scores: tuple[float, ...]) -> FrontRow:
@@ -175,6 +182,7 @@ def _front_row(row: BestRow | IndividualRecord, search_id: str, name: str, score
         parameters=row.parameters,
         active_parameters=row.active_parameters,
         parameters_full=row.parameters_full,
+        active_parameters_full=row.active_parameters_full,
         summary=row.summary,
     )
 

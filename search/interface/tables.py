@@ -15,6 +15,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.scales import SCALES
 from moevolve.store.records import SearchSummary
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ _SHOWN = (
     *("individuals", "best", "dev", "test", "parameters", "summary", "created"),
 )
 """Columns of a printed listing; data frames and CSV have all."""
+_SCALED = {
+    **dict.fromkeys(("search_score", "dev_score", "test_score", "best", "fitness"), "scale"),
+    **dict.fromkeys(("dev", "test"), "mean_scale"),
+}
+"""Columns with scores, and those with the scales that they are shown on."""
 
 
 class Rows(list[T]):
@@ -52,8 +58,7 @@ class Rows(list[T]):
         return text_table(self._shown())
 
     def _shown(self) -> list[dict[str, Any]]:
-        rows = list(map(flat, self))
-        return [{name: row[name] for name in _SHOWN if name in row} for row in rows]
+        return [{name: value for name, value in _phrased(record).items() if name in _SHOWN} for record in self]
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -68,6 +73,15 @@ def flat(record: Any) -> dict[str, Any]:
     own = {name: getattr(record, name) for name in names}
     ref = {"individual": record.ref} if hasattr(record, "ref") else {}
     return ref | {name: _plain(value) for name, value in own.items() if not isinstance(value, bytes)}
+
+
+def _phrased(record: Any) -> dict[str, Any]:
+    """A record's columns, with scores as people read them."""
+    columns = flat(record)
+    for name, scale in _SCALED.items():
+        if columns.get(name) is not None and scale in columns:
+            columns[name] = SCALES[columns[scale]].phrase(columns[name])
+    return columns
 
 
 def _flat_search(row: SearchSummary) -> dict[str, Any]:
@@ -85,9 +99,11 @@ def _flat_search(row: SearchSummary) -> dict[str, Any]:
         "individuals": row.individuals,
         "failed": row.failed,
         "best": row.best_fitness,
+        "scale": row.scale,
         "winner": search.winner,
         "dev": row.dev,
         "test": row.test,
+        "mean_scale": row.mean_scale,
         "created": search.created_at,
         "updated": search.updated_at,
         "id": search.id,

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import START
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.scores import FULL, interval, ranking_of
+from moevolve.search.loop.scores import FULL, interval, outcomes_of, ranking_of
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.loop.significance import TaskOutcomes, paired_test
 from moevolve.search.strategies.base import rank_key
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualRecord, SearchRecord
-from moevolve.workers.contract.facts import DTYPE_BYTES, ModelFacts, active_parameters
+from moevolve.workers.contract.facts import DTYPE_BYTES
 from moevolve.workers.contract.messages import EvaluationRequest
 
 FULL_LABEL = "full model"
 START_LABEL = "unsearched start"
 BEFORE_LABEL = "best before repair"
 BEST_LABEL = "best found"
+
+_Key = tuple[str, str, Split]
+"""Phenotype hash, task and split of an evaluation."""
+EQUAL_P = 0.05
+"""p-value above which two candidates count as equally good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,7 @@ class Score:
         task: Name of the task; in a study, `` for the weighted mean over all tasks.
         low, high: 95 % confidence interval; None for means over random draws and for failures.
         spread: Standard deviation over random draws (in a study, over seeds); None for a single model.
+        scale: Scale that it is shown on.
     """
 
     task: str
@@ -43,6 +51,7 @@ class Score:
     high: float | None = None
     spread: float | None = None
     failure: str | None = None
+    scale: ScaleName = "percent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,7 @@ class Entry:
         ref: `search:index` of an individual; None for the full model and for means over draws.
         scores: One score per task and evaluated split.
         parameters: Number of parameters; None if it isn't stored yet.
-        active_parameters: Number of parameters used per token; None if only the checkpoint could tell.
+        active_parameters: Number of parameters used per token; None if it isn't stored yet.
         draws: Number of random individuals in the mean; 0 for a single model.
         phenotype: Phenotype hash of the evaluations; None for means over draws.
     """
@@ -147,7 +156,7 @@ class Scorer:
         """Names of tasks outside the fitness with a `test` split: held out, or evaluated by a user."""
         return tuple(sorted({task for task, split in self._fingerprints if split == "test"} - set(self.tasks)))
 
-    def find(self, phenotypes: Sequence[str]) -> dict[tuple[str, str, Split], EvaluationRecord]:
+    def find(self, phenotypes: Sequence[str]) -> dict[_Key, EvaluationRecord]:
         """Evaluations by (phenotype, task, split)."""
         search, wanted = self._search, sorted(set(self._fingerprints.values()))
         found = self._store.evaluations(phenotypes, search.model_fingerprint, search.engine_fingerprint, wanted)
@@ -178,17 +187,17 @@ class Scorer:
         failed = {(phenotype, split) for (phenotype, _, split), record in found.items() if record.failure is not None}
         scores = []
         for task, split in self._shown():
-            values, measured = [], False
+            values, scales = [], set[ScaleName]()
             for row in rows:
                 record = found.get((row.phenotype_hash, task, split))
-                measured |= record is not None
+                scales |= set() if record is None else {record.scale}
                 if row.status == "failed" or (row.phenotype_hash, split) in failed:
                     values.append(0.0)
                 elif record is not None and record.score is not None:
                     values.append(record.score)
-            if measured and len(values) == len(rows):
+            if scales and len(values) == len(rows):
                 spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-                scores.append(Score(task, split, float(np.mean(values)), spread=spread))
+                scores.append(Score(task, split, float(np.mean(values)), spread=spread, scale=scales.pop()))
         return tuple(scores)
 
     def ranked(self, rows: Sequence[IndividualRecord], split: Split) -> list[IndividualRecord] | None:
@@ -209,6 +218,33 @@ class Scorer:
             keys[row.index] = (-score, -tie_break, row.index)
         return sorted((row for row in rows if row.index in keys), key=lambda row: keys[row.index])
 
+    def preferred(self, ranked: Sequence[IndividualRecord]) -> IndividualRecord:
+        """The winner of individuals that were ranked on `dev`; see `winner_of`."""
+
+        def less_wanted(row: IndividualRecord) -> tuple[bool, int]:
+            return not row.stock, round(100 * row.parameters / row.parameters_full)
+
+        first = ranked[0]
+        better = [row for row in ranked if less_wanted(row) < less_wanted(first)]
+        if not better or self._config.task_aggregation == "worst":  # whose score isn't a mean that can be tested
+            return first
+        found = self.find([row.phenotype_hash for row in (first, *better)])
+        for row in sorted(better, key=less_wanted):
+            test = paired_test(*(self._outcomes(found, each.phenotype_hash) for each in (first, row)))
+            if test is not None and test.p > EQUAL_P:
+                return row
+        return first
+
+    def _outcomes(self, found: Mapping[_Key, EvaluationRecord], phenotype: str) -> list[TaskOutcomes]:
+        """Outcomes of a model on `dev`, by task; none if they weren't kept."""
+        records = [found[phenotype, task, "dev"] for task in self.tasks]
+        if not all(record.outcomes for record in records):
+            return []
+        return [
+            TaskOutcomes(outcomes_of(record)[None], record.metric, weight, fingerprint=record.task_fingerprint)
+            for record, weight in zip(records, self._weights, strict=True)
+        ]
+
     def _shown(self) -> list[tuple[str, Split]]:
         """The (task, split) pairs of the table, in order."""
         pairs: list[tuple[str, Split]] = [(task, split) for split in SCORED for task in self.tasks]
@@ -220,7 +256,7 @@ def score_of(record: EvaluationRecord) -> Score:
     if record.score is None:
         return Score(record.task, record.split, None, failure=record.failure)
     low, high = interval(record) if record.outcomes else (record.score, record.score)
-    return Score(record.task, record.split, record.score, low, high)
+    return Score(record.task, record.split, record.score, low, high, scale=record.scale)
 
 
 def build_final_table(
@@ -228,7 +264,6 @@ def build_final_table(
     search: SearchRecord,
     config: RunConfig,
     history: Sequence[IndividualRecord],
-    facts: ModelFacts | None = None,
 ) -> FinalTable:
     """Return the winner and the final table, as far as their evaluations are stored.
 
@@ -237,7 +272,6 @@ def build_final_table(
         search: Record of the search, which may be unfinished.
         config: Its configuration.
         history: Its individuals, in order of index.
-        facts: Facts of its model, for the full model's active parameters; None leaves them out.
     """
     scorer = Scorer(store, search, config)
     winner, reranked = winner_of(store, search, config)
@@ -251,10 +285,7 @@ def build_final_table(
         return Entry(label, detail.ref, scores, *sizes, one.summary, phenotype=row.phenotype_hash)
 
     best = None if winner is None else single(BEST_LABEL, winner)  # first, because it adds splits to the scorer
-    whole = facts.parameters if facts else None
-    if facts is None and history:
-        whole = store.individual(f"{search.name}:{history[0].index}").individual.parameters_full
-    active = None if facts is None else active_parameters(facts, facts.experts, facts.active)
+    whole, active = (history[0].parameters_full, history[0].active_parameters_full) if history else (None, None)
     entries = [Entry(FULL_LABEL, None, scorer.scores(FULL_MODEL), whole, active, phenotype=FULL_MODEL)]
     draws = random_draws(config, history)
     if draws:
@@ -280,13 +311,16 @@ def winner_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> tu
     """The individual that wins the search, and whether scores on `dev` picked it.
 
     The `final.rerank` best by fitness are ranked again by their scores on `dev` without penalties, as
-    `task_aggregation` and `tie_break` say, then by index; those that failed there can't win. Without reranking, or if
-    some aren't evaluated on `dev` yet or all failed there, the best by fitness wins.
+    `task_aggregation` and `tie_break` say, then by index; those that failed there can't win. Among those that a paired
+    test of their scores can't tell apart from the first, one with a stock checkpoint wins, then the smaller, by whole
+    percents of the full model's parameters. Without reranking, or if some aren't evaluated on `dev` yet or all failed
+    there, the best by fitness wins.
     """
     rerank = config.final.rerank
     leaders = store.best_of_search(search.id, max(1, rerank))
-    ranked = Scorer(store, search, config).ranked(leaders, "dev") if rerank and leaders else None
-    return (ranked[0], True) if ranked else (leaders[0] if leaders else None, False)
+    scorer = Scorer(store, search, config)
+    ranked = scorer.ranked(leaders, "dev") if rerank and leaders else None
+    return (scorer.preferred(ranked), True) if ranked else (leaders[0] if leaders else None, False)
 
 
 def random_draws(config: RunConfig, history: Sequence[IndividualRecord]) -> list[IndividualRecord]:

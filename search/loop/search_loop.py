@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.scales import SCALES
 from moevolve.search.genomes.contract.base import Description, Offspring
 from moevolve.search.loop.evaluation_cache import CachedResult, EvaluationCache
 from moevolve.search.loop.scores import ranking_of
@@ -142,10 +143,10 @@ class SearchLoop:
         # Of a full model that scores nothing, anything is a recovery: that says nothing, and ends no search.
         if self._best is not None and self._full > 0 and -self._best[0] >= recovery * self._full:
             self._total = self._next
-            position = schedule.span(self._next).position
+            position, scale = schedule.span(self._next).position, SCALES[self._setup.scale]
             self._on_note(
-                f"ended before phases.{position}: individual {self._best[2]} has a fitness of {-self._best[0]:.4g}, "
-                f"the full model {self._full:.4g}, and skip_phases_at is {recovery:g}"
+                f"ended before phases.{position}: individual {self._best[2]} has {scale.phrase(-self._best[0])}, the "
+                f"full model {scale.phrase(self._full)}, and skip_phases_at is {recovery:g}"
             )
         return self._next < self._total
 
@@ -218,7 +219,8 @@ class SearchLoop:
         else:
             score, tie_break = self._ranking(item)
             decided = replace(record, status="ok", fitness=score - penalty, tie_break=tie_break)
-            log.info("individual %d: %.4f", index, score - penalty, extra={"individual": index})
+            shown = SCALES[self._setup.scale].phrase(score - penalty)
+            log.info("individual %d: %s", index, shown, extra={"individual": index})
         self._unsaved.append(decided)
         self._finish(decided)
 
@@ -251,6 +253,7 @@ class SearchLoop:
                 evaluated=self._evaluated,
                 rate=rate,
                 left=left,
+                scale=self._setup.scale,
             )
         )
 
@@ -283,6 +286,8 @@ def individual_record(
         parameters=description.parameters,
         active_parameters=description.active_parameters,
         parameters_full=description.parameters_full,
+        active_parameters_full=description.active_parameters_full,
+        stock=description.stock,
         summary=f"{description.summary} ({offspring.note})" if offspring.note else description.summary,
         depth=depth,
         parents=offspring.parents,

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.metrics import scale_of
+from moevolve.evaluators.scales import ScaleName, common_scale
 from moevolve.evaluators.types import SCORED, PreparedSplit, Split, SplitRef
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import Description, Genome, GenomeSpace
@@ -89,6 +91,13 @@ class SearchSetup:
     @property
     def weights(self) -> tuple[float, ...]:
         return tuple(task.weight for task in self.config.tasks)
+
+    @property
+    def scale(self) -> ScaleName:
+        """The scale that fitness is shown on; a share of the unedited model's score is in %."""
+        if self.config.task_aggregation == "worst":
+            return "percent"
+        return common_scale(scale_of(split.metric) for split in self.prepared["search"])
 
     @property
     def notes(self) -> tuple[str, ...]:

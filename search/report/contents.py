@@ -12,6 +12,7 @@ from importlib.metadata import version
 import yaml
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.scales import ScaleName
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import Genome
@@ -60,6 +61,7 @@ class ReportContents:
         facts: Name and value of what was searched: model, tasks, genome, phases ...
         counts: Number of individuals by status, made, and planned (None for an imported search).
         full: Fitness of the full model.
+        scale: Scale that fitness is shown on.
         leaders: The best few individuals by fitness.
         graph: Ancestors of the best individual; None if there is no best.
         line: Main line of these ancestors, oldest first.
@@ -77,6 +79,7 @@ class ReportContents:
     counts: dict[str, int | None]
     history: Sequence[IndividualRecord] = field(repr=False)
     full: float | None
+    scale: ScaleName
     standings: FinalTable = field(repr=False)
     leaders: tuple[Leader, ...] = field(repr=False)
     graph: LineageGraph | None = field(repr=False)
@@ -131,6 +134,7 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
         },
         history=history,
         full=full_fitness(store, search),
+        scale=store.scales(search.id).fitness,
         standings=table,
         leaders=tuple(_leaders(store, search, config, limit)),
         graph=graph,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moevolve.evaluators.scales import SCALES, Scale, ScaleName
 from moevolve.search.drawing import BLUE, GREEN, GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
 from moevolve.store.pareto import unbeaten
 from moevolve.store.records import IndividualRecord
@@ -23,30 +24,42 @@ _LEAST_SPAN = 4.0
 """Shortest range of an axis of sizes, in percentage points."""
 
 
-def fitness_figure(history: Sequence[IndividualRecord], full: float | None) -> Figure:
+def fitness_figure(history: Sequence[IndividualRecord], full: float | None, scale: ScaleName) -> Figure:
     """Draw the fitness curve alone, of a search with at least one evaluated individual."""
     with drawing(3.1) as figure:
-        draw_fitness(figure.subplots(), history, full)
+        draw_fitness(figure.subplots(), history, full, scale)
         return figure
 
 
-def draw_fitness(axes: Axes, history: Sequence[IndividualRecord], full: float | None) -> None:
+def label_scores(axes: Axes, scale: Scale, of: str = "") -> None:
+    """Label the vertical axis as one of scores of something, and make it logarithmic for perplexities."""
+    axes.set_ylabel(f"{scale.title}{of}")
+    if scale.is_reciprocal:
+        # Perplexities of candidates range over decades, and their ratios matter.
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:.4g}")
+        axes.yaxis.set_minor_formatter("{x:.4g}")
+        axes.grid(which="minor", alpha=0.25)
+
+
+def draw_fitness(axes: Axes, history: Sequence[IndividualRecord], full: float | None, scale: ScaleName) -> None:
     """Draw every individual as a dot, the best so far as a line, and the full model as another (EEP, Fig. 5)."""
+    shown = SCALES[scale]
     phases = list(dict.fromkeys(row.phase for row in history))
     for phase, colour in zip(phases, PHASE_COLOURS, strict=False):
         rows = [row for row in history if row.phase == phase and row.fitness is not None]
         axes.scatter(
             [row.index for row in rows],
-            [100 * (row.fitness or 0) for row in rows],
+            [shown.value(row.fitness or 0) for row in rows],
             s=9,
             color=colour,
             alpha=0.75,
             label=phase,
             rasterized=len(rows) > MANY_MARKS,
         )
-    scored = [(row.index, 100 * row.fitness) for row in history if row.fitness is not None]
+    scored = [(row.index, row.fitness) for row in history if row.fitness is not None]
     indices, values = zip(*scored, strict=True)
-    best = np.maximum.accumulate(values)
+    best = [shown.value(value) for value in np.maximum.accumulate(values).tolist()]
     axes.plot(indices, best, color=INK, linewidth=1.3, drawstyle="steps-post", label="best so far")
     failed = [row.index for row in history if row.status == "failed"]
     if failed:
@@ -54,10 +67,10 @@ def draw_fitness(axes: Axes, history: Sequence[IndividualRecord], full: float | 
         edge = axes.get_xaxis_transform()
         axes.scatter(failed, [0.025] * len(failed), marker="x", s=18, color=RED, label="failed", transform=edge)
     if full is not None:
-        axes.axhline(100 * full, color=GREY, linestyle="--", linewidth=1.2, label="full model")
+        axes.axhline(shown.value(full), color=GREY, linestyle="--", linewidth=1.2, label="full model")
     axes.margins(y=0.1)
     axes.set_xlabel("individual (in order of creation)")
-    axes.set_ylabel("score on the search split [%]")
+    label_scores(axes, shown, "\non the search split")
     legend_above(axes)
     axes.grid(alpha=0.25)
 
@@ -84,38 +97,42 @@ def draw_front(axes: Axes, front: Sequence[tuple[float, float]], label: str) -> 
     axes.plot(*zip(*front, strict=True), color=GREEN, linewidth=1.3, marker="o", markersize=3, label=label)
 
 
-def size_figure(history: Sequence[IndividualRecord], full: float | None, best: int | None) -> Figure:
+def size_figure(history: Sequence[IndividualRecord], full: float | None, best: int | None, scale: ScaleName) -> Figure:
     """Draw score against parameters, total and per token, of every individual, with the Pareto front.
 
     Args:
         history: Individuals, at least one of them evaluated.
         full: Fitness of the unedited model.
         best: Index of the individual to mark.
+        scale: Scale that the scores are shown on.
     """
+    shown = SCALES[scale]
     rows = [row for row in history if row.fitness is not None]
     with drawing(3.0) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, name, what in ((left, "parameters", "parameters kept"), (right, "active_parameters", "per token")):
-            whole = rows[0].parameters_full
-            points = [(100 * getattr(row, name) / whole, 100 * (row.fitness or 0)) for row in rows]
-            reference = 100 * full if full is not None and name == "parameters" else None
-            _draw_sizes(axes, points, [row.index for row in rows].index(best) if best is not None else None, reference)
-            axes.set_xlabel(f"{what}\n[% of the full model]")
-        left.set_ylabel("score on the search split [%]")
+            whole = getattr(rows[0], f"{name}_full")
+            points = [(100 * getattr(row, name) / whole, row.fitness or 0) for row in rows]
+            place = [row.index for row in rows].index(best) if best is not None else None
+            _draw_sizes(axes, points, place, full, shown)
+            axes.set_xlabel(f"{what}\n[% of the full model's]")
+        label_scores(left, shown, "\non the search split")
         handles, labels = left.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=2)
         return figure
 
 
-def _draw_sizes(axes: Axes, points: list[tuple[float, float]], best: int | None, full: float | None) -> None:
-    xs, ys = zip(*points, strict=True)
-    axes.scatter(xs, ys, s=9, color=BLUE, alpha=0.75, label="individuals", rasterized=len(points) > MANY_MARKS)
-    draw_front(axes, pareto_front(points), "not beaten in both")
+def _draw_sizes(
+    axes: Axes, points: list[tuple[float, float]], best: int | None, full: float | None, shown: Scale
+) -> None:
+    sizes, scores = [size for size, _ in points], [shown.value(score) for _, score in points]
+    axes.scatter(sizes, scores, s=9, color=BLUE, alpha=0.75, label="individuals", rasterized=len(points) > MANY_MARKS)
+    front = [(size, shown.value(score)) for size, score in pareto_front(points)]
+    draw_front(axes, front, "not beaten in both")
     if best is not None:
-        axes.plot(*points[best], marker="*", markersize=10, color=RED, linestyle="", label="best found")
-    sizes = [size for size, _ in points]
+        axes.plot(sizes[best], scores[best], marker="*", markersize=10, color=RED, linestyle="", label="best found")
     if full is not None:
-        axes.plot(100, full, marker="D", color=GREY, linestyle="", label="full model")
+        axes.plot(100, shown.value(full), marker="D", color=GREY, linestyle="", label="full model")
         sizes.append(100)
     axes.margins(x=0.1, y=0.1)
     if max(sizes) - min(sizes) < _LEAST_SPAN:
@@ -125,27 +142,29 @@ def _draw_sizes(axes: Axes, points: list[tuple[float, float]], best: int | None,
     axes.grid(alpha=0.25)
 
 
-def speed_figure(scores: Mapping[str, float], rates: Mapping[int, Sequence[float]]) -> Figure:
+def speed_figure(scores: Mapping[str, float], rates: Mapping[int, Sequence[float]], scale: Scale) -> Figure:
     """Draw scores against answers per second, a panel per batch size, with the Pareto front.
 
     Args:
         scores: Scores of the models, from 0 to 1, by name.
         rates: Answers per second of these models, by batch size.
+        scale: How the scores are shown.
     """
-    percent = [100 * score for score in scores.values()]
+    shown = [scale.value(score) for score in scores.values()]
     with drawing(_PANEL, _PANEL * len(rates)) as figure:
         panels = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
         for axes, (batch_size, speeds) in zip(panels, rates.items(), strict=True):
-            axes.scatter(speeds, percent, s=14, color=BLUE, label="models")
+            axes.scatter(speeds, shown, s=14, color=BLUE, label="models")
             # `pareto_front` prefers small sizes; speeds are better when large.
-            front = pareto_front([(-speed, score) for speed, score in zip(speeds, percent, strict=True)])
-            draw_front(axes, [(-negated, score) for negated, score in front], "no other is faster and better")
-            for name, speed, score in zip(scores, speeds, percent, strict=True):
+            front = pareto_front([(-speed, score) for speed, score in zip(speeds, scores.values(), strict=True)])
+            best = [(-negated, scale.value(score)) for negated, score in front]
+            draw_front(axes, best, "no other is faster and better")
+            for name, speed, score in zip(scores, speeds, shown, strict=True):
                 axes.annotate(name, (speed, score), xytext=(3, 4), textcoords="offset points", fontsize="x-small")
             axes.margins(x=0.2, y=0.15)
             axes.set_xlabel(f"answers per second, batches of {batch_size}")
             axes.grid(alpha=0.25)
-        panels[0].set_ylabel("score [%]")
+        label_scores(panels[0], scale)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=2)
         return figure

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from moevolve.evaluators.scales import SCALES
 from moevolve.search.drawing import GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
-from moevolve.search.report.fitness import legend_above
+from moevolve.search.report.fitness import label_scores, legend_above
 from moevolve.store.records import LineageGraph, LineageNode
 
 if TYPE_CHECKING:
@@ -39,31 +40,32 @@ def lineage_figure(graph: LineageGraph, root: str) -> Figure:
     """
     from matplotlib.collections import LineCollection
 
-    nodes = {node.index: node for node in graph.nodes if node.fitness is not None}
+    scale = SCALES[graph.scale]
+    shown = {node.index: scale.value(node.fitness) for node in graph.nodes if node.fitness is not None}
+    nodes = {node.index: node for node in graph.nodes if node.index in shown}
     line = main_line(graph)
     with drawing(3.2) as figure:
         axes = figure.subplots()
         pairs = [(nodes[one], nodes[two]) for one, two in graph.edges if one in nodes and two in nodes]
-        ends = [[(node.index, 100 * (node.fitness or 0)) for node in pair] for pair in pairs]
+        ends = [[(node.index, shown[node.index]) for node in pair] for pair in pairs]
         many = len(ends) > MANY_MARKS
         axes.add_collection(LineCollection(ends, colors=GREY, linewidths=0.6, alpha=0.6, zorder=1, rasterized=many))
         phases = list(dict.fromkeys(node.phase for node in graph.nodes))
         for phase, colour in zip(phases, PHASE_COLOURS, strict=False):
             some = [node for node in nodes.values() if node.phase == phase]
-            scores = [100 * (node.fitness or 0) for node in some]
+            scores = [shown[node.index] for node in some]
             axes.scatter(
                 [node.index for node in some], scores, s=16, color=colour, label=phase, zorder=3, rasterized=many
             )
         known = [nodes[index] for index in line if index in nodes]
-        scores = [100 * (node.fitness or 0) for node in known]
+        scores = [shown[node.index] for node in known]
         axes.plot([n.index for n in known], scores, color=INK, linewidth=1.4, zorder=2, label="better parents")
         if graph.root in nodes:
-            fitness = nodes[graph.root].fitness or 0
-            axes.plot(graph.root, 100 * fitness, "*", markersize=11, color=RED, zorder=4, label=root)
+            axes.plot(graph.root, shown[graph.root], "*", markersize=11, color=RED, zorder=4, label=root)
         for node in _labelled(known):
             axes.annotate(
                 str(node.index),
-                (node.index, 100 * (node.fitness or 0)),
+                (node.index, shown[node.index]),
                 xytext=(0, 8 if node.index == graph.root else 5),
                 textcoords="offset points",
                 ha="center",
@@ -72,7 +74,7 @@ def lineage_figure(graph: LineageGraph, root: str) -> Figure:
             )
         axes.margins(x=0.06, y=0.14)
         axes.set_xlabel("individual (in order of creation)")
-        axes.set_ylabel("score on the search split [%]")
+        label_scores(axes, scale, "\non the search split")
         axes.grid(alpha=0.25)
         legend_above(axes)
         return figure

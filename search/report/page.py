@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from moevolve.evaluators.scales import SCALES
 from moevolve.evaluators.types import SCORED
 from moevolve.search.drawing import to_svg
 from moevolve.search.genomes.registry import figures_for
@@ -13,7 +14,6 @@ from moevolve.search.report.fitness import fitness_figure, size_figure
 from moevolve.search.report.lineage import lineage_figure
 from moevolve.search.report.rendering import FOLDER, environment
 from moevolve.search.report.usage import figures_of
-from moevolve.search.text import percent
 
 if TYPE_CHECKING:
     from moevolve.search.drawing import Figure
@@ -65,10 +65,13 @@ def _verdict(contents: ReportContents) -> str:
         failed = contents.counts["failed"]
         return f"Nothing found: {'no individual is evaluated yet' if not failed else f'{failed} individuals failed'}."
     kept, used = (
-        100 * (number or 0) / (table.parameters_full or 1)
-        for number in (table.best.parameters, table.best.active_parameters)
+        100 * (number or 0) / (whole or 1)
+        for number, whole in (
+            (table.best.parameters, table.full.parameters),
+            (table.best.active_parameters, table.full.active_parameters),
+        )
     )
-    has = f"{table.winner} has {kept:.0f} % of the full model's parameters, and uses {used:.0f} % per token"
+    has = f"{table.winner} has {kept:.0f} % of the full model's parameters, and per token {used:.0f} % of those it uses"
     parts = []
     for task in table.tasks:
         measured = [found for split in SCORED if (found := table.best.score(task, split)) is not None]
@@ -76,9 +79,10 @@ def _verdict(contents: ReportContents) -> str:
             continue
         found = measured[-1]
         whole = table.full.score(task, found.split)
-        against = "" if whole is None or whole.score is None else f", the full model {percent(whole.score)} %"
-        parts.append(f"{percent(measured[-1].score)} % on {task} ({found.split}{against})")
-    return f"{has}. It scores {'; '.join(parts)}." if parts else f"{has}."
+        scale = SCALES[found.scale]
+        against = "" if whole is None or whole.score is None else f", the full model {scale.phrase(whole.score)}"
+        parts.append(f"{scale.phrase(found.score)} on {task} ({found.split}{against})")
+    return f"{has}. It reaches {'; '.join(parts)}." if parts else f"{has}."
 
 
 def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
@@ -87,12 +91,14 @@ def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
     winner, genome, full = contents.standings.winner, contents.genome, contents.full
     scored = {row.index: row.fitness for row in contents.history if row.fitness is not None}
     if scored:
-        top = percent(max(scored.values()))
-        caption = f"Every individual's score on the search split, in order of creation; the highest is {top} %"
-        caption += "." if full is None else f", the full model has {percent(full)} %."
-        course = _figure("course", "Fitness over the search", caption, fitness_figure(contents.history, full))
+        scale = SCALES[contents.scale]
+        caption = f"Every individual's {scale.title} on the search split, in order of creation; the best has "
+        caption += scale.phrase(max(scored.values()))
+        caption += "." if full is None else f", the full model {scale.phrase(full)}."
+        figure = fitness_figure(contents.history, full, contents.scale)
+        course = _figure("course", "Fitness over the search", caption, figure)
         best = None if winner is None else int(winner.rpartition(":")[2])
-        figure = size_figure(contents.history, full, best if best in scored else None)
+        figure = size_figure(contents.history, full, best if best in scored else None, contents.scale)
         caption = "Score against parameters, of the whole model and of what one token uses, for every individual."
         found["course"] = [course, _figure("sizes", "Score against size", caption, figure)]
     if genome is not None and figures_for(genome).has_figure(genome, contents.start):

@@ -14,7 +14,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from moevolve.search.text import memory_size, parameter_count, percent, points, ranges, score_lines, size_lines
+from moevolve.evaluators.scales import SCALES, scales_title
+from moevolve.search.text import memory_size, parameter_count, percent, ranges, score_lines, size_lines
 from moevolve.store.pareto import FrontRow
 from moevolve.store.records import BestRow, SearchRecord
 
@@ -38,7 +39,12 @@ def environment(folder: Path | None = None) -> Environment:
     )
     found.filters |= {
         "percent": percent,
-        "points": lambda value: points(value).replace("-", "\N{MINUS SIGN}"),
+        "scale": SCALES.__getitem__,
+        "shown": lambda score, scale: SCALES[scale].text(score),
+        "phrase": lambda score, scale: SCALES[scale].phrase(score),
+        "change": lambda difference, scale: SCALES[scale].change(difference).replace("-", "\N{MINUS SIGN}"),
+        "changes": lambda ends, scale: SCALES[scale].changes(*ends).replace("-", "\N{MINUS SIGN}"),
+        "titles": lambda scales: scales_title(scales).capitalize(),
         "number": lambda value: "-" if value is None else f"{value:,}",
         "size": parameter_count,
         "lines": score_lines,

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moevolve.evaluators.scales import ScaleName, common_scale
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.loop.final_table import FULL_LABEL, Score
+from moevolve.search.loop.significance import Significance, holm, paired_test
 from moevolve.search.results.outcomes import ModelScores, mean_scores, model_scores, task_outcomes
-from moevolve.search.results.significance import Significance, holm, paired_test
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, Course, CourseAxis, SearchRecord, SearchStatus
 
@@ -51,6 +52,7 @@ class ComparedSearch:
         group: Place of its group.
         individuals: Number of individuals that were made.
         best: Highest fitness so far.
+        scale: Scale that the fitness is shown on.
     """
 
     name: str
@@ -60,6 +62,7 @@ class ComparedSearch:
     individuals: int
     hours: float
     best: float | None
+    scale: ScaleName = "percent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,11 @@ class Comparison:
     models: tuple[ComparedModel, ...] = field(repr=False)
     comparable: bool = True
 
+    @property
+    def scale(self) -> ScaleName:
+        """The scale that courses are shown on."""
+        return common_scale(one.scale for one in self.searches)
+
     def points(self, count: int = 10) -> list[tuple[float, list[tuple[float, float, float] | None]]]:
         """At most `count` evenly spread places of the axis, with `ComparedGroup.at` of every group, for tables."""
         if not self.x:
@@ -164,6 +172,7 @@ class _Member:
     full: ModelScores
     parameters: int | None
     parameters_full: int | None
+    scale: ScaleName
 
 
 def compare_searches(store: StoreReader, names: Sequence[str], by: CourseAxis = "evaluations") -> Comparison:
@@ -195,6 +204,7 @@ def compare_searches(store: StoreReader, names: Sequence[str], by: CourseAxis = 
                 one.course.individuals,
                 one.course.hours,
                 max((step.fitness for step in one.course.steps), default=None),
+                one.scale,
             )
             for place, group in enumerate(groups)
             for one in group
@@ -220,6 +230,7 @@ def _member(store: StoreReader, record: SearchRecord) -> _Member:
         full=model_scores(store, record, FULL_MODEL),
         parameters=None if winner is None else winner.parameters,
         parameters_full=None if winner is None else winner.parameters_full,
+        scale=store.scales(record.id).fitness,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moevolve.evaluators.scales import SCALES, Scale, ScaleName
 from moevolve.evaluators.types import Floats
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.registry import outline_of
@@ -51,7 +52,7 @@ class OperatorEffect:
         children: Number of them whose parents have scores.
         better: Number of these children that beat all their parents.
         gain, low, high: Mean of child's score less its best parent's, with its 95 % confidence interval; None for fewer
-            than two children.
+            than two children. As all effects, it is a difference of `Scale.additive`.
     """
 
     operator: str
@@ -70,7 +71,7 @@ class ChoiceEffect:
 
     Attributes:
         choice: What is chosen, such as `experts of layer 3` or `ridge lambda`.
-        spread, low, high: Median and 95 % credible interval, as a share of the score's range from 0 to 1.
+        spread, low, high: Median and 95 % credible interval.
     """
 
     choice: str
@@ -87,7 +88,7 @@ class OptionEffect:
         option: The option, such as `expert 5`, compared with the mean of the choice's options; of a number, an increase
             by two standard deviations, from one below the mean to one above it.
         individuals: Number of individuals that have the option; all of them for a number.
-        effect, low, high: Median and 95 % credible interval, in [-1, 1].
+        effect, low, high: Median and 95 % credible interval.
     """
 
     choice: str
@@ -121,6 +122,7 @@ class Effects:
         options: Those whose effects are farthest from 0 in standard deviations first.
         genes: Names of the settings and sizes of layers that vary. Empty unless asked for.
         rows: Their values. Empty unless asked for.
+        scale: Scale that scores and effects are shown on.
     """
 
     search: str
@@ -131,6 +133,7 @@ class Effects:
     options: tuple[OptionEffect, ...] = field(repr=False)
     genes: tuple[str, ...] = ()
     rows: tuple[GeneRow, ...] = field(default=(), repr=False)
+    scale: ScaleName = "percent"
 
     @property
     def note(self) -> str:
@@ -176,7 +179,9 @@ def effects(store: StoreReader, name: str, limit: int, genes: bool = False) -> E
     rows = [row for row in store.page(search.id, "newest", limit=_MOST) if row.fitness is not None][::-1]
     space = find_candidate(store, f"{search.id}:{rows[0].index}", weights=False).space if rows else None
     outlines = [outline_of(space.from_bytes(row.genome)) for row in rows] if space is not None else []
-    scores = np.array([row.fitness for row in rows], dtype=np.float64)
+    named = store.scales(search.id).fitness
+    scale = SCALES[named]
+    scores = np.array([scale.additive(row.fitness or 0.0) for row in rows], dtype=np.float64)
     varying = genes_of(outlines)
     predicted, choices, options = effects_of_choices(outlines, varying, scores)
     shown = varying if genes else {}
@@ -184,7 +189,7 @@ def effects(store: StoreReader, name: str, limit: int, genes: bool = False) -> E
         search.name,
         len(rows),
         predicted,
-        tuple(_operators(store, search, rows)),
+        tuple(_operators(store, search, rows, scale)),
         tuple(choices),
         tuple(options[:limit]),
         tuple(shown),
@@ -192,10 +197,13 @@ def effects(store: StoreReader, name: str, limit: int, genes: bool = False) -> E
             GeneRow(row.index, row.fitness or 0.0, values)
             for row, values in zip(rows, zip(*shown.values(), strict=True), strict=False)
         ),
+        named,
     )
 
 
-def _operators(store: StoreReader, search: SearchRecord, rows: Sequence[IndividualRecord]) -> Iterator[OperatorEffect]:
+def _operators(
+    store: StoreReader, search: SearchRecord, rows: Sequence[IndividualRecord], scale: Scale
+) -> Iterator[OperatorEffect]:
     """Effects of operators, the one with most individuals first."""
     from scipy.special import stdtrit  # takes a third of a second, and 26 MB in a server
 
@@ -207,7 +215,7 @@ def _operators(store: StoreReader, search: SearchRecord, rows: Sequence[Individu
         made[row.operator].append(row)
     for operator, individuals in sorted(made.items(), key=lambda item: -len(item[1])):
         gains = [
-            row.fitness - max(known[parent] for parent in row.parents)
+            scale.additive(row.fitness) - scale.additive(max(known[parent] for parent in row.parents))
             for row in individuals
             if row.fitness is not None and row.parents and known.keys() >= set(row.parents)
         ]

@@ -9,10 +9,11 @@ from statistics import fmean, stdev
 import numpy as np
 
 from moevolve.evaluators.metrics import weighted_mean
+from moevolve.evaluators.scales import ScaleName, common_scale
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.loop.final_table import Score
 from moevolve.search.loop.scores import outcomes_of
-from moevolve.search.results.significance import TaskOutcomes, score_interval
+from moevolve.search.loop.significance import TaskOutcomes, score_interval
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import EvaluationRecord, SearchRecord
 
@@ -87,12 +88,18 @@ def mean_scores(models: Sequence[ModelScores], split: Split) -> list[Score]:
         return []
     values = [[0.0 if record is None else record.score or 0.0 for record in records] for records in found]
     outcomes = task_outcomes(models, split)
-    scores = [_mean("", split, [weighted_mean(row, [*weights.values()]) for row in values], outcomes)]
+    columns = zip(*found, strict=True)
+    scales = [common_scale(record.scale for record in column if record is not None) for column in columns]
+    means = [weighted_mean(row, [*weights.values()]) for row in values]
+    scores = [_mean("", split, means, outcomes, common_scale(scales))]
     for place, task in enumerate(weights if len(weights) > 1 else ()):
-        scores.append(_mean(task, split, [row[place] for row in values], outcomes[place : place + 1]))
+        own = [row[place] for row in values]
+        scores.append(_mean(task, split, own, outcomes[place : place + 1], scales[place]))
     return scores
 
 
-def _mean(task: str, split: Split, values: Sequence[float], outcomes: Sequence[TaskOutcomes]) -> Score:
+def _mean(
+    task: str, split: Split, values: Sequence[float], outcomes: Sequence[TaskOutcomes], scale: ScaleName
+) -> Score:
     low, high = score_interval(outcomes) if outcomes else (None, None)
-    return Score(task, split, fmean(values), low, high, stdev(values) if len(values) > 1 else None)
+    return Score(task, split, fmean(values), low, high, stdev(values) if len(values) > 1 else None, scale=scale)

@@ -8,10 +8,11 @@ from itertools import groupby
 from statistics import fmean, stdev
 
 from moevolve.evaluators.metrics import weighted_mean
+from moevolve.evaluators.scales import common_scale
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.loop.final_table import BEFORE_LABEL, BEST_LABEL, FULL_LABEL, START_LABEL, Entry, Score
+from moevolve.search.loop.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.results.outcomes import mean_scores, model_scores, task_outcomes
-from moevolve.search.results.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.running.calibration import stored_calibration
 from moevolve.search.running.study import StudyResult
 from moevolve.store.reader import StoreReader
@@ -182,7 +183,8 @@ def _drawn_scores(entries: _SeedEntries, split: Split) -> Iterator[Score]:
         shares = [*weights.values()] if not task else [float(place == at) for at in range(1, len(weights) + 1)]
         values = [weighted_mean([one.score or 0.0 for one in row if one], shares) for row in found]
         spreads = [weighted_mean([one.spread or 0.0 for one in row if one], shares) for row in found]
-        yield Score(task, split, fmean(values), spread=fmean(spreads))
+        scale = common_scale(one.scale for row in found for one in row if one and task in ("", one.task))
+        yield Score(task, split, fmean(values), spread=fmean(spreads), scale=scale)
 
 
 def _held_out_scores(entries: _SeedEntries) -> Iterator[Score]:
@@ -195,7 +197,8 @@ def _held_out_scores(entries: _SeedEntries) -> Iterator[Score]:
         values = [score.score or 0.0 for score in found if score is not None]
         spread = stdev(values) if len(values) > 1 else None
         low, high = (found[0].low, found[0].high) if len(values) == 1 and found[0] else (None, None)
-        yield Score(task, "test", fmean(values), low, high, spread)
+        scale = common_scale(score.scale for score in found if score is not None)
+        yield Score(task, "test", fmean(values), low, high, spread, scale=scale)
 
 
 def with_tests(rows: Sequence[_Tested]) -> list[StudyRow]:

@@ -166,9 +166,7 @@ def execute(
         winner, _ = winner_of(store, record, setup.config)
         store.set_status(lease, "finished", winner=None if winner is None else winner.index)
         log.info("finished")
-    return build_final_table(
-        store, store.search(setup.search_id), setup.config, store.history(setup.search_id), setup.facts
-    )
+    return build_final_table(store, store.search(setup.search_id), setup.config, store.history(setup.search_id))
 
 
 def check_not_cancelled(store: Store, lease: Lease) -> SearchRecord:

@@ -1,10 +1,11 @@
-"""What to keep: a number or a share of experts or neurons, or what fits a size or makes the model as fast as asked."""
+"""What to keep: a number or a share of experts or neurons, or what fits a size or is as fast as asked; and the time."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups
@@ -14,6 +15,8 @@ from moevolve.workers.contract.facts import FileSizes
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+_DURATIONS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,8 @@ def budget_of(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     """Read the size or the speed that a request asks for; None if it asks for experts, neurons or active neurons.
 
     Raises:
-        UserError: It asks for several or none of them, or a size, speed or length isn't one.
+        UserError: It asks for several or none of them, for all experts or neurons, or a share, size, speed or length
+            isn't one.
     """
     given = (request.experts, request.neurons, request.size, request.speed, request.active)
     if sum(each is not None for each in given) != 1:
@@ -60,6 +64,7 @@ def budget_of(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
             "give one of --experts (for example 50%), --neurons (for example 12.5%), --size (for example 16GiB) and "
             "--speed (for example 1.5x), or of a dense model --active (for example 50%)"
         )
+    _check_shares(request)
     if request.kind is not None and request.active is None:
         raise UserError(f"--kind {request.kind} is of --active, which isn't given")
     length = None if request.context is None else _tokens(request.context)
@@ -81,6 +86,15 @@ def budget_of(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     if request.context is not None or request.batch is not None:
         raise UserError("--context and --batch are of --size and --speed, of which none is given")
     return None
+
+
+def _check_shares(request: ShrinkOptions) -> None:
+    """Refuse shares that aren't any, or that ask for nothing, without a look at the model."""
+    if request.experts is not None and _share(request.experts) == 1:
+        raise UserError(f"--experts {request.experts}: the model is that small already; keep fewer")
+    for option, share in (("--neurons", request.neurons), ("--active", request.active)):
+        if share is not None:
+            kept_share(share, option)
 
 
 def _tokens(text: str) -> int:
@@ -197,3 +211,20 @@ def fitting_share(budget: SizeBudget, sizes: FileSizes, cache: int, experts: int
 def _possible(experts: int, groups: RoutingGroups) -> list[int]:
     """Numbers of experts that a model can keep, ascending."""
     return [count for count in range(1, experts + 1) if groups.fault(count) is None]
+
+
+def seconds_of(text: str, option: str = "--time") -> float:
+    """Read a duration such as `2h` or `90min`, the value of an option, in seconds.
+
+    Raises:
+        UserError: It isn't one.
+    """
+    found = quantity(text, _DURATIONS)
+    if found is None:
+        raise UserError(f"{option} {text}: give a number with a unit, such as 2h, 90min or 1.5d")
+    return found
+
+
+def clock(seconds: float) -> str:
+    """The local time of day in so many seconds."""
+    return (datetime.now() + timedelta(seconds=seconds)).strftime("%H:%M:%S")  # noqa: DTZ005 - as users' clocks say

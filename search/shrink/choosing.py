@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -18,6 +17,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.text_files import writing_into
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.search.config.files import (
+    PRESET,
     apply_override,
     load_run_config,
     override_lines,
@@ -27,6 +27,7 @@ from moevolve.search.config.files import (
 )
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.capacity.budget import evenly_divided
+from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.budget import (
     SpeedBudget,
@@ -56,7 +57,7 @@ about 30 individuals, so that a larger window would leave fewer than 8 rounds (`
 _RUN_FILE = "run.yaml"
 _MARKED = (
     *("model", "active", "kind", "experts", "neurons", "size", "speed", "context", "batch", "data", "tasks", "weights"),
-    *("evaluations", "time", "repair", "stock", "seed"),
+    *("evaluations", "time", "repair", "custom_code", "seed"),
 )
 """Parameters of a request that its run file depends on, besides the overrides."""
 _CHOICE = "# "
@@ -112,24 +113,26 @@ def files_of(request: ShrinkOptions) -> Path:
 def run_file(
     request: ShrinkOptions,
     probe: ModelProbe,
-    on_stage: Callable[[str], None],
-    check: Callable[[RunConfig], object] = lambda _: None,
+    observer: Observer,
+    begun: float,
+    check: Callable[[RunConfig], object],
 ) -> Path:
     """Write the task files and the run file of a request.
 
     A run file that was made for the same request is kept: memory that is free now must not change a search that has
-    begun. `check` is called before candidates are measured for a time, and may refuse the search.
+    begun. `check` is called before candidates are measured for a time, and may refuse the search. The time counts from
+    `begun`, in seconds of `time.monotonic`.
 
     Raises:
         UserError: A file of requests, a task or the model can't be read, or the budget can't be met on this machine.
     """
-    begun = time.monotonic()
 
     def render(chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...] | None:
         # There is no task before the chats are rendered.
         config = _parsed(_base(replace(request, weights=()), ["chats"], probe))
         return probe.call(render_chats, config, chats)
 
+    observer.on_stage("reading the data")
     domains = read_domains([Path(path) for path in request.data], render)
     folder = files_of(request)
     path = folder / _RUN_FILE
@@ -138,10 +141,11 @@ def run_file(
         if has_run_file(request):
             return path
     names = [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)]
-    data, choices = _settings(request, names, probe, on_stage)
+    observer.on_stage("choosing settings for the model and this machine")
+    data, choices = _settings(request, names, probe, observer.on_stage)
     if request.time is not None:
         check(_parsed(data))
-        evaluations, text = plan_time(request, _parsed(data), begun, probe, on_stage)
+        evaluations, text = plan_time(request, _parsed(data), begun, probe, observer)
         data, choices = _shortened(data, evaluations), [*choices, text]
     head = _mark(request) + "".join(f"{_CHOICE}{text}\n" for text in choices)
     with writing_into(folder):
@@ -181,7 +185,7 @@ def _settings(
     config = _parsed(data)
     for section in config.tasks:
         section.task()  # a wrong name is refused before the model is described
-    sizes: Sizes = probe.call(sizes_of, config, request.stock)
+    sizes: Sizes = probe.call(sizes_of, config, not request.custom_code)
     if sizes.dense is not None:
         found, text = dense_settings(request, sizes.dense)
         choices.append(text)
@@ -201,7 +205,7 @@ def _settings(
     if request.neurons is not None or isinstance(budget, SpeedBudget):
         _check_narrowing(request, sizes, repaired)
     filled = repaired and not sizes.own_form and sizes.narrows
-    shared = "counts" if request.stock else "counts-and-widths"
+    shared = "counts-and-widths" if request.custom_code else "counts"
     if request.neurons is not None:
         genome["neuron_share"], preset = _divided(request, kept_share(request.neurons), sizes), shared
     elif isinstance(budget, SpeedBudget):
@@ -214,7 +218,7 @@ def _settings(
         share = fitting_share(budget, sizes.files, sizes.cache_bytes, sizes.experts)
         genome["neuron_share"], preset = _divided(request, share, sizes), shared
     else:
-        own_width = sizes.own_form or request.stock
+        own_width = sizes.own_form or not request.custom_code
         preset = "prune" if not repaired else "repaired" if own_width else "widths"
         count, groups = sizes.experts, sizes.rule.groups
         if budget is None:
@@ -228,7 +232,7 @@ def _settings(
 def _placed(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> dict[str, Any]:
     """The settings with the request's number of candidates and its overrides, and with places for this machine."""
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
-    _override(data, request)
+    data = _override(data, request)
     data["model"]["expert_offload"], most_workers = probe.call(room_for, _parsed(data))
     if not data["workers"]["num_gpus"]:
         cores = len(os.sched_getaffinity(0))
@@ -241,11 +245,14 @@ def _placed(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> 
 
 def _divided(request: ShrinkOptions, share: float, sizes: Sizes) -> float:
     """The share of neurons that is kept: as much of `share` as all layers can have equally wide, if they must."""
-    if not request.stock:
+    if request.custom_code:
         return share
     even = evenly_divided(share, sizes.neurons)
     if not even:
-        raise UserError(f"--stock: {share:.2%} of {sizes.neurons} neurons are too few for experts of equal width")
+        raise UserError(
+            f"{share:.2%} of {sizes.neurons} neurons are too few for experts of equal width; keep more, or add "
+            "--custom-code"
+        )
     return even
 
 
@@ -257,12 +264,15 @@ def _check_narrowing(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> No
             f"{option}: narrower experts need a repair, weights that aren't quantised, and a model whose text part "
             "transformers loads alone; give --experts or --size"
         )
-    if request.stock and request.speed is not None:
-        raise UserError(f"--stock: what {option} searches is how wide each layer is; give --neurons instead")
+    if request.speed is not None and not request.custom_code:
+        raise UserError(
+            f"{option}: what it searches is how wide each layer's experts are, which servers don't load; add "
+            "--custom-code, or give --neurons"
+        )
     if not sizes.narrows:
         raise UserError(
-            f"--stock: {option} makes experts narrower, and in this family other parts' width follows from "
-            "theirs; give --experts or --size"
+            f"{option} makes experts narrower, and in this family other parts' width follows from theirs, so that "
+            "servers don't load it; add --custom-code, or give --experts or --size"
         )
 
 
@@ -303,8 +313,16 @@ def _weighted(request: ShrinkOptions, tasks: Sequence[str]) -> list[dict[str, An
 
 
 def _override(data: dict[str, Any], request: ShrinkOptions) -> dict[str, Any]:
-    for override in override_lines(request.overrides):
-        apply_override(data, override)
+    """Apply the request's overrides; those of single phases once a preset is chosen, which has the phases."""
+    lines = override_lines(request.overrides)
+    of_phases = [line for line in lines if line.startswith("phases.")]
+    for line in lines:
+        if line not in of_phases:
+            apply_override(data, line)
+    if of_phases and {PRESET, "phases"} & data.keys():
+        data = with_preset(data, "shrink")
+        for line in of_phases:
+            apply_override(data, line)
     return data
 
 

@@ -26,8 +26,9 @@ def dense_settings(request: ShrinkOptions, dense: DenseFacts) -> tuple[dict[str,
     for name, value in given.items():
         if value is not None:
             raise UserError(
-                f"--{name} {value}: this model is dense, it has no experts; give --active, such as --active 50%, for a "
-                "mixture of experts of which a token uses that share of the neurons, or --neurons for a narrower model"
+                f"--{name} {value}: this model is dense, and --{name} is for mixtures of experts; give --neurons, such "
+                "as --neurons 50%, for a smaller and faster model with that share of its neurons, or --active for a "
+                "mixture of experts of which a token uses that share"
             )
     if request.neurons is not None:
         return _narrower(request.neurons, dense)
@@ -48,11 +49,11 @@ def _narrower(wanted: str, dense: DenseFacts) -> tuple[dict[str, Any], str]:
 
 def _mixture(request: ShrinkOptions, wanted: str) -> tuple[dict[str, Any], str]:
     share = kept_share(wanted, "--active")
-    if request.stock:
+    if not request.custom_code:
         raise UserError(
-            f"--stock: --active {wanted} makes a mixture of experts with its own code; leave --stock out, or give "
-            "--neurons. Of a Llama or Mistral, `moevolve export SEARCH --form stock --dtype float32` makes a larger "
-            "Mixtral afterwards"
+            f"--active {wanted} makes a mixture of experts with its own code, which servers don't load; add "
+            "--custom-code, or give --neurons. Of a Llama or Mistral, `moevolve export SEARCH --form stock "
+            "--dtype float32` makes a larger Mixtral afterwards"
         )
     if request.kind != "factorllm":
         genome = {"kind": "tomoe", "experts": _EXPERTS, "budget": share}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.metrics import score
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import RunConfig
@@ -19,6 +20,7 @@ from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.shrink.guard import free
 from moevolve.search.shrink.page import FirstLook, KeptMass, ShownAnswer, TaskLook
 from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.messages import EvaluationRequest
 
 if TYPE_CHECKING:
     from moevolve.workers.worker import EvaluationWorker
@@ -83,13 +85,16 @@ def measured(config: RunConfig, asked: Sequence[PreparedSplit], routed: Sequence
 
 
 def _look(worker: EvaluationWorker, split: PreparedSplit) -> TaskLook:
-    shown, graded = split.head(_SHOWN), split.metric == "accuracy"
-    if graded or split.harness is not None:
+    fitness, shown = FITNESSES[split.fitness], split.head(_SHOWN)
+    if fitness.reads != "texts":
         answers = worker.answer(IdentityEdit(), split)[0]
-        least = None
-        if graded:
-            least = score("mean", [1 / len(each.choices) if each.choices else _LEAST for each in split.examples])
+        least = score("mean", [1 / len(each.choices) if each.choices else _LEAST for each in split.examples])
         look = TaskLook(split.task, len(answers), score(split.metric, [each.outcome for each in answers]), least)
+    elif not fitness.compares:
+        reply = worker.evaluate(EvaluationRequest(IdentityEdit(), (split.ref,)), (split,))
+        if reply.failure is not None:
+            raise CandidateError(reply.failure)
+        return TaskLook(split.task, len(split.examples), reply.results[split.fingerprint].score)
     elif split.positions == "text":
         return TaskLook(split.task)  # texts have no answers
     else:

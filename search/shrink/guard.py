@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import zip_longest
@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.fitness.kinds import FITNESSES
+from moevolve.evaluators.metrics import scale_of
 from moevolve.evaluators.preparation.registry import split_fitness
+from moevolve.evaluators.scales import SCALES, ScaleName
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.running.candidates import Candidate, prepared_split
@@ -63,6 +66,7 @@ class Probe:
         general: True for the set that ships.
         graded: True if answers of this task are right or wrong.
         unscored: Why the winner or the full model has no score on `test`; None if both have one, or none was wanted.
+        scale: Scale that scores on `test` are shown on.
     """
 
     name: str
@@ -71,15 +75,19 @@ class Probe:
     general: bool = False
     graded: bool = False
     unscored: str | None = None
+    scale: ScaleName = "percent"
 
 
+OnStage = Callable[[str], None]
 Checks = tuple[tuple[TaskCheck, ...], Loops]
 """A check of every task, then of every domain of the general set; and the loops of all of them."""
 _ADAPTER = TypeAdapter(tuple[tuple[str, str | None, int, int | None, str | None], Checks])
 """Kept checks, after what they were made of: search, winner, and what limits the answers."""
 
 
-def check_winner(subject: Candidate, table: FinalTable, request: ShrinkOptions, path: Path) -> Checks:
+def check_winner(
+    subject: Candidate, table: FinalTable, request: ShrinkOptions, path: Path, on_stage: OnStage = lambda _: None
+) -> Checks:
     """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
 
     The file at `path` keeps the result, so that a request with other limits loads no model again.
@@ -87,14 +95,14 @@ def check_winner(subject: Candidate, table: FinalTable, request: ShrinkOptions, 
     of = subject.search.id, table.winner, request.guard_prompts, request.guard_tokens, request.guard_time
     kept = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else None
     if kept is None or kept[0] != of:
-        kept = of, _answered(subject, table, request)
+        kept = of, _answered(subject, table, request, on_stage)
         path.write_bytes(_ADAPTER.dump_json(kept))
     checks, loops = kept[1]
     judged = tuple(replace(check, faults=faults_of(check, request)) for check in checks)
     return judged, loops.judged(request.max_looping)
 
 
-def _answered(subject: Candidate, table: FinalTable, request: ShrinkOptions) -> Checks:
+def _answered(subject: Candidate, table: FinalTable, request: ShrinkOptions, on_stage: OnStage) -> Checks:
     """The checks, made with a worker in this process."""
     from moevolve.workers.checkpoints.loading import placed
     from moevolve.workers.worker import EvaluationWorker
@@ -102,17 +110,23 @@ def _answered(subject: Candidate, table: FinalTable, request: ShrinkOptions) -> 
     worker = EvaluationWorker(placed(subject.config.model), subject.config.engine)
     probes = [*_held_out(subject, table), *general_set()]
     try:
-        return check_edit(worker, subject.edit, probes, request)
+        return check_edit(worker, subject.edit, probes, request, on_stage)
     except CandidateError as error:
         raise UserError(f"{table.winner} can't be run: {error}") from None
 
 
-def check_edit(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], request: ShrinkOptions) -> Checks:
+def check_edit(
+    worker: EvaluationWorker,
+    edit: Edit,
+    probes: Sequence[Probe],
+    request: ShrinkOptions,
+    on_stage: OnStage = lambda _: None,
+) -> Checks:
     """Compare an edited model with the unedited one on each domain."""
     before, after = (_scores(worker, each, probes) for each in (IdentityEdit(), edit))
     known = [not probe.general or texts * _KNOWN >= 1 for probe, (_, texts) in zip(probes, before, strict=True)]
     asked = [probe.split if each else probe.split.head(0) for probe, each in zip(probes, known, strict=True)]
-    pairs, loops = _pairs(worker, edit, asked, request)
+    pairs, loops = _pairs(worker, edit, asked, request, on_stage)
     checks = []
     for probe, each, (_, old), (agreement, new), answers in zip(probes, known, before, after, pairs, strict=True):
         # What is behind thoughts can be compared if both answers have come to the end of theirs, or neither has.
@@ -134,6 +148,8 @@ def check_edit(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], re
             known=each,
             graded=probe.graded,
             unscored=probe.unscored,
+            scale=probe.scale,
+            general=probe.general,
         )
         checks.append(replace(found, faults=faults_of(found, request)))
     return tuple(checks), loops
@@ -143,11 +159,11 @@ def _held_out(subject: Candidate, table: FinalTable) -> Iterator[Probe]:
     """The `test` split of every task, with what the final table has on it."""
     for section, task in zip(subject.config.tasks, table.tasks, strict=True):
         split = prepared_split(subject, section.name, "test")
-        graded = split.metric == "accuracy"
+        graded, scale = FITNESSES[split.fitness].reads != "texts", scale_of(split.metric)
         if split.fitness != "agreement":
             split = prepared_split(subject, f"{split_fitness(section.name)[0]}@agreement", "test")
         recovery, unscored = recovery_of(table, task)
-        yield Probe(task, split, recovery, graded=graded, unscored=unscored)
+        yield Probe(task, split, recovery, graded=graded, unscored=unscored, scale=scale)
 
 
 def recovery_of(table: FinalTable, task: str) -> tuple[float | None, str | None]:
@@ -182,7 +198,9 @@ def _scores(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe]) -> li
     The latter is 0 if the perplexity isn't finite.
     """
     judged = [each.split.head(_ROWS) for each in probes]
-    texts = [replace(each, fitness="perplexity", metric="geometric_mean", positions="text") for each in judged]
+    texts = [
+        replace(each, fitness="perplexity", metric=FITNESSES["perplexity"].metric, positions="text") for each in judged
+    ]
     splits = (*judged, *texts)
     reply = worker.evaluate(EvaluationRequest(edit, tuple(split.ref for split in splits)), splits)
     if reply.failure is not None:
@@ -196,7 +214,7 @@ _Answer = tuple[str, bool]
 
 
 def _pairs(
-    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], request: ShrinkOptions
+    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], request: ShrinkOptions, on_stage: OnStage
 ) -> tuple[list[list[tuple[_Answer, _Answer]]], Loops]:
     """Pairs of both models' answers to the same prompts by domain, for as long as they are needed and there is time."""
     begun, seconds = time.monotonic(), guard_seconds(request)
@@ -213,6 +231,7 @@ def _pairs(
         if done and (time.monotonic() - begun) * until / done > seconds:
             looks = looks[:look]
             break
+        on_stage(f"checking the winner's answers: prompts {done + 1} to {until} of at most {len(order)}")
         for place, answers in _answer(worker, edit, asked, order[done:until]):
             pairs[place].append(answers)
         done = until
@@ -304,9 +323,12 @@ def faults_of(check: TaskCheck, request: ShrinkOptions) -> tuple[str, ...]:
     if check.unscored is not None:
         faults.append(f"can't be compared with the full model on `test`: {check.unscored}")
     if check.recovery is not None and check.recovery < request.min_recovery:
-        faults.append(
-            f"keeps {100 * check.recovery:.0f} % of the full model's score, less than {request.min_recovery:.0%}"
-        )
+        least = f"{request.min_recovery:.0%}"
+        if SCALES[check.scale].is_reciprocal:
+            most = f"{1 / request.min_recovery:.3g} times (--min-recovery {least})"
+            faults.append(f"has {check.recovered} the full model's perplexity on `test`, more than {most}")
+        else:
+            faults.append(f"keeps {100 * check.recovery:.0f} % of the full model's score, less than {least}")
     return tuple(faults)
 
 

@@ -101,11 +101,11 @@ class ShrinkOptions(Request):
             "is copied byte for byte. Default: quantised checkpoints aren't repaired, and others are."
         ),
     ] = None
-    stock: Annotated[
+    custom_code: Annotated[
         bool,
         about(
-            "Make a checkpoint that servers load, without code beside it: experts are equally wide in all layers, "
-            "and as wide as before where a shared expert's width follows from theirs."
+            "Allow a checkpoint that needs the code beside it (trust_remote_code): layers may have experts of "
+            "different widths, and --speed and --active need that. Default: what servers load."
         ),
     ] = False
     seed: Annotated[int, about("Seed of the search.", ge=0)] = 0

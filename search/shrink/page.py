@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moevolve.evaluators.scales import SCALES, ScaleName
 from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.results.gain import Gain
 from moevolve.search.shrink.loops import Loops
 from moevolve.search.text import percent
 
@@ -28,12 +30,14 @@ class Written:
 
     Attributes:
         weight_bytes: Size of its weight files.
+        loads_in: Programs that load it; see `moevolve.workers.export.servers`.
         changes: See `ExportReport`; empty if an earlier command wrote it.
     """
 
     directory: Path
     form: str
     weight_bytes: int
+    loads_in: tuple[str, ...]
     changes: tuple[tuple[str, str], ...] = ()
 
 
@@ -73,6 +77,8 @@ class TaskCheck:
         graded: True if the task's answers are right or wrong, so that `recovery` says what it lost. Its perplexity,
             which is mostly of prompts, isn't judged then.
         unscored: Why the winner or the full model has no score on `test`; None if both have one, or none was asked for.
+        scale: Scale that the scores on `test` are shown on.
+        general: True for a domain of the general set that ships.
         faults: What exceeds the request's limits, each as the end of a sentence that begins with the candidate.
     """
 
@@ -88,6 +94,8 @@ class TaskCheck:
     known: bool = True
     graded: bool = False
     unscored: str | None = None
+    scale: ScaleName = "percent"
+    general: bool = False
     faults: tuple[str, ...] = ()
 
     @property
@@ -99,8 +107,27 @@ class TaskCheck:
             f"{self.broken} of {self.structured}" if self.structured else "-",
             percent(self.agreement),
             "-" if self.perplexity is None else f"{self.perplexity:.2f} times",
-            percent(self.recovery),
+            self.recovered,
         )
+
+    @property
+    def recovered(self) -> str:
+        """The score on `test` beside the full model's: its share in %, or how many times the perplexity."""
+        if self.recovery is None or not SCALES[self.scale].is_reciprocal:
+            return percent(self.recovery)
+        return f"{SCALES[self.scale].value(self.recovery):.2f} times"
+
+
+def advice(checks: Sequence[TaskCheck]) -> str | None:
+    """Say what to do about text outside the data that got too much worse; None if none did."""
+    lost = [check.task for check in checks if check.general and check.faults]
+    if not lost:
+        return None
+    return (
+        f"{', '.join(lost)}: the data has no such text, so nothing kept what it needs; give some with another --data "
+        "FILE, which then has as many rows in the calibration as every other file (with --weight NAME=0.25 its score "
+        "counts for less), keep more of the model, or raise --max-perplexity-ratio"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +155,7 @@ class TaskLook:
         rows: Number of rows of `search` that are scored.
         score: Score of these rows, in [0, 1]; None if a candidate's answers are compared with the full model's.
         least: Score below which the full model doesn't know the task: what guessing among choices gives, or 0.2; None
-            if answers aren't right or wrong.
+            if there are no answers to be right or wrong, and the score is 1 / perplexity.
         answers: The first answers; empty if there are no texts.
     """
 
@@ -141,8 +168,10 @@ class TaskLook:
     def __str__(self) -> str:
         if self.score is None:
             return f"{self.task}: candidates are compared with the full model"
-        limit = "" if self.least is None else f" (a search needs {percent(self.least)})"
-        return f"{self.task}: the full model scores {percent(self.score)} on {self.rows} rows of `search`{limit}"
+        rows = f"on {self.rows} rows of `search`"
+        if self.least is None:
+            return f"{self.task}: the full model has {SCALES['perplexity'].phrase(self.score)} {rows}"
+        return f"{self.task}: the full model scores {percent(self.score)} {rows} (a search needs {percent(self.least)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +227,8 @@ class ShrinkResult:
         first_look: What the full model makes of the data.
         checks: What the winner's answers are like, by task; empty without a winner.
         loops: How often it repeats itself; None without a winner.
+        gain: What the search gained over the best one-shot choice; None without a winner, or without such a choice.
+        code_gain: What a winner that needs its own code gains over the best of those that don't; None without both.
         speed: Measured speeds; None if no speed was asked for, or nothing was written.
         written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
         seconds: Duration of each stage by its title; those of a search that was continued are of its last part.
@@ -215,6 +246,8 @@ class ShrinkResult:
     first_look: FirstLook
     checks: tuple[TaskCheck, ...]
     loops: Loops | None
+    gain: Gain | None
+    code_gain: Gain | None
     speed: Speed | None
     written: Written | None
     seconds: Mapping[str, float]

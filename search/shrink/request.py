@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from moevolve.search.interface.parameters import SILENT, Watcher
@@ -21,7 +22,7 @@ class ShrinkRequest(ShrinkOptions):
 
     Raises:
         UserError: a file of requests is malformed, the model can't be had, fits in no way, can't be made so small or
-            is that small already, its answers are mostly wrong, or the folder is taken.
+            is that small already, its answers are mostly wrong, the time is too short, or the folder is taken.
         StoreError: the store can't be opened, or the search was cancelled.
         PoolError: no worker can be started; giving the same request again continues the search.
         ExportError: the checkpoint failed its verification, or is larger or slower than asked.
@@ -29,6 +30,14 @@ class ShrinkRequest(ShrinkOptions):
     """
 
     def answer(self, *, observer: Watcher = SILENT) -> ShrinkResult | ShrinkPlan:
+        from moevolve.search.shrink.budget import budget_of, clock, seconds_of
+
+        begun = time.monotonic()
+        budget_of(self)
+        if self.time is not None:
+            observer.on_note(f"--time {self.time}: everything is to end by {clock(seconds_of(self.time))}")
+        observer.on_stage("starting")
+        # What takes seconds to import comes last.
         from moevolve.search.shrink.shrink import shrink
 
-        return shrink(self, observer)
+        return shrink(self, observer, begun)

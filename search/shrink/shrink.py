@@ -15,6 +15,7 @@ from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.opening import opened_store
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.pools.ray_actor import ModelProbe
+from moevolve.search.results.gain import code_gain, search_gain
 from moevolve.search.running.candidates import Candidate, bound_candidate
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
@@ -25,18 +26,24 @@ from moevolve.search.shrink.guard import Checks, check_winner, checks_table
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.page import FirstLook, ShrinkPlan, ShrinkResult, Speed, Written
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
-from moevolve.search.shrink.timing import guard_seconds, seconds_of
+from moevolve.search.shrink.timing import guard_seconds
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.servers import loads_in
 
 _SAMPLING = {"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.1}
 """What brought a pruned GLM-5.2's loops from 7.2 to 2.3 % of long answers."""
 
 
-def shrink(request: ShrinkOptions, observer: Observer) -> ShrinkResult | ShrinkPlan:
+def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkResult | ShrinkPlan:
     """Search for the smaller checkpoint that a request describes, check it and write it.
+
+    Args:
+        request: The request.
+        observer: It is told every step, and the plan.
+        begun: When the request was made, in seconds of `time.monotonic`.
 
     Raises:
         UserError: the request is wrong, or the full model doesn't know a task; nothing has been searched then.
@@ -50,7 +57,7 @@ def shrink(request: ShrinkOptions, observer: Observer) -> ShrinkResult | ShrinkP
             return _first_look(request, config, probe, observer)
 
         with _timed("settings", seconds):
-            path = run_file(request, probe, observer.on_stage, look)
+            path = run_file(request, probe, observer, begun, look)
         if request.dry_run:
             return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         config = read_run(request, path)
@@ -83,6 +90,8 @@ def shrink(request: ShrinkOptions, observer: Observer) -> ShrinkResult | ShrinkP
                 first_look=looked,
                 checks=() if checks is None else checks[0],
                 loops=None if checks is None else checks[1],
+                gain=search_gain(store, table),
+                code_gain=code_gain(store, table),
                 speed=speed,
                 written=written,
                 seconds=seconds,
@@ -94,10 +103,8 @@ def _checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     if not request.data and not request.tasks:
         raise UserError("say what the model is for: --data PATH, or --task NAME")
     budget = budget_of(request)
-    if request.time is not None:
-        if request.evaluations is not None:
-            raise UserError("--time and --evaluations both set the number of candidates; give one of them")
-        seconds_of(request.time)
+    if request.time is not None and request.evaluations is not None:
+        raise UserError("--time and --evaluations both set the number of candidates; give one of them")
     guard_seconds(request)
     if request.sampling and request.model.endswith(".gguf"):
         raise UserError("--sampling: programs that run GGUF files read no generation_config.json; leave it out")
@@ -147,14 +154,14 @@ def _shipped(
     with _timed("checks", seconds):
         observer.on_stage("checking the winner's answers")
         subject = bound_candidate(store, table.winner)
-        checks = check_winner(subject, table, request, path.with_name("checks.json"))
+        checks = check_winner(subject, table, request, path.with_name("checks.json"), observer.on_stage)
     tasks, loops = checks
     faults = [f"{check.task}: {fault}" for check in tasks for fault in check.faults]
     faults += [] if loops.fault is None else [f"all prompts: {loops.fault}"]
     if faults and not request.force:
         return checks, None
     with _timed("export", seconds):
-        observer.on_stage("exporting")
+        observer.on_stage("writing the checkpoint, and comparing it with the model")
         written = _export(store, subject, folder_of(request), faults, checks)
         return checks, _with_sampling(written) if request.sampling else written
 
@@ -174,7 +181,7 @@ def _export(store: Store, subject: Candidate, folder: Path, faults: Sequence[str
     winner = subject.detail.ref
     found = next((one for one in subject.detail.exports if Path(one.path).resolve() == folder.resolve()), None)
     if found is not None and folder.is_dir():
-        return Written(folder, found.form, _weight_bytes(folder))
+        return Written(folder, found.form, _weight_bytes(folder), loads_in(folder, found.form))
     notes = (*(f"It was exported in spite of this: {fault}." for fault in faults), checks_table(*checks))
     requantise, why = needs_requantising(subject), tuple[tuple[str, str], ...]()
     try:
@@ -186,7 +193,8 @@ def _export(store: Store, subject: Candidate, folder: Path, faults: Sequence[str
         why = (("not in the base model's format", str(error)),)
         notes += (f"It isn't in the format of the base model: {error}.",)
         report = ExportRequest(winner, folder).export(store, subject, notes)
-    return Written(report.directory, report.form, _weight_bytes(report.directory), (*report.changes, *why))
+    programs = loads_in(report.directory, report.form)
+    return Written(report.directory, report.form, _weight_bytes(report.directory), programs, (*report.changes, *why))
 
 
 def _with_sampling(written: Written) -> Written:

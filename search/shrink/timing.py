@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import PhaseConfig
+from moevolve.search.interface.opening import opened_store
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.launch import set_up_new
+from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.counts import final_evaluations
 from moevolve.search.running.plan.pilot import measure
 from moevolve.search.running.plan.records import Pilot
+from moevolve.search.shrink.budget import clock, seconds_of
 from moevolve.search.shrink.options import ShrinkOptions
-from moevolve.search.text import duration, quantity
+from moevolve.search.text import duration
+from moevolve.store.records import Progress
 
 _MEASURED = 4
 """Individuals of a pilot. With fewer the mean is too noisy; more delay a short search."""
 _MOST = 10
 """Largest number of evaluations, as a multiple of the preset's: none of our searches has gained from more."""
+_MEASURING = 0.5
+"""Share of the given time after which a pilot is given up: loading, final scores and checks are still to come."""
+_LONGEST = 1.2
+"""How many times the given time a search may take by what was measured, before it is refused."""
 LEAST = 4
 """Fewest evaluations of a search."""
 _LOADS = 3
@@ -31,20 +40,6 @@ _APPLIED = 4
 the export and its verification."""
 _GUARD_SHARE, _GUARD_TIME = 0.1, "30min"
 """Time for the answers of the guard: a share of the whole time, or if that isn't limited as long as this."""
-
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-
-
-def seconds_of(text: str, option: str = "--time") -> float:
-    """Read a duration such as `2h` or `90min`, the value of an option, in seconds.
-
-    Raises:
-        UserError: It isn't one.
-    """
-    found = quantity(text, _UNITS)
-    if found is None:
-        raise UserError(f"{option} {text}: give a number with a unit, such as 2h, 90min or 1.5d")
-    return found
 
 
 def guard_seconds(request: ShrinkOptions) -> float:
@@ -59,24 +54,46 @@ def guard_seconds(request: ShrinkOptions) -> float:
 
 
 def plan_time(
-    request: ShrinkOptions, config: RunConfig, begun: float, probe: ModelProbe, on_stage: Callable[[str], None]
+    request: ShrinkOptions, config: RunConfig, begun: float, probe: ModelProbe, observer: Observer
 ) -> tuple[int, str]:
-    """Measure a few candidates of a search, and choose how many it can try.
+    """Measure a few candidates of a search, which are kept for it, and choose how many it can try.
 
     Args:
         request: It gives the time of everything from `begun` to the end of the export.
         config: The search.
         begun: When the request was made, in seconds of `time.monotonic`.
-        probe, on_stage: See `measure`.
+        probe: See `measure`.
+        observer: Its `on_note` takes when everything will end.
 
     Returns:
         The number of candidates in all phases together, and a sentence about it for people.
+
+    Raises:
+        UserError: Even the fewest candidates take much longer, or measuring a few takes most of the time, unless the
+            request forces it.
     """
+    assert request.time is not None
+    most = math.inf if request.force else _MEASURING * seconds_of(request.time)
+
+    def on_progress(progress: Progress) -> None:
+        observer.on_progress(progress)
+        if time.monotonic() - begun > most:
+            raise UserError(
+                f"--time {request.time}: {_MEASURING:.0%} of it is over, and {progress.done} of {progress.total} "
+                "candidates are measured; give a longer time, or go on with --force"
+            )
+
     setup = set_up_new(config, None, probe.call)
     tokens = probe.call(count_tokens, setup.config, setup.prepared)
-    found = measure(setup, _MEASURED, probe=probe, on_stage=on_stage)
-    assert request.time is not None
-    return chosen(request.time, setup.config, tokens, found, time.monotonic() - begun, guard_seconds(request))
+    store = config.store if request.store is None else request.store
+    with nullcontext() if request.dry_run else opened_store(store, create=True) as keep:
+        found = measure(setup, _MEASURED, probe=probe, on_stage=observer.on_stage, on_progress=on_progress, keep=keep)
+    spent = time.monotonic() - begun
+    count, takes, sentence = chosen(request.time, setup.config, tokens, found, spent, guard_seconds(request))
+    if takes > _LONGEST * seconds_of(request.time) and not request.force:
+        raise UserError(f"{sentence}; give a longer time, or go on with --force")
+    observer.on_note(f"{sentence}, until {clock(takes - spent)}")
+    return count, sentence
 
 
 def count_tokens(config: RunConfig, prepared: Mapping[Split, Sequence[PreparedSplit]]) -> dict[Split, int]:
@@ -97,16 +114,20 @@ def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseCon
 
 def chosen(
     text: str, config: RunConfig, tokens: Mapping[Split, int], found: Pilot, spent: float, guard: float
-) -> tuple[int, str]:
+) -> tuple[int, float, str]:
     """Choose the number of evaluations from what a few took, after `spent` seconds; see `plan_time`.
 
-    The guard's answers take `guard` seconds at most.
+    The guard's answers take `guard` seconds at most. What was calibrated and evaluated isn't again.
+
+    Returns:
+        The number, how many seconds everything takes then, and a sentence about it for people.
     """
     *before, last = config.phases
     one = found.of(last.kind)
-    fixed = _LOADS * found.other_seconds + _APPLIED * one + guard
+    fixed = _LOADS * max(0.0, found.other_seconds - found.calibration_seconds) + _APPLIED * one + guard
     fixed += found.final(last.kind, *final_evaluations(config), tokens)
     fixed += sum(phase.evaluations * found.of(phase.kind) for phase in before) / found.workers
+    fixed -= found.individuals * one / found.workers
     earlier = sum(phase.evaluations for phase in before)
     most = _MOST * (earlier + last.evaluations)
     each = one / found.workers
@@ -123,4 +144,4 @@ def chosen(
         f"--time {text}: {count} candidates{bound}; one takes {one:.2g} s on one of {found.workers} workers (measured "
         f"on {found.individuals}), everything about {duration(takes / 3600)}"
     )
-    return count, sentence
+    return count, takes, sentence

@@ -114,9 +114,10 @@ def rounds_notes(config: RunConfig) -> tuple[str, ...]:
         rounds, most = -(-evaluations // size), (evaluations - 1) // (FEWEST_ROUNDS - 1)
         if span.kind in {"repair", "capacity"} or span.initial == evaluations or most == 0 or rounds >= FEWEST_ROUNDS:
             continue
+        needed = (FEWEST_ROUNDS - 1) * size + 1
         found.append(
-            f"warning: phases.{span.position} ({span.kind}) has {rounds} rounds: {evaluations} evaluations, and "
-            f"{setting} makes {size} individuals before the first of them can be a parent; with {setting}: {most} or "
-            f"less it has {FEWEST_ROUNDS} or more"
+            f"warning: phases.{span.position} ({span.kind}) makes {evaluations} individuals in {rounds} rounds of "
+            f"{size}, and those of a round can't learn from each other; for {FEWEST_ROUNDS} rounds set {setting}: "
+            f"{most}, or phases.{span.position}.evaluations: {needed}"
         )
     return tuple(found)

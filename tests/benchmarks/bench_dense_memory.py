@@ -43,12 +43,11 @@ SHAPE = {
     "initializer_range": 0.04,
 }
 VOCABULARY = 49152
-WINDOW = 500
 KINDS: dict[str, tuple[dict[str, Any], str]] = {
     "tomoe": ({"kind": "tomoe", "budget": 0.5, "calibration_tokens": 4096}, "start"),
     "flap": ({"kind": "tomoe", "budget": 0.5, "experts": 1, "calibration_tokens": 4096}, "flap"),
     "factorllm": ({"kind": "factorllm", "experts": 8, "active": 4, "calibration_tokens": 4096}, "start"),
-    "nanomoe": ({"kind": "nanomoe", "rank": 208, "fit_to": "outputs"}, "start"),
+    "nanomoe": ({"kind": "nanomoe", "fit_to": "outputs"}, "start"),
 }
 """Genomes and what the phase begins with, by name."""
 
@@ -58,6 +57,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--tokens", nargs="+", type=int, default=[4096, 16384, 32768])
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--model", type=Path, help="checkpoint to measure instead of a random one")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -65,52 +65,51 @@ def main() -> None:
         print(json.dumps(measured(RunConfig.model_validate_json(options.run))))
         return
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        words = [f"w{number}" for number in range(VOCABULARY - 4 - len(WORDS))]
-        save_tiny_model(folder / "model", "llama", [*WORDS, *words], 1, num_hidden_layers=options.layers, **SHAPE)
+        model = options.model or Path(scratch, "model")
+        if options.model is None:
+            words = [f"w{number}" for number in range(VOCABULARY - 4 - len(WORDS))]
+            save_tiny_model(model, "llama", [*WORDS, *words], 1, num_hidden_layers=options.layers, **SHAPE)
         print("| kind | tokens | plan MB | measured MB | measured / plan | seconds |\n|---|---|---|---|---|---|")
         for kind in options.kinds:
             for tokens in options.tokens:
-                print(row(folder, kind, tokens, options.dtype), flush=True)
+                found = row(model, kind, tokens, options.dtype)
+                print(json.dumps(found["items"]), file=sys.stderr)
+                planned, peak = found["planned"], found["measured"]
+                numbers = f"{planned / 1e6:,.0f} | {peak / 1e6:,.0f} | {peak / planned:.2f} | {found['seconds']:.0f}"
+                print(f"| {kind} | {tokens:,} | {numbers} |", flush=True)
 
 
-def row(folder: Path, kind: str, tokens: int, dtype: str) -> str:
-    """A row of the table, measured in a process of its own."""
-    config = run_config(folder, kind, tokens, dtype)
-    command = [sys.executable, __file__, "--run", config.model_dump_json()]
-    environment = {**os.environ, **WORKER_ENV, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def row(model: Path, kind: str, tokens: int, dtype: str, window: int = 512, rank: int = 209) -> dict[str, Any]:
+    """Measure one row in a process of its own: see `measured`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        config = run_config(Path(scratch), model, kind, tokens, dtype, window, rank)
+        command = [sys.executable, __file__, "--run", config.model_dump_json()]
+        environment = {**os.environ, **WORKER_ENV, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        return f"| {kind} | {tokens:,} | failed: {(done.stderr.strip().splitlines() or [''])[-1]} | | | |"
-    found = json.loads(done.stdout.splitlines()[-1])
-    planned, peak = found["planned"], found["measured"]
-    print(json.dumps(found["items"]), file=sys.stderr)
-    numbers = f"{planned / 1e6:,.0f} | {peak / 1e6:,.0f} | {peak / planned:.2f} | {found['seconds']:.0f}"
-    return f"| {kind} | {tokens:,} | {numbers} |"
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1])
+    return {"kind": kind, "tokens": tokens, **json.loads(done.stdout.splitlines()[-1])}
 
 
-def run_config(folder: Path, kind: str, tokens: int, dtype: str) -> RunConfig:
-    """A search of one repaired candidate, with a task of texts of exactly `WINDOW` tokens."""
+def run_config(folder: Path, model: Path, kind: str, tokens: int, dtype: str, window: int, rank: int) -> RunConfig:
+    """A search of one repaired candidate on windows of text."""
     genome, init = KINDS[kind]
-    repairable = kind != "nanomoe"
-    if not repairable:
-        genome = genome | {"calibration_tokens": tokens}
-    rows = -(-tokens // WINDOW)
-    texts = [
-        " ".join(f"w{(7 * place + 31 * number * place) % 40_000}" for place in range(WINDOW)) for number in range(rows)
-    ]
-    for split, count in (("calibration", rows), ("search", 2)):
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts[:count])
-        (folder / f"{split}.jsonl").write_text(lines)
+    if kind == "nanomoe":
+        genome, repair = genome | {"calibration_tokens": tokens, "rank": rank}, {}
+    else:
+        repair = {"repair": {"tokens": tokens}}
+    # A word is one token or more.
+    for split, count in (("calibration", tokens + window), ("search", 3 * window)):
+        text = " ".join(f"w{(7 * place + 31 * place**2) % 40_000}" for place in range(count))
+        (folder / f"{split}.jsonl").write_text(json.dumps({"text": text}))
     files = {"calibration": "calibration.jsonl", "search": "search.jsonl"}
     splits = {split: {"from": split} for split in files}
     task = {"source": {"files": files}, "splits": splits, "prompt": "{{ text }}", "fitness": "perplexity"}
-    (folder / "texts.yaml").write_text(json.dumps(task))
-    repair = {"repair": {"tokens": tokens}} if repairable else {}
+    (folder / "texts.yaml").write_text(json.dumps(task | {"window": window}))
     return RunConfig.model_validate(
         {
             "name": "memory",
-            "model": {"path": str(folder / "model"), "dtype": dtype, "device": "cpu"},
+            "model": {"path": str(model), "dtype": dtype, "device": "cpu"},
             "tasks": [{"name": str(folder / "texts.yaml")}],
             "genome": genome,
             "phases": [{"kind": "tune", "evaluations": 1, "initial": 1, "init": [init], **repair}],

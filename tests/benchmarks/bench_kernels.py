@@ -12,8 +12,11 @@ and additions in a large matrix product of the dtype (float32 for merging) over 
 - products: linear layers and whole experts (routing's choice to weighted sum) in float32 on a CPU, in tiles by
   torch and oneDNN, and as torch does by itself.
 - experts: whole experts in bfloat16 on a GPU, by torch's grouped products and by a loop over the experts.
+- ffn, masks: a dense network whose neurons are divided among experts or masked, half of them active per token, beside
+  the whole network.
+- mix: a block-mixed linear layer of half the parameters, in each variant, beside the dense layer.
 
-On a GPU shapes are those of Mixtral-8x7B, Qwen3-30B-A3B and GPT-OSS-20B.
+On a GPU shapes are those of Mixtral-8x7B, Qwen3-30B-A3B, GPT-OSS-20B and, where dense, Llama-2-7B.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ import torch
 from torch import Tensor
 
 from moevolve.kernels import products as kernel
+from moevolve.kernels.block_mix import block_mix
+from moevolve.kernels.expert_ffn import NetworkWeights, expert_ffn
 from moevolve.kernels.expert_merge import merge_experts
+from moevolve.kernels.neuron_mask import ExpertMasks, masked_network
 from moevolve.kernels.routing import route_mapped, route_selected
 from moevolve.kernels.routing_rule import RoutingRule
 
@@ -46,6 +52,9 @@ LINEARS = ((2048, 128, 256), (1024, 128, 8000), (4096, 1024, 1024))
 EXPERTS = ((2048, 4, 128, 128), (2048, 8, 512, 1024))
 # tokens, experts, k, hidden, width
 PUBLISHED_EXPERTS = ((4096, 8, 2, 4096, 14336), (4096, 128, 8, 2048, 768), (4096, 32, 4, 2880, 2880))
+# tokens, hidden, width of a dense network; its experts and mixing blocks are 8
+NETWORK, PUBLISHED_NETWORK = (2048, 576, 1536), (4096, 4096, 11008)
+PARTS = 8
 
 Action = Callable[[], object]
 Row = dict[str, str | float]
@@ -158,6 +167,61 @@ def bench_experts(bench: Bench) -> None:
         bench.measure(what, nbytes, 6.0 * active * tokens * hidden * width, torch.bfloat16, ways)
 
 
+def dense_network(bench: Bench) -> tuple[Tensor, NetworkWeights]:
+    """Hidden states and a gated network, in float32 on a CPU and in bfloat16 on a GPU."""
+    tokens, hidden, width = PUBLISHED_NETWORK if bench.device == "cuda" else NETWORK
+    dtype = torch.bfloat16 if bench.device == "cuda" else torch.float32
+    drawn = partial(torch.randn, device=bench.device, dtype=dtype)
+    weights = drawn(width, hidden), drawn(width, hidden), drawn(hidden, width)
+    return drawn(tokens, hidden), NetworkWeights(*weights, None, None, None, torch.nn.functional.silu)
+
+
+def bench_network(bench: Bench, what: str, run: Callable[[Tensor, NetworkWeights], Action]) -> None:
+    """A way to run half of a network's neurons for a token, beside the whole network."""
+    hidden, network = dense_network(bench)
+    everywhere = torch.ones(len(hidden), 1, dtype=torch.bool, device=bench.device)
+    actions: dict[str, Action] = {what: run(hidden, network), "dense": partial(expert_ffn, hidden, everywhere, network)}
+    width, size = network.up.shape
+    nbytes = (3.0 * width * size + 2 * hidden.numel()) * hidden.element_size()
+    operations = 3.0 * len(hidden) * width * size
+    bench.measure(f"{what}, {len(hidden)} tokens, {size} x {width}", nbytes, operations, hidden.dtype, actions)
+
+
+def bench_ffn(bench: Bench) -> None:
+    def run(hidden: Tensor, network: NetworkWeights) -> Action:
+        picks = torch.rand(len(hidden), PARTS, device=bench.device).topk(PARTS // 2).indices
+        chosen = torch.zeros(len(hidden), PARTS, dtype=torch.bool, device=bench.device).scatter_(1, picks, True)
+        return partial(expert_ffn, hidden, chosen, network)
+
+    bench_network(bench, "ffn", run)
+
+
+def bench_masks(bench: Bench) -> None:
+    def run(hidden: Tensor, network: NetworkWeights) -> Action:
+        width = len(network.up)
+        picks = torch.rand(PARTS, width, device=bench.device).topk(width // 2).indices
+        kept = torch.zeros(PARTS, width, dtype=torch.bool, device=bench.device).scatter_(1, picks, True)
+        chosen = torch.randint(PARTS, (len(hidden),), device=bench.device)
+        return partial(masked_network, hidden, chosen, ExpertMasks.of(kept), network)
+
+    bench_network(bench, "masks", run)
+
+
+def bench_mix(bench: Bench) -> None:
+    hidden, network = dense_network(bench)
+    dense = network.up
+    outputs, inputs = dense.shape
+    rank = outputs * inputs // 2 // (outputs + inputs)
+    drawn = partial(torch.randn, device=bench.device, dtype=dense.dtype)
+    u, v = drawn(PARTS, outputs // PARTS, rank), drawn(PARTS, rank, inputs // PARTS)
+    mixings = {"I": drawn(PARTS, PARTS), "II": drawn(PARTS, PARTS, rank), "III": drawn(3, PARTS, PARTS, rank)}
+    ways: dict[str, Action] = {name: partial(block_mix, hidden, u, v, mixing) for name, mixing in mixings.items()}
+    ways["dense"] = partial(torch.nn.functional.linear, hidden, dense)
+    nbytes = float(u.numel() + v.numel() + len(hidden) * (inputs + outputs)) * dense.element_size()
+    operations = 2.0 * len(hidden) * rank * (inputs + outputs)
+    bench.measure(f"mix, {len(hidden)} tokens, {inputs} -> {outputs}", nbytes, operations, dense.dtype, ways)
+
+
 def bench_products(bench: Bench) -> None:
     if bench.device != "cpu" or not kernel.onednn_available():
         return
@@ -213,6 +277,7 @@ def looped_experts(inputs: Tensor, chosen: Tensor, weights: Tensor, gate_up: Ten
 
 def main() -> None:
     parts = {"merge": bench_merge, "route": bench_route, "products": bench_products, "experts": bench_experts}
+    parts |= {"ffn": bench_ffn, "masks": bench_masks, "mix": bench_mix}
     parser = bench.arguments(__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))

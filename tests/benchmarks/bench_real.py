@@ -13,7 +13,6 @@ all rows in that file, the last one of every kind.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from itertools import groupby
 from pathlib import Path
 
 import bench
+from readme_tables import write_results, write_tables
 from real_size.checkpoint import stored_bytes, write_checkpoint
 from real_size.matrix import rows_of, scaled_card
 from real_size.published import SPECS, Spec, stored_tensors
@@ -29,7 +29,7 @@ from real_size.runs import write_task
 from real_size.verbs import DENSE_VERBS, EXPERT_VERBS, UNLOADED, Row, verbs_of
 
 README = Path(__file__).parent / "README.md"
-BEGIN, END = "<!-- bench_real: begin -->", "<!-- bench_real: end -->"
+RESULTS = "bench-real.csv"
 CARD = 80 * 10**9
 AGREES = 0.1
 PROCESS = 500_000_000
@@ -113,31 +113,27 @@ def beside(found: int, planned: int | None, besides: int = 0) -> str:
     return text
 
 
-def summary(rows: Sequence[Row]) -> str:
-    """A row of Markdown for every model and placement: what was above or below the plan at most."""
-    lines = [
-        "| model | originals | verbs | failed | peak on the device, GB | measured / planned | host above plan, GB |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
+def summary(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """The heading, and a row for every model and placement: what was above or below the plan at most."""
+    titles = "model | originals | verbs | failed | peak on the device, GB | measured / planned | host above plan, GB"
+    lines = [tuple(titles.split(" | "))]
     for (model, originals), group in groupby(rows, lambda row: (row.model, row.originals)):
         found = list(group)
         shares = [row.device / row.planned for row in found if row.planned]
         above = max(row.host - row.planned_host for row in found if row.planned_host is not None)
-        lines.append(
-            f"| {model} | {originals} | {len(found)} | {sum(row.failure is not None for row in found)} | "
-            f"{max(row.device for row in found) / 1e9:.2f} | {min(shares):.2f} to {max(shares):.2f} | "
-            f"{above / 1e9:+.2f} |"
-        )
-    return "\n".join(lines)
+        counts = str(len(found)), str(sum(row.failure is not None for row in found))
+        peak = f"{max(row.device for row in found) / 1e9:.2f}"
+        ratios = f"{min(shares):.2f} to {max(shares):.2f}"
+        lines.append((model, originals, *counts, peak, ratios, f"{above / 1e9:+.2f}"))
+    return lines
 
 
 def write_readme(rows: Sequence[Row]) -> None:
-    """Put the summary between its marks, in order of models and verbs."""
+    """Store the summary, in order of models and verbs, and put it into the README."""
     names, verbs = list(SPECS), [*EXPERT_VERBS, *DENSE_VERBS]
     last = {(names.index(row.model), row.originals, verbs.index(row.verb)): row for row in rows}
-    text = README.read_text(encoding="utf-8")
-    made = f"{BEGIN}\n{summary([last[key] for key in sorted(last)])}\n{END}"
-    README.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: made, text, flags=re.DOTALL), encoding="utf-8")
+    write_results(RESULTS, "make bench-real", summary([last[key] for key in sorted(last)]))
+    write_tables(README)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ def population(number: int, start: int, count: int) -> tuple[list[IndividualReco
             genome=rng.bytes(GENOME_BYTES),
             content_hash=digest(number, index),
             parameters_full=8_000_000,
+            active_parameters_full=4_000_000,
             summary=f"{experts} of 8 experts",
             depth=index // 64,
             **sizes,

@@ -3,7 +3,7 @@
     make gpu [PYTHON=python3] [OPTIONS="--only kernels repair --seconds 300 --out FOLDER"]
     make gpu OPTIONS=--rehearse                           # on a CPU, with a metered device and narrow models
 
-- kernels: bench_kernels.py at the shapes of Mixtral-8x7B, Qwen3-30B-A3B and GPT-OSS-20B.
+- kernels: bench_kernels.py at the shapes of Mixtral-8x7B, Qwen3-30B-A3B, GPT-OSS-20B and Llama-2-7B.
 - tests: the tests that are marked `gpu`.
 - mixtral-8x7b, qwen3-30b-a3b, gpt-oss-20b: two layers of full width with random weights. Verbs of the lab of real size
   with their peak memory beside what `plan` says, and the rate of evaluations beside what the card could do.
@@ -130,10 +130,10 @@ def tests(part: str, options: argparse.Namespace) -> Iterator[Figure]:
 
 def kernels(part: str, options: argparse.Namespace) -> Iterator[Figure]:
     import torch
-    from bench_kernels import Bench, bench_experts, bench_merge, bench_route
+    from bench_kernels import Bench, bench_experts, bench_ffn, bench_masks, bench_merge, bench_mix, bench_route
 
     timed = Bench("cpu" if options.rehearse else "cuda", 1, 1 if options.rehearse else 9)
-    for measure in (bench_merge, bench_route, bench_experts):
+    for measure in (bench_merge, bench_route, bench_experts, bench_ffn, bench_masks, bench_mix):
         before = len(timed.rows)
         with torch.inference_mode():
             measure(timed)

@@ -138,7 +138,12 @@ def continuous(space: EepSpace, seed: int = 0) -> EepGenome:
 
 
 def history_row(index: int, phase: str, fitness: float | None, status: IndividualStatus = "ok") -> IndividualRecord:
-    sizes = {"parameters": 50 + 10 * index, "active_parameters": 20 + index, "parameters_full": 200}
+    sizes = {
+        "parameters": 50 + 10 * index,
+        "active_parameters": 20 + index,
+        "parameters_full": 200,
+        "active_parameters_full": 80,
+    }
     return individual(index, phase=phase, status=status, fitness=fitness, tie_break=fitness, **sizes)
 
 

@@ -73,6 +73,7 @@ def individual(index: int, parents: Sequence[int] = (), phenotype: object = None
         "parameters": 2_000,
         "active_parameters": 1_000,
         "parameters_full": 2**40,
+        "active_parameters_full": 2**39,
         "summary": "4 of 8",
         "parents": tuple(parents),
     }

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from moevolve.evaluators.scales import SCALES, ScaleName
+
 CheckpointForm = Literal["stock", "native", "source", "mask"]
 """A `stock` checkpoint loads with a model class of `transformers`; a `native` one contains its own modelling code. A
 `source` checkpoint has the source checkpoint's format: tensors that the edit leaves alone are copied byte for byte. A
@@ -50,6 +52,7 @@ class ExportScore:
         score: Value of the task's metric, in [0, 1].
         examples: Number of examples scored.
         low, high: 95 % confidence interval; both None if unknown.
+        scale: Scale that it is shown on.
     """
 
     task: str
@@ -58,6 +61,14 @@ class ExportScore:
     examples: int
     low: float | None = None
     high: float | None = None
+    scale: ScaleName = "percent"
+
+    @property
+    def cells(self) -> tuple[str, str]:
+        """The score and its interval as texts of a table."""
+        scale = SCALES[self.scale]
+        bounds = "-" if self.low is None or self.high is None else scale.interval(self.low, self.high)
+        return scale.phrase(self.score), bounds
 
 
 @dataclass(frozen=True, slots=True)

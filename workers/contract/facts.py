@@ -100,6 +100,11 @@ class ModelFacts:
         return DTYPE_BYTES[self.dtype]
 
     @property
+    def active_parameters(self) -> int:
+        """Number of parameters that a token uses."""
+        return active_parameters(self, self.experts, self.active)
+
+    @property
     def rule(self) -> RoutingRule:
         """Rule by which the routers choose and weight experts."""
         return self.routing or RoutingRule(self.renormalise)

@@ -154,10 +154,12 @@ class Shortcuts:
 ALL_SHORTCUTS = Shortcuts()
 
 
+LARGE_BLOCK = 32 << 20
+"""Bytes from which on a block of host memory goes back to the system when a worker process frees it."""
 WORKER_ENV: Mapping[str, str] = MappingProxyType(
     {
         "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_MMAP_THRESHOLD_": str(LARGE_BLOCK),
         "TOKENIZERS_PARALLELISM": "false",
     }
 )
@@ -165,7 +167,7 @@ WORKER_ENV: Mapping[str, str] = MappingProxyType(
 
 A forward pass allocates and frees the same activations again and again. By default glibc returns large blocks to the
 kernel at once, so every pass pays for page faults and zeroing. With these thresholds freed memory stays with the
-process, except for blocks of 32 MiB and more: those are few, and with states that live long between them the process
+process, except for blocks of `LARGE_BLOCK` bytes: those are few, and with states that live long between them it
 would grow to 1.4 times of what a repair holds. Other C libraries ignore the variables.
 """
 

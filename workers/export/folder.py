@@ -19,6 +19,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.files import read_json
 from moevolve.workers.checkpoints.native import render
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportError, ExportReport
+from moevolve.workers.export.servers import loads_in
 from moevolve.workers.families.registry import UNLISTED
 
 _UNVERIFIED = ".unverified"
@@ -128,7 +129,8 @@ def write_card(part: Path, card: ExportCard, facts: CardFacts) -> None:
     limited = settings.get("n_group") != settings.get("topk_group")
     older = facts.form == "stock" and settings.get("model_type") in _READ_BY_4 and not limited
     tried = f"4.57, {_TRIED}" if older else _TRIED
-    content = render("export/model_card.md.jinja", loader=loader_of(part), tried=tried, **known)
+    programs = [] if facts.form == "mask" else loads_in(part, facts.form)
+    content = render("export/model_card.md.jinja", loader=loader_of(part), tried=tried, programs=programs, **known)
     (part / "README.md").write_text(content, encoding="utf-8")
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, computed_field
 
+from moevolve.evaluators.scales import ScaleName
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 
@@ -204,6 +205,7 @@ class ModelProfile:
     Attributes:
         score: Stored score on the prompts' task and split, from 0 to 1; None for arbitrary prompts, folders, and models
             that weren't evaluated on them.
+        scale: Scale that it is shown on.
         flops: FLOPs for the last token of a prompt.
     """
 
@@ -211,6 +213,7 @@ class ModelProfile:
     load: LoadReply
     batches: tuple[BatchProfile, ...]
     score: float | None = None
+    scale: ScaleName = "percent"
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from moevolve.evaluators.scales import scales_title
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.cli.output.console import output, print_table
 from moevolve.search.interface.tables import plain
@@ -54,9 +55,9 @@ def print_entries(found: FinalTable) -> None:
         scored = [one for one in found.entries if any(score.task == task for score in one.scores)]
         rows += [_row(one, task, splits, sizes, found) for one in scored]
         ends.append(len(rows) - 1)
+    title = scales_title(score.scale for one in found.entries for score in one.scores)
     print_table(
-        f"{found.search} on {', '.join(tasks)}: "
-        "score in % with 95 % interval (mean of draws: +- one standard deviation)",
+        f"{found.search} on {', '.join(tasks)}: {title}, with 95 % interval (mean of draws: +- one standard deviation)",
         " | >".join(headings),
         rows,
         ends,
@@ -67,7 +68,7 @@ def _row(entry: Entry, task: str, splits: Sequence[Split], sizes: Sequence[str],
     scores = (entry.score(task, split) for split in splits)
     shown = {
         "parameters": size_lines(entry.parameters, found.parameters_full),
-        "active": size_lines(entry.active_parameters, found.parameters_full),
+        "active": size_lines(entry.active_parameters, found.full.active_parameters),
         "memory": [memory_size(found.weight_bytes(entry.parameters))],
     }
     cells = [*(["-"] if score is None else score_lines(score) for score in scores), *(shown[size] for size in sizes)]

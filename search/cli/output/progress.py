@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import moevolve
+from moevolve.evaluators.scales import SCALES
 from moevolve.search.cli.output.console import errors
 from moevolve.search.interface.tables import plain
-from moevolve.search.text import percent
 
 if TYPE_CHECKING:
     from moevolve import Observer
@@ -50,11 +50,16 @@ def watch(name: str) -> Iterator[Observer]:
 
 
 def line_observer(name: str, lines: int = _LINES) -> Observer:
-    """Make an observer that prints `lines` lines over a whole search."""
+    """Make an observer that prints each stage, and `lines` lines over a whole search, which a pilot may come before."""
     following = 0
 
     def print_line(line: str) -> None:
         errors.print(f"{name}: {line}", soft_wrap=True)
+
+    def on_stage(stage: str) -> None:
+        nonlocal following
+        following = 0
+        print_line(stage)
 
     def on_progress(progress: SearchProgress) -> None:
         nonlocal following
@@ -63,16 +68,16 @@ def line_observer(name: str, lines: int = _LINES) -> Observer:
             print_line(f"{progress.phase} {progress.done}/{progress.total} {describe(progress)}")
             following = part + 1
 
-    return moevolve.Observer(on_note=print_line, on_stage=print_line, on_progress=on_progress)
+    return moevolve.Observer(on_note=print_line, on_stage=on_stage, on_progress=on_progress)
 
 
 def describe(progress: SearchProgress) -> str:
     """Summarise the best and the full model's scores, speed, and remaining time in one line."""
-    parts = []
+    parts, scale = [], SCALES[progress.scale]
     if progress.best is not None:
-        parts.append(f"best {percent(progress.best[1])} (#{progress.best[0]})")
+        parts.append(f"best {scale.text(progress.best[1])} (#{progress.best[0]})")
     if progress.full is not None:
-        parts.append(f"full {percent(progress.full)}")
+        parts.append(f"full {scale.text(progress.full)}")
     if progress.rate is not None and progress.left is not None:
         parts.append(f"{progress.rate:.2f} evaluations/s")
         parts.append(f"{timedelta(seconds=round(progress.left))} left")

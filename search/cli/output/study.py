@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from moevolve.evaluators.scales import scales_title
 from moevolve.search.cli.output.console import output, print_table
 from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL, Score
-from moevolve.search.results.significance import Significance, holm
+from moevolve.search.loop.significance import Significance, holm
 from moevolve.search.results.study import StudyRow
 from moevolve.search.text import parameter_count, score_lines
 
@@ -86,7 +87,8 @@ def _tables(name: str, rows: Sequence[StudyRow]) -> Iterator[tuple[str, list[str
     """Title, headings and cells of every table."""
     for key, group in groupby(rows, key=lambda row: (row.task, row.budget)):
         here = list(group)
-        yield ", ".join([name, *(label for label in key if label)]) + _best(here), *_table(here)
+        shown = scales_title(score.scale for row in here for score in row.scores)
+        yield ", ".join([name, *(label for label in key if label), shown]) + _best(here), *_table(here)
     tasks = list(dict.fromkeys(row.task for row in rows))
     for budget in dict.fromkeys(row.budget for row in rows) if len(tasks) > 1 else ():
         title = ", ".join([name, *([budget] if budget else []), "all tasks: test"])

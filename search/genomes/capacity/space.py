@@ -303,7 +303,9 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
             parameters=parameters,
             active_parameters=parameters - genome.idle_parameters,
             parameters_full=self.facts.parameters,
+            active_parameters_full=self.facts.active_parameters,
             summary=self._summary(genome),
+            stock=len(set(genome.widths)) == len(set(genome.active)) == 1 and not self.native(one_hot=True),
         )
 
     def parameters(self, identity: bool = False) -> tuple[int, int]:

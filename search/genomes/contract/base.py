@@ -54,8 +54,10 @@ class Description:
             linear layer.
         active: Experts per token.
         parameters: Parameters of the edited model, of which a token uses `active_parameters`.
-        parameters_full: Parameters of the unedited model.
+        parameters_full: Parameters of the unedited model, of which a token uses `active_parameters_full`.
         summary: Description in one line for listings.
+        stock: True if a checkpoint of it needs no code of its own; False also where a kind's candidates don't differ in
+            that.
         penalty: Amount subtracted from the candidate's score on `search`; `dev` and `test` scores have no penalty.
     """
 
@@ -64,8 +66,10 @@ class Description:
     parameters: int
     active_parameters: int
     parameters_full: int
+    active_parameters_full: int
     summary: str
     penalty: float = 0.0
+    stock: bool = False
 
 
 class Genome(ABC):

@@ -1,9 +1,11 @@
 """One-shot methods that choose or merge experts from statistics on calibration tokens.
 
-- `frequency`, `soft_activation`, `reap`, `man` and `msan` keep the experts with the highest score. Sources: EEP (arXiv
-  2407.00945), App. A.2, for the first two; REAP the Experts (arXiv 2510.13999), Sec. 4, the saliency criterion: the
-  mean over the tokens that chose an expert of its routing weight times the norm of its output; arXiv 2606.15716 for the
-  mean of the norm alone (MAN), and of its square (MSAN).
+- `frequency`, `soft_activation`, `reap`, `man`, `msan` and `energy` keep the experts with the highest score. Sources:
+  EEP (arXiv 2407.00945), App. A.2, for the first two; REAP the Experts (arXiv 2510.13999), Sec. 4, the saliency
+  criterion: the mean over the tokens that chose an expert of its routing weight times the norm of its output; arXiv
+  2606.15716 for the mean of the norm alone (MAN), and of its square (MSAN). `energy` is the sum, not the mean, of
+  squares of routing weight times norm: what dropping an expert by itself changes in the layer's output, squared, which
+  is the diagonal of HOPE's F below.
 - `naee` keeps the subset of experts that changes the layer's output least. Source: NAEE (arXiv 2402.14800), Sec. 3.2:
   all subsets are compared by the Frobenius norm of the difference to the whole layer's output; also a baseline in EEP
   (arXiv 2407.00945), App. A.2.
@@ -33,7 +35,7 @@ from numpy.typing import NDArray
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.kind import Baseline
 from moevolve.search.genomes.contract.phases import PhaseConfig, PrunePhase, SurrogateSection
-from moevolve.search.genomes.eep.space import MEAN_SCORES, EepGenome, EepSection, EepSpace
+from moevolve.search.genomes.eep.space import SCORES, EepGenome, EepSection, EepSpace
 from moevolve.search.genomes.experts.space import token_limit
 from moevolve.search.genomes.experts.subsets import mean_shares
 from moevolve.workers.contract.edits import Measurement
@@ -178,7 +180,7 @@ def _identity(space: EepSpace) -> Offspring[EepGenome]:
 BASELINES: dict[str, EepBaseline] = {
     "frequency": _scored("frequency", "usage", lambda space: space.statistics["counts"]),
     "soft_activation": _scored("soft_activation", "usage", lambda space: space.statistics["soft_activation"]),
-    **{name: _scored(name, "importance", partial(EepSpace.mean_score, name=name)) for name in MEAN_SCORES},
+    **{name: _scored(name, "importance", partial(EepSpace.score, name=name)) for name in SCORES},
     "naee": EepBaseline(_naee, _PRUNING, compares_subsets=True, per_routing_group=False),
     "hope": EepBaseline(_hope, _PRUNING, ("pairs",), per_routing_group=False),
     "hc_smoe": EepBaseline(_hc_smoe, ("merge",), ("mean_outputs", "usage"), per_routing_group=False),

@@ -56,8 +56,8 @@ class EepSection(ExpertsSection):
     naee_subsets: int = Field(5000, ge=0, le=MOST_STEPS)
 
 
-MEAN_SCORES = {"reap": (1, 1), "man": (0, 1), "msan": (0, 2)}
-"""Exponents of routing weight and output norm in scores that are means of their products over an expert's tokens."""
+SCORES = {"reap": (1, 1, 1), "man": (0, 1, 1), "msan": (0, 2, 1), "energy": (2, 2, 0)}
+"""Exponents a, b, c of scores: sums over an expert's tokens of (routing weight)^a (output norm)^b, by (tokens)^c."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 # More digits than fit into a line of a listing are summed up by their number.
 _SUMMARY_DIGITS = 72
@@ -94,6 +94,14 @@ class EepGenome(ArrayGenome):
         orders = (within + np.arange(0, retained, size)[:, None]).reshape(groups, retained, 1)
         both = self.router_mapping, self.expert_merging
         return np.take_along_axis(both[0], orders, axis=1), np.take_along_axis(both[1], orders, axis=1)
+
+    def to_bytes(self) -> bytes:
+        """Return the matrices, or only the kept experts, uint32 [groups, n'], of a genome that only prunes.
+
+        Matrices of Qwen3-30B are 3 MB, so a thousand candidates that only prune it would be 3 GB in the store.
+        """
+        kept = self.space.kept(self).astype("<u4").tobytes() if self.one_hot else None
+        return super().to_bytes() if kept is None else self.space.pruning_header + kept
 
     def express(self) -> EepEdit | IdentityEdit:
         """Return an edit that gives each layer its group's matrices, or an `IdentityEdit` if they change nothing."""
@@ -160,6 +168,11 @@ class EepSpace(ExpertsSpace[EepGenome]):
     def shapes(self) -> dict[str, Shape]:
         return dict.fromkeys(("router_mapping", "expert_merging"), (self.groups, self.retained, self.experts))
 
+    @cached_property
+    def pruning_header(self) -> bytes:
+        """First bytes of genomes that only prune: the tag and the matrices' sizes, uint32, little-endian."""
+        return self.tag + np.array(self.shapes["expert_merging"], dtype="<u4").tobytes()
+
     def from_kept(self, kept: NDArray[np.int64]) -> EepGenome:
         """Return the pruning genome that retains `kept`, int64 [groups, n'].
 
@@ -168,14 +181,25 @@ class EepSpace(ExpertsSpace[EepGenome]):
         one_hot = np.eye(self.experts, dtype=np.float32)[kept]
         return EepGenome(self, one_hot, one_hot)
 
+    def from_bytes(self, data: bytes) -> EepGenome:
+        kept = data[len(self.pruning_header) :]
+        # Matrices take more bytes than that, whatever their sizes.
+        if not data.startswith(self.pruning_header) or len(kept) != 4 * self.groups * self.retained:
+            return super().from_bytes(data)
+        experts = np.frombuffer(kept, dtype="<u4").reshape(self.groups, self.retained)
+        if experts.max() >= self.experts:
+            raise ValueError(f"these bytes are an eep genome with expert {experts.max()} of {self.experts}")
+        return self.from_kept(experts.astype(np.int64))
+
     def kept(self, genome: EepGenome) -> NDArray[np.int64]:
         """Return the experts that a pruning genome retains, int64 [groups, n'], in the order of its rows."""
         return genome.expert_merging.argmax(axis=2).astype(np.int64)
 
-    def mean_score(self, name: str) -> NDArray[np.float64]:
-        """One of `MEAN_SCORES`, by layer: float64 [layers, n], 0 for experts that no token chose."""
+    def score(self, name: str) -> NDArray[np.float64]:
+        """One of `SCORES`, by layer: float64 [layers, n], 0 for experts that no token chose."""
         sums: NDArray[np.float64] = self.statistics["importance_sums"]
-        return sums[:, :, *MEAN_SCORES[name]] / np.maximum(sums[:, :, 0, 0], 1)
+        weight, norm, tokens = SCORES[name]
+        return sums[:, :, weight, norm] / np.maximum(sums[:, :, 0, 0], 1) ** tokens
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[EepGenome]:
         kept = self.subsets.sample(rng, self.groups)
@@ -219,13 +243,13 @@ class EepSpace(ExpertsSpace[EepGenome]):
         return isinstance(phase, PrunePhase)
 
     def importance(self, phase: PhaseConfig) -> NDArray[np.float64]:
-        """Return how often experts are chosen, `MEAN_SCORES`, and HOPE's scores, summed over an expert's pairs.
+        """Return how often experts are chosen, `SCORES`, and HOPE's scores, summed over an expert's pairs.
 
         Each is a share of its layer's sum, averaged over the layers of a group. There are rows for what was measured.
         """
         measured = {} if self.calibration is None else self.statistics
         scores = [measured["counts"]] if "counts" in measured else []
-        scores += map(self.mean_score, MEAN_SCORES) if "importance_sums" in measured else ()
+        scores += map(self.score, SCORES) if "importance_sums" in measured else ()
         scores += [measured["pair_norms"].sum(axis=2)] if "pair_norms" in measured else []
         rows = [mean_shares(each, self.layer_groups).ravel() for each in scores]
         return np.array(rows, dtype=np.float64).reshape(len(rows), self.groups * self.experts)
@@ -259,7 +283,9 @@ class EepSpace(ExpertsSpace[EepGenome]):
             parameters=parameters,
             active_parameters=used,
             parameters_full=self.facts.parameters,
+            active_parameters_full=self.facts.active_parameters,
             summary=summary,
+            stock=genome.is_identity or not (self.native(genome.one_hot_mapping) or self.dynamic_skipping),
         )
 
     def parameters(self, one_hot: bool, identity: bool = False) -> tuple[int, int]:

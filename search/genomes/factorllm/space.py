@@ -319,6 +319,7 @@ class FactorLlmSpace(ArraySpace[FactorLlmGenome]):
             parameters=self.parameters,
             active_parameters=self.active_parameters,
             parameters_full=self.facts.parameters,
+            active_parameters_full=self.facts.active_parameters,
             summary=f"{self.name}, {share:.1%} of the FFN FLOPs, closed-form routers in {started} of {dense.layers}",
         )
 

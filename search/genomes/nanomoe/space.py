@@ -187,6 +187,7 @@ class NanoMoeSpace(ArraySpace[NanoMoeGenome]):
             parameters=self.parameters,
             active_parameters=self.active_parameters,
             parameters_full=self.facts.parameters,
+            active_parameters_full=self.facts.active_parameters,
             summary=f"{form.variant}{blocks} r={form.rank} on {len(self.layers)} layers, mean |dM| {away:.3f}",
         )
 

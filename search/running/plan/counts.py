@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.contract.phases import PhaseConfig
-from moevolve.workers.contract.facts import active_parameters
 
 if TYPE_CHECKING:
     from moevolve.workers.profiling.outline import ModelOutline
@@ -57,8 +56,7 @@ def model_sizes(
 ) -> tuple[ModelSize, ...]:
     """Size the full model and a candidate of every kind of phase; see `described_as` for `like`."""
     facts = outline.facts
-    active = active_parameters(facts, facts.experts, facts.active)
-    full = ModelSize("full model", facts.experts, facts.active, facts.parameters, active)
+    full = ModelSize("full model", facts.experts, facts.active, facts.parameters, facts.active_parameters)
     return full, *(ModelSize(kind, *costs.counts(each)) for kind, each in like.items())
 
 

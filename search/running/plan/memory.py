@@ -11,7 +11,7 @@ from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.running.plan.counts import described_as
 from moevolve.search.running.plan.repairs import RepairWork, repair_works
 from moevolve.workers.contract.capacity import MemoryItem, NeededMemory, SmallerSettings, WorkerMemory
-from moevolve.workers.contract.settings import ExpertOffload
+from moevolve.workers.contract.settings import LARGE_BLOCK, ExpertOffload
 from moevolve.workers.profiling.activations import STREAMS
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Pass
@@ -67,7 +67,7 @@ def worker_memory(
         items.append(MemoryItem("buffers for candidates' experts", 0 if host and not repairs else buffers, 0))
         layer = experts // layers
         items.append(MemoryItem("one layer's original experts", layer if host else 0, layer if place == "disk" else 0))
-    activations = _activations(outline, passes)
+    activations = _activations(outline, passes, on_gpu)
     longest = max((one.longest for one in passes), default=0)
     between = max(_merging(config, outline), costs.calibration_bytes(longest))
     cached = max((_cached(outline, one) for one in passes), default=0)
@@ -197,8 +197,11 @@ def _cached(outline: ModelOutline, one: Pass) -> int:
     return (one.retained + one.cached + one.steps * one.tokens) * outline.cache_bytes if one.kept else 0
 
 
-def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:
-    """Bytes of one layer's states, or of logits and the last layer's states, whichever is larger."""
+def _activations(outline: ModelOutline, passes: Iterable[Pass], on_gpu: bool = True) -> int:
+    """Bytes of one layer's states, or of logits and the last layer's states, whichever is larger.
+
+    On a CPU the process keeps what layers freed, unless their tensors are large, and large logits come on top of that.
+    """
     size, streams = outline.facts.dtype_bytes, STREAMS * outline.hidden * outline.facts.dtype_bytes
     most = 0
     for one in passes:
@@ -216,5 +219,8 @@ def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:
             # Decoding needs only the largest logit, not normalised ones.
             normalised = 0 if one.cached else 2 * 4 * min(made, max(_FLOAT_LOGITS, outline.vocabulary))
             logits = made * size + normalised
-        most = max(most, attending, network, one.tokens * streams // 2 + logits)
+        # On a CPU, tensors of attention and network lie beside each other; the largest has a quarter of the bytes.
+        kept = not on_gpu and size * made >= LARGE_BLOCK > network // 4
+        reading = one.tokens * streams // 2 + logits
+        most = max(most, attending + network + logits if kept else max(attending, network, reading))
     return most

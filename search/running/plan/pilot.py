@@ -1,10 +1,13 @@
-"""Measuring a search: a few of its individuals are evaluated, in a store that is removed afterwards."""
+"""Measuring a search: a few of its individuals are evaluated, in a store that is removed afterwards.
+
+They are the search's own first ones, so that what was measured of them need not be measured again.
+"""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +22,9 @@ from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.records import Pilot
 from moevolve.search.running.set_up import with_changes
-from moevolve.store.records import EvaluationRecord
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, Progress
 from moevolve.store.repository import Store
+from moevolve.workers.contract.edits import Calibration
 
 _LEAST = 2
 """Fewest individuals of a phase, since a worker's first one is slower than the others."""
@@ -32,6 +36,8 @@ def measure(
     make_pool: PoolFactory | None = None,
     probe: ModelProbe | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    keep: Store | None = None,
 ) -> Pilot:
     """Run a search with fewer individuals; see `execute`. Nothing is scored on `dev` or `test`.
 
@@ -40,20 +46,29 @@ def measure(
         individuals: Number of individuals. Every phase gets its share, at least two.
         make_pool: Makes the pool of workers; None makes it as the run configures it.
         probe: Source of that pool's first worker.
-        on_stage: Called with a line about each stage.
+        on_stage, on_progress: See `Observer`.
+        keep: Store that gets the calibrations and evaluations, so that the search finds them there.
     """
     with tempfile.TemporaryDirectory(prefix="moevolve-pilot-") as folder:
         short = _shortened(setup, individuals, Path(folder))
         begun = time.monotonic()
         with Store.open(short.config.store) as store:
             register(short, store)
-            observer = Observer(on_stage=lambda stage: on_stage(f"pilot: {stage}"))
+            observer = Observer(on_stage=lambda stage: on_stage(f"pilot: {stage}"), on_progress=on_progress)
             execute(short, store, observer, make_pool or partial(ray_pool, probe=probe))
-            kept = [
-                (row.phase, store.individual(f"{short.config.name}:{row.index}").evaluations)
-                for row in store.history(short.search_id)
-            ]
-        return _measured(kept, time.monotonic() - begun)
+            history, search = store.history(short.search_id), store.search(short.search_id)
+            tasks = [task.task_fingerprint for task in store.search_tasks(search.id)]
+            models = [FULL_MODEL, *(row.phenotype_hash for row in history)]
+            found = store.evaluations(models, search.model_fingerprint, search.engine_fingerprint, tasks)
+            calibrations = {each: store.calibration(each) or b"" for each in store.calibrations()}
+            if keep is not None:
+                keep.add_evaluations([one for one in found if one.failure is None])
+                for fingerprint, content in calibrations.items():
+                    keep.add_calibration(fingerprint, content)
+            taken = [(row.phase, [one for one in found if one.phenotype_hash == row.phenotype_hash]) for row in history]
+        wall = time.monotonic() - begun
+    calibrating = sum(Calibration.from_bytes(content).seconds for content in calibrations.values())
+    return replace(_measured(taken, wall), calibration_seconds=calibrating)
 
 
 def _shortened(setup: SearchSetup, individuals: int, folder: Path) -> SearchSetup:
@@ -70,7 +85,7 @@ def _shortened(setup: SearchSetup, individuals: int, folder: Path) -> SearchSetu
     return replace(short, prepared=searched, held_out=())
 
 
-def _measured(found: list[tuple[str, tuple[EvaluationRecord, ...]]], wall: float) -> Pilot:
+def _measured(found: Sequence[tuple[str, Sequence[EvaluationRecord]]], wall: float) -> Pilot:
     """Summarise (phase, evaluations) of the individuals, which took `wall` seconds in all."""
     taken: dict[str, list[float]] = {}
     workers = set()

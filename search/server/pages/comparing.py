@@ -11,13 +11,14 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.scales import SCALES, ScaleName
 from moevolve.evaluators.types import SCORED, SPLITS, Split
 from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.request import one_line_errors
 from moevolve.search.interface.show import GenomeRequest
 from moevolve.search.loop.final_table import Score, score_of
 from moevolve.search.loop.scores import outcomes_of
-from moevolve.search.results.significance import Significance, TaskOutcomes, paired_test
+from moevolve.search.loop.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.server.dependencies import NameQuery, RefQuery, ServerDep
 from moevolve.search.server.pages.individuals import outlined, size_words
 from moevolve.search.server.pages.rendering import render
@@ -32,9 +33,10 @@ class PairedScores:
 
     Attributes:
         first, second: None for an individual that wasn't evaluated.
-        difference: Second score minus first, in [-1, 1]; None unless both have a score.
+        difference: Second score minus first, as `Scale.additive`; None unless both have a score.
         test: Paired test over the examples; None unless both have stored outcomes on the same examples.
         first_better, second_better: Number of examples on which one scored more than the other.
+        scale: Scale that scores and difference are shown on.
     """
 
     task: str
@@ -45,6 +47,7 @@ class PairedScores:
     test: Significance | None = None
     first_better: int = 0
     second_better: int = 0
+    scale: ScaleName = "percent"
 
 
 @routes.get("/compare/individuals")
@@ -116,10 +119,11 @@ def _pair(first: EvaluationRecord | None, second: EvaluationRecord | None) -> Pa
     known = first or second
     assert known is not None
     scores = [None if one is None else score_of(one) for one in (first, second)]
-    row = PairedScores(known.task, known.split, scores[0], scores[1])
+    row = PairedScores(known.task, known.split, scores[0], scores[1], scale=known.scale)
     if first is None or second is None or first.score is None or second.score is None:
         return row
-    row = replace(row, difference=second.score - first.score)
+    scale = SCALES[row.scale]
+    row = replace(row, difference=scale.additive(second.score) - scale.additive(first.score))
     left, right = (
         [TaskOutcomes(outcomes_of(one)[None], one.metric, 1.0)] if one.outcomes else [] for one in (first, second)
     )

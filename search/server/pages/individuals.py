@@ -115,6 +115,7 @@ def show_lineage(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespo
         ancestors=len(graph.nodes) - 1,
         scored=_can_be_drawn(graph),
         line=line[-_LINE:],
+        scale=graph.scale,
         skipped=max(0, len(line) - _LINE),
         children=born[:_CHILDREN],
         born=len(born),

@@ -86,6 +86,7 @@ def show_search(
         view=view,
         events=server.store.latest_events(record.id, _EVENTS),
         rows=server.store.page(record.id, order, after, _ROWS),
+        scale=view.scale,
         limit=_ROWS,
         order=order,
         after=after,
@@ -120,7 +121,8 @@ def show_individuals(
     """Individuals of a search, page by page."""
     record = server.store.search(search)
     rows = server.store.page(record.id, order, after, _ROWS)
-    return _part(request, record, "individuals", "Individuals of", rows=rows, limit=_ROWS, order=order, after=after)
+    scale, shown = server.store.scales(record.id).fitness, {"limit": _ROWS, "order": order, "after": after}
+    return _part(request, record, "individuals", "Individuals of", rows=rows, scale=scale, **shown)
 
 
 @routes.get("/searches/{search}/course")
@@ -128,7 +130,7 @@ def show_course(request: Request, server: ServerDep, search: SearchPath) -> HTML
     """Individuals that were better than all before them."""
     record = server.store.search(search)
     steps = improvements(server.curves.curve(record.id), spans_of(config_of(record)))
-    return _part(request, record, "course", "Fitness of", steps=steps)
+    return _part(request, record, "course", "Fitness of", steps=steps, scale=server.store.scales(record.id).fitness)
 
 
 @routes.get("/searches/{search}/standings")

@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import Literal
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.scales import SCALES, ScaleName
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import winner_of
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.server.fitness_curves import FitnessCurve
 from moevolve.search.strategies.schedule import PhaseSpan, make_schedule
-from moevolve.search.text import percent
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import Control, IndividualRecord, SearchRecord, SearchSummary
 
@@ -36,6 +36,7 @@ class SearchView:
         full: Fitness of the full model.
         winner: The winner of a finished search, and whether it was picked on `dev`; None if it isn't known.
         dev, test: The winner's scores in a listing; see `SearchSummary`.
+        scale, mean_scale: Scales that the fitness, and `dev` and `test`, are shown on.
     """
 
     search: SearchRecord
@@ -48,6 +49,8 @@ class SearchView:
     winner: tuple[IndividualRecord, bool] | None = None
     dev: float | None = None
     test: float | None = None
+    scale: ScaleName = "percent"
+    mean_scale: ScaleName = "percent"
 
     @property
     def total(self) -> int | None:
@@ -111,15 +114,16 @@ class SearchView:
     @property
     def description(self) -> str:
         """The progress in one sentence, as a text alternative to the chart."""
+        scale = SCALES[self.scale]
         of = "" if self.total is None else f" of {self.total:,}"
         parts = [f"{self.done:,}{of} individuals are complete"]
         if self.failed:
             parts.append(f"{self.failed:,} failed")
         if self.best is not None:
             named = "" if self.best[0] is None else f" (individual {self.best[0]})"
-            parts.append(f"the best has {percent(self.best[1])} % on the search split{named}")
+            parts.append(f"the best has {scale.phrase(self.best[1])} on the search split{named}")
         if self.full is not None:
-            parts.append(f"the full model {percent(self.full)} %")
+            parts.append(f"the full model {scale.phrase(self.full)}")
         if self.winner is not None:
             parts.append(f"the winner is individual {self.winner[0].index}")
         return ", ".join(parts) + "."
@@ -139,6 +143,8 @@ def view_of_summary(summary: SearchSummary, control: Control) -> SearchView:
         full=None if progress is None else progress.full,
         dev=summary.dev,
         test=summary.test,
+        scale=summary.scale,
+        mean_scale=summary.mean_scale,
     )
 
 
@@ -159,6 +165,7 @@ def view_of_search(store: StoreReader, search: SearchRecord, control: Control) -
         best=(best[0].index, best[0].fitness or 0.0) if best else None,
         full=full_fitness(store, search) if full is None else full,
         winner=None if winner is None else (winner, reranked),
+        scale=store.scales(search.id).fitness,
     )
 
 

@@ -16,6 +16,7 @@ from moevolve.evaluators.preparation import prepare
 from moevolve.evaluators.preparation.registry import list_tasks, load_task
 from moevolve.evaluators.tasks.config import Source
 from moevolve.evaluators.tasks.datasets import Table
+from moevolve.evaluators.tasks.installed import DOMAINS
 from moevolve.evaluators.tasks.selection import check_disjoint, select_rows
 from moevolve.evaluators.types import Example
 
@@ -206,7 +207,8 @@ def _serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> None:
 
 def test_a_hub_row_becomes_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = {name for name in list_tasks() if not name.startswith("eep/")}  # those: test_eep_tasks.py
-    assert plain == set(HUB_ROWS) | {"mmlu-ood"} | {f"demo-{name}" for name in TASKS}
+    installed = {f"text-{name}" for name in DOMAINS}
+    assert plain == set(HUB_ROWS) | {"mmlu-ood"} | {f"demo-{name}" for name in TASKS} | installed
     for name, (row, prompt, answer) in HUB_ROWS.items():
         _serve(monkeypatch, [row])
         task = load_task(name)
@@ -292,7 +294,7 @@ def test_wikitext2_is_running_text_in_windows(tmp_path: Path) -> None:
     assert prepared["test"].running_text == "\n\n".join(line.replace("Line", "test") for line in lines)
     assert prepared["search"].running_text.startswith("\n\n = Valkyria = \n\n\n\n\n train 0 .\n")
     assert {(split.fitness, split.metric, split.window) for split in prepared.values()} == {
-        ("perplexity", "geometric_mean", 4096)
+        ("perplexity", "inverse_perplexity", 4096)
     }
 
 

@@ -23,11 +23,19 @@ WriteTask = Callable[..., Path]
     ("changes", "said"),
     [
         ({"promt": "x"}, "promt: unknown key (did you mean `prompt`?)"),
-        ({"metric": "bleu"}, "metric: unknown metric `bleu`; known: accuracy, geometric_mean, mean"),
+        (
+            {"metric": "bleu"},
+            "metric: unknown metric `bleu`; known: accuracy, geometric_mean, inverse_perplexity",
+        ),
         ({"answer": None}, "give `answer`"),
         ({"choices": None}, "`option` looks for one of the choices"),
         ({"choices": None, "fitness": "rank", "matching": None}, "give `choices`"),
-        ({"source": {"hub": "a/b", "files": {"all": "rows.jsonl"}}}, "source: give either `hub` or `files`"),
+        ({"source": {"hub": "a/b", "files": {"all": "rows.jsonl"}}}, "give one of `hub`, `files` and `installed`"),
+        ({"source": {"installed": "novels"}}, "unknown domain of installed text `novels`; known: manual, docstrings"),
+        (
+            {"source": {"installed": "code"}},
+            "`splits.search.from` is `all`, but installed text has: train, calibration",
+        ),
         ({"source": {"files": {"all": "rows.jsonl", "more": "./rows.jsonl"}}}, "stands under both `all` and `more`"),
         (
             {"source": {"files": {"other": "rows.jsonl"}}},
@@ -67,14 +75,14 @@ def test_label_keys_keep_their_spelling(tmp_path: Path, write_task: WriteTask) -
     assert load_task(path).labels["label"] == {"true": "A", "1": "B", "no": "C", "0": "D", "false": "B"}
 
 
-@pytest.mark.parametrize("fitness", ["perplexity", "kl"])
-def test_texts_need_neither_answers_nor_choices(write_task: WriteTask, fitness: str) -> None:
+@pytest.mark.parametrize(("fitness", "metric"), [("perplexity", "inverse_perplexity"), ("kl", "geometric_mean")])
+def test_texts_need_neither_answers_nor_choices(write_task: WriteTask, fitness: str, metric: str) -> None:
     task = load_task(
         write_task(fitness=fitness, prompt="{{ text }}", answer=None, choices=None, labels=None, matching=None)
     )
-    assert task.resolved_metric == "geometric_mean"
+    assert task.resolved_metric == metric
     split = prepare_splits(task)["search"]
-    assert (split.fitness, split.metric) == (fitness, "geometric_mean")
+    assert (split.fitness, split.metric) == (fitness, metric)
     assert {(example.references, example.choices) for example in split.examples} == {((), ())}
     graded = load_task(write_task(fitness=fitness, metric="mean"))
     assert prepare_splits(graded)["search"].metric == "mean"

@@ -49,7 +49,7 @@ def test_a_model_that_is_not_there_is_planned_from_its_config(
     assert {(s["split"], s["examples"], s["source"]) for s in found["splits"]} == {
         (split, 256, "given") for split in ("search", "dev", "test")
     }
-    warned = "warning: phases.0 (prune) has 7 rounds: 200 evaluations, and window makes 32 individuals"
+    warned = "warning: phases.0 (prune) makes 200 individuals in 7 rounds of 32, and"
     assert [note.startswith(warned) for note in found["notes"]].count(True) == 1
     assert found["pilot"] is None
     assert not list(tmp_path.iterdir())

@@ -38,7 +38,7 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS, RETAINED, LAYERS, TOKENS = 6, 3, 3, 60
-PRUNING = ("frequency", "soft_activation", "reap", "man", "msan", "naee")
+PRUNING = ("frequency", "soft_activation", "reap", "man", "msan", "energy", "naee")
 Layers = list[list[Token]]
 
 
@@ -107,11 +107,14 @@ def scores_of(name: str, tokens: list[Token]) -> NDArray[np.float64]:
         for expert in token.chosen:
             counts[expert] += 1
             norm, gate = float(token.outputs[expert].norm()), float(token.gates[expert])
-            scores[expert] += {"man": norm, "msan": norm**2}.get(name, gate * norm)
+            added = {"man": norm, "msan": norm**2, "energy": gate**2 * norm**2}
+            scores[expert] += added.get(name, gate * norm)
     if name == "frequency":
         return counts
     if name == "soft_activation":
         return sum(token.probabilities.numpy() for token in tokens)  # type: ignore[return-value]
+    if name == "energy":
+        return scores
     return scores / np.maximum(counts, 1)
 
 
@@ -204,9 +207,10 @@ def test_importance_has_a_row_for_every_statistic_that_was_measured() -> None:
     sums = np.ones((2, 3, 3, 3))
     sums[:, :, 0, 0], sums[:, :, 0, 1] = 2, [[2, 4, 2], [0, 60, 20]]
     measured = {"counts": np.array([[1, 2, 1], [0, 30, 10]]), "importance_sums": sums, "pair_norms": pairs}
-    frequency, reap, man, msan, hope = space.calibrated(Calibration(measured)).importance(PRUNE)
+    frequency, reap, man, msan, energy, hope = space.calibrated(Calibration(measured)).importance(PRUNE)
     assert np.allclose(frequency, [(1 / 4 + 0) / 2, (2 / 4 + 3 / 4) / 2, (1 / 4 + 1 / 4) / 2])
     assert np.allclose(man, frequency) and np.allclose(reap, 1 / 3) and np.allclose(msan, 1 / 3)
+    assert np.allclose(energy, 1 / 3)
     assert np.allclose(hope, [0.55, 0.25, 0.2])
 
 

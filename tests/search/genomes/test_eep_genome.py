@@ -172,7 +172,7 @@ def test_a_rows_place_says_its_routing_group() -> None:
         )
 
 
-def test_folding_decides_the_parameters_described() -> None:
+def test_folding_decides_the_parameters_described_and_what_is_stock() -> None:
     sigmoid, logits = eep_space(8, 1, facts=deepseek()), eep_space(4, 1, facts=gpt_oss(), router_space="logits")
     pruned = sigmoid.sample(np.random.default_rng(0), PRUNE).genome
     per_layer = 3 * 4096 * 14336 + 4096
@@ -180,6 +180,8 @@ def test_folding_decides_the_parameters_described() -> None:
     mapped = sigmoid.describe(continuous(sigmoid)).parameters
     assert mapped == sigmoid.describe(pruned).parameters + 6 * (8 * 4096 + 8 * 16)
     assert logits.describe(continuous(logits)).parameters == gpt_oss().parameters - 6 * 4 * per_layer
+    stock = [sigmoid.describe(pruned), logits.describe(continuous(logits)), sigmoid.describe(continuous(sigmoid))]
+    assert [each.stock for each in stock] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -198,3 +200,13 @@ def test_what_the_family_cannot_express_is_refused(facts: Any, settings: dict[st
 
 def test_active_defaults_to_what_a_token_can_reach() -> None:
     assert eep_space(8, 1, facts=deepseek(chosen=1)).active == 2
+
+
+def test_genomes_that_only_prune_are_stored_as_their_experts() -> None:
+    space = eep_space(64, "per_layer", layers=48, experts=128, active=8)
+    genome = space.sample(np.random.default_rng(0), PRUNE).genome
+    assert len(genome.to_bytes()) <= 4 * 48 * 64 + 32
+    assert space.from_bytes(genome.to_bytes()) == genome
+    unknown = genome.to_bytes()[:-4] + np.array([128], dtype="<u4").tobytes()
+    with pytest.raises(ValueError, match="expert 128 of 128"):
+        space.from_bytes(unknown)

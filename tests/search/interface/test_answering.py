@@ -18,6 +18,7 @@ from moevolve.evaluators.types import HarnessTask
 from moevolve.search.cli.app import app
 from moevolve.search.cli.models import _abridged
 from moevolve.search.interface.answers import Answers
+from moevolve.search.interface.export import CheckpointRequest
 from moevolve.search.running.candidates import find_candidate
 from moevolve.store.repository import Store
 
@@ -26,6 +27,33 @@ from moevolve.store.repository import Store
 def found(all_kinds: str, tiny: Any) -> Answers:
     """All that three models write on the tiny search's `test` split."""
     return moevolve.answers(all_kinds, ["eep:0", "full", "eep:20"], task=f"{tiny.task}@generate", limit=None)
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+def test_models_run_with_the_threads_of_their_search_unless_others_are_given(
+    all_kinds: str, tiny: Any, monkeypatch: pytest.MonkeyPatch, threads: int | None
+) -> None:
+    counts: list[int] = []
+    stages: list[str] = []
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+
+    class Written(Exception):
+        """Ends an export where it would write."""
+
+    def write(*_: Any) -> None:
+        raise Written
+
+    monkeypatch.setattr(CheckpointRequest, "write", write)
+    task = f"{tiny.task}@generate"
+    moevolve.answers(all_kinds, ["eep:0"], task=task, limit=1, threads=threads, on_stage=stages.append)
+    moevolve.evaluate(all_kinds, "eep:0", task=task, split="dev", threads=threads, on_stage=stages.append)
+    with pytest.raises(Written):
+        moevolve.export(all_kinds, "eep:0", "never", threads=threads, on_stage=stages.append)
+    with Store.open(all_kinds) as store:
+        own = find_candidate(store, "eep:0").config.engine.threads
+    assert counts == [own if threads is None else threads] * 3
+    for said in ("eep:0 answers 1 rows", "loading the model", "scoring ", "writing the checkpoint"):
+        assert any(stage.startswith(said) for stage in stages)
 
 
 def test_outcomes_are_those_that_scoring_stores(found: Answers, all_kinds: str, tiny: Any) -> None:

@@ -21,10 +21,10 @@ def test_a_listing_is_a_list_that_prints_itself() -> None:
     rows = Rows([row, replace(row, search=search(EVIL), best_fitness=None)])
     assert rows == [row, rows[1]]
     shown = rows._repr_html_()
-    assert "<td>=&lt;b&gt; ]0;x </td>" in shown and "<td>0.75</td>" in shown and "<th>dev</th>" not in shown
+    assert "<td>=&lt;b&gt; ]0;x </td>" in shown and "<td>75.0 %</td>" in shown and "<th>dev</th>" not in shown
     lines = str(rows).splitlines()
     assert lines[0].split() == ["search", "status", "tags", "individuals", "best"] and "\x1b" not in str(rows)
-    assert lines[1].split() == ["one", "created", "a", "b", "3", "0.75"]
+    assert lines[1].split() == ["one", "created", "a", "b", "3", "75.0", "%"]
     first, second = csv.DictReader(io.StringIO(csv_text(map(flat, rows))))
     tamed = "'=<b>\ufffd]0;x\ufffd"
     assert (first["note"], first["tasks"], first["test"], second["search"]) == (tamed, "rte cb", "", tamed)

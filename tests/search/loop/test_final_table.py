@@ -25,14 +25,16 @@ from moevolve.search.cli.app import app
 from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.config.run import RunConfig
 from moevolve.search.config.study import load_study
-from moevolve.search.loop.final_table import BEST_LABEL, FinalTable, Score
+from moevolve.search.loop.final_table import BEST_LABEL, FinalTable, Score, Scorer
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.report.contents import gather
+from moevolve.search.results.gain import code_gain, search_gain
 from moevolve.search.results.study import study_rows
 from moevolve.search.running import launch as service
 from moevolve.search.running.study import run_study
 from moevolve.search.text import percent
+from moevolve.store.records import IndividualRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
@@ -99,11 +101,6 @@ def reported(store: Store) -> FinalTable:
     return gather(store, "lab").standings
 
 
-def same(one: FinalTable, other: FinalTable) -> bool:
-    """Whether a page says what the search ended with, but for what takes the model."""
-    return other == replace(one, entries=(replace(one.full, active_parameters=None), *one.entries[1:]))
-
-
 def edits(store: Store, settings: RunConfig) -> dict[int, Edit]:
     setup = lab_setup(settings)
     return {row.index: setup.space.from_bytes(row.genome).express() for row in store.history("lab-1")}
@@ -112,6 +109,34 @@ def edits(store: Store, settings: RunConfig) -> dict[int, Edit]:
 def all_tied(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
     """Everybody has the same score; what breaks ties differs."""
     return 10, -mark(edit, split.task + split.split) / 1000
+
+
+def test_among_candidates_that_a_test_cant_tell_apart_a_stock_and_then_a_smaller_one_wins(store: Store) -> None:
+    right = iter([18, 17, 17, 6])  # a test tells 6 of 20 from 18
+    scores: dict[str, int] = {}
+
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
+        hashed = edit.phenotype_hash
+        return (scores.setdefault(hashed, next(right)) if split.split == "dev" else 10), 0.0
+
+    settings = config(tasks=[{"name": "one"}], final={"rerank": 4})
+    launch(store, settings, sheet)
+    scorer = Scorer(store, store.search("lab"), settings)
+    plain = scorer.ranked(store.best_of_search("lab-1", 4), "dev")
+    assert plain is not None and [scores[row.phenotype_hash] for row in plain] == [18, 17, 17, 6]
+    custom = [replace(row, stock=False, parameters=600, parameters_full=1000) for row in plain]
+
+    def winner(place: int, **changes: Any) -> int:
+        rows = [*custom[:place], replace(custom[place], **changes), *custom[place + 1 :]]
+        return rows.index(scorer.preferred(rows))
+
+    assert winner(0) == 0, "nothing speaks for another one"
+    assert winner(2, stock=True) == 2 and winner(2, parameters=590) == 2
+    assert winner(2, stock=True, parameters=900) == 2, "stock comes before size"
+    assert winner(2, parameters=598) == 0, "less than a percent is no reason"
+    assert winner(3, stock=True) == winner(3, parameters=100) == 0, "it is worse"
+    worst = Scorer(store, store.search("lab"), settings.model_copy(update={"task_aggregation": "worst"}))
+    assert worst.preferred([custom[0], replace(custom[1], stock=True)]).index == custom[0].index
 
 
 @pytest.mark.parametrize(("rule", "tasks"), [("gold_logprob", ["one", "two"]), ("index", ["one"])])
@@ -134,7 +159,7 @@ def test_ties_on_dev_are_broken_as_the_configuration_says(store: Store, rule: st
     assert len(found) > 6
     assert ended.winner == f"lab:{max(found, key=worth)}" and ended.reranked
     assert reported(store).winner == ended.winner
-    assert same(ended, reported(store))
+    assert ended == reported(store)
     assert {score.task for one in ended.entries for score in one.scores} == set(tasks)
 
 
@@ -156,7 +181,7 @@ def test_dev_picks_the_one_whose_worst_task_keeps_most_of_the_full_models_score(
         edit = leaders[index]
         return min(sheet(edit, prepared(task, "dev"))[0] / whole[task] for task in tasks), -index
 
-    assert ended.winner == f"lab:{max(leaders, key=worst)}" and ended.reranked and same(ended, reported(store))
+    assert ended.winner == f"lab:{max(leaders, key=worst)}" and ended.reranked and ended == reported(store)
     means = {index: sum(sheet(edit, prepared(task, "dev"))[0] for task in tasks) for index, edit in leaders.items()}
     assert means[int(ended.winner.partition(":")[2])] < max(means.values()), "it isn't the best by the mean"
 
@@ -175,7 +200,7 @@ def test_leaders_that_break_on_dev_are_out_unless_all_of_them_do(store: Store, l
         return None if breaks else graded(edit, split)
 
     ended = launch(store, config(), sheet)
-    assert ended.best is not None and same(ended, reported(store))
+    assert ended.best is not None and ended == reported(store)
     found = edits(store, config())
     marks = [mark(found[row.index], "dev") % EXAMPLES for row in store.best_of_search("lab-1", 6)]
     fine = [each for each in marks if each < least]
@@ -201,7 +226,64 @@ def test_one_that_breaks_on_a_task_of_test_failed_on_the_tasks_after_it(store: S
     for task in ("two", "three"):
         assert ended.best.score(task, "test") == Score(task, "test", None, failure="broken")
     assert not [gap for gap in ended.gaps if "test" in gap.what]
-    assert same(ended, reported(store))
+    assert ended == reported(store)
+
+
+@pytest.mark.parametrize(
+    ("best", "first", "said"),
+    [
+        (
+            18,
+            8,
+            "The search gained over the best one-shot choice (reap): 90.0 % against 40.0 % on `test` (+50.0, p",
+        ),
+        (
+            12,
+            10,
+            "The search gained nothing that a paired test can tell over the best one-shot choice (reap): 60.0 %",
+        ),
+        (8, 18, "The search lost against the best one-shot choice (reap): 40.0 %"),
+        (0, 18, "The search gained nothing: the winner is the best one-shot choice (reap)."),
+    ],
+)
+def test_what_a_search_gained_is_said_with_a_test(
+    store: Store, monkeypatch: pytest.MonkeyPatch, best: int, first: int, said: str
+) -> None:
+    """The first individual counts as a one-shot choice."""
+    shots: list[str] = []
+
+    def entries(_: Any, history: Sequence[IndividualRecord], winner: IndividualRecord | None) -> list[Any]:
+        return [("reap", history[0])] if winner is None or winner.index else []
+
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
+        if not isinstance(edit, IdentityEdit) and not shots:
+            shots.append(edit.phenotype_hash)
+        chosen = edit.phenotype_hash in shots
+        if split.split == "test":
+            return (first if chosen else best), 0.0
+        return (10 if chosen == bool(best) else 15), 0.0
+
+    monkeypatch.setattr("moevolve.search.loop.final_table.auxiliary_entries", entries)
+    monkeypatch.setattr("moevolve.search.results.gain.auxiliary_entries", entries)
+    table = launch(store, config(), sheet)
+    assert str(search_gain(store, table)).startswith(said) and code_gain(store, table) is None
+
+
+def test_what_custom_code_gains_over_what_servers_load_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every candidate but the winner counts as one that needs no code."""
+    best: list[str] = []
+
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
+        if not isinstance(edit, IdentityEdit) and not best:
+            best.append(edit.phenotype_hash)
+        return (19 if edit.phenotype_hash in best else 9), 0.0
+
+    table = launch(store, config(), sheet)
+    leaders = store.best_of_search("lab-1", 6)
+    marked = [replace(row, stock=row.phenotype_hash not in best) for row in leaders]
+    monkeypatch.setattr(store, "best_of_search", lambda *_: marked)
+    said = f"Custom code gained over the best candidate that needs none (lab:{leaders[1].index}): 95.0 % against 45.0 %"
+    assert str(code_gain(store, table)).startswith(f"{said} on `dev` (+50.0, p = 0.002")
 
 
 def test_a_search_whose_every_individual_failed_has_no_winner(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +297,7 @@ def test_a_search_whose_every_individual_failed_has_no_winner(store: Store, caps
         "search",
         "test",
     }
-    assert same(ended, reported(store))
+    assert ended == reported(store)
     print_final_table(ended, "sqlite:///s.db")
     assert "every individual failed" in capsys.readouterr().out
 
@@ -230,11 +312,11 @@ def test_random_draws_are_shown_where_they_are_asked_for(store: Store) -> None:
         mean = ended.entries[1].score("one", split)  # type: ignore[arg-type]
         assert mean is not None and mean.score == pytest.approx(np.mean(values))
         assert mean.spread == pytest.approx(np.std(values, ddof=1)) and mean.low is None
-    assert same(ended, reported(store))
+    assert ended == reported(store)
     assert [gap.what for gap in ended.gaps] == ["best found on one, dev"]
     launch_again = resume(store, config(final={"rerank": 0}), graded)
     assert [one.label for one in launch_again.entries] == ["full model", BEST_LABEL]
-    assert same(launch_again, reported(store))
+    assert launch_again == reported(store)
 
 
 def test_a_report_knows_the_final_settings_of_the_last_resume(store: Store) -> None:
@@ -246,10 +328,10 @@ def test_a_report_knows_the_final_settings_of_the_last_resume(store: Store) -> N
     ended = resume(store, config(final={"rerank": 6, "held_out": ["other"]}), sheet)
     assert ended.winner != first.winner and ended.others == ("other",)
     assert ended.best is not None and ended.full.score("other", "test") and ended.best.score("other", "test")
-    assert same(ended, reported(store)) and not ended.gaps
+    assert ended == reported(store) and not ended.gaps
     # As would resuming it once more without a word.
     again = resume(store, config(final={"rerank": 6}), sheet)
-    assert again.winner == ended.winner and same(again, reported(store))
+    assert again.winner == ended.winner and again == reported(store)
 
 
 def test_leaders_that_are_not_all_measured_on_dev_are_not_ranked_again(store: Store) -> None:
@@ -274,7 +356,7 @@ def test_leaders_that_are_not_all_measured_on_dev_are_not_ranked_again(store: St
     assert answered == [3]
     assert table.winner == f"lab:{store.best_of_search('lab-1')[0].index}" and not table.reranked
     assert [gap.command for gap in table.gaps] == ["moevolve resume lab"]
-    assert same(resume(store, settings, graded), reported(store)) and reported(store).reranked
+    assert resume(store, settings, graded) == reported(store) and reported(store).reranked
 
 
 def test_names_must_tell_splits_apart(tiny: Any, tmp_path: Path) -> None:

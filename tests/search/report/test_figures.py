@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from search_samples import HISTORY, history_row
 
+from moevolve.evaluators.scales import SCALES
 from moevolve.search.drawing import BLUE, INK, spread, to_svg
 from moevolve.search.report import fitness, lineage, usage
 from moevolve.store.records import LineageGraph, LineageNode
@@ -26,27 +27,40 @@ def dots(axes: Any, label: str) -> list[list[float]]:
 
 
 def test_the_fitness_curve_shows_every_score_and_the_best_so_far() -> None:
-    (axes,) = fitness.fitness_figure(HISTORY, 0.8).axes
+    (axes,) = fitness.fitness_figure(HISTORY, 0.8, "percent").axes
     assert dots(axes, "prune") == [[0, 40], [2, 60]] and dots(axes, "merge") == [[3, 50], [4, 70]]
     assert line(axes, "best so far") == [(0, 40), (2, 60), (3, 60), (4, 70)]
     assert [index for index, _ in dots(axes, "failed")] == [1]
     assert {y for _, y in line(axes, "full model")} == {80}
-    assert axes.get_xlabel() and axes.get_ylabel().endswith("[%]")
+    assert axes.get_xlabel() and axes.get_ylabel() == "score in %\non the search split"
+
+
+def test_perplexities_fall_and_the_lowest_are_the_front() -> None:
+    (axes,) = fitness.fitness_figure(HISTORY, 0.8, "perplexity").axes
+    assert dots(axes, "prune") == [[0, 2.5], [2, round(1 / 0.6, 6)]]
+    assert line(axes, "best so far")[-1] == (4, round(1 / 0.7, 6)) and line(axes, "full model")[0][1] == 1.25
+    assert axes.get_yscale() == "log" and "perplexity (ppl), lower is better" in axes.get_ylabel()
+    left, _ = fitness.size_figure(HISTORY, 0.8, best=4, scale="perplexity").axes
+    assert line(left, "not beaten in both") == [(25, 2.5), (35, round(1 / 0.6, 6)), (45, round(1 / 0.7, 6))]
+    (one,) = fitness.speed_figure({"full": 0.5, "a:1": 0.25}, {1: [10, 20]}, SCALES["perplexity"]).axes
+    assert line(one, "no other is faster and better") == [(20, 4), (10, 2)]
 
 
 def test_scores_stand_over_sizes() -> None:
     points = [(3.0, 0.5), (1.0, 0.2), (2.0, 0.5), (2.0, 0.4), (4.0, 0.9), (5.0, 0.1), (1.0, 0.1)]
     assert fitness.pareto_front(points) == [(1.0, 0.2), (2.0, 0.5), (4.0, 0.9)]
-    left, right = fitness.size_figure(HISTORY, 0.8, best=4).axes
+    left, right = fitness.size_figure(HISTORY, 0.8, best=4, scale="percent").axes
     assert dots(left, "individuals") == [[25, 40], [35, 60], [40, 50], [45, 70]]
-    assert dots(right, "individuals") == [[10, 40], [11, 60], [11.5, 50], [12, 70]]
+    shares = [[25, 40], [27.5, 60], [28.75, 50], [30, 70]]
+    assert dots(right, "individuals") == shares, "of the full model's active parameters, not of all that it has"
     assert line(left, "not beaten in both") == [(25, 40), (35, 60), (45, 70)]
     assert line(left, "best found") == [(45, 70)] and line(left, "full model") == [(100, 80)]
+    assert line(right, "full model") == [(100, 80)]
 
 
 def test_scores_stand_over_speeds() -> None:
     one, many = fitness.speed_figure(
-        {"full": 0.9, "a:1": 0.8, "a:2": 0.7, "a:3": 0.85}, {1: [10, 20, 15, 12], 8: [5] * 4}
+        {"full": 0.9, "a:1": 0.8, "a:2": 0.7, "a:3": 0.85}, {1: [10, 20, 15, 12], 8: [5] * 4}, SCALES["percent"]
     ).axes
     assert dots(one, "models") == [[10, 90], [20, 80], [15, 70], [12, 85]]
     assert line(one, "no other is faster and better") == [(20, 80), (12, 85), (10, 90)]
@@ -144,7 +158,7 @@ def test_words_are_shares_of_what_their_tokens_chose() -> None:
 
 
 def test_an_svg_takes_the_colours_of_its_page_and_refers_to_itself_only() -> None:
-    figure = fitness.fitness_figure(HISTORY, 0.8)
+    figure = fitness.fitness_figure(HISTORY, 0.8, "percent")
     text = to_svg(figure, "one", 'a "b" & <c>')
     root = ET.fromstring(text)
     assert root.get("role") == "img" and root.get("aria-label") == 'a "b" & <c>'
@@ -159,7 +173,7 @@ def test_an_svg_takes_the_colours_of_its_page_and_refers_to_itself_only() -> Non
 
 def test_a_page_does_not_grow_with_a_long_search() -> None:
     rows = [history_row(index, "tune", (index % 97) / 100) for index in range(6_000)]
-    figure = fitness.fitness_figure(rows, None)
+    figure = fitness.fitness_figure(rows, None, "percent")
     (scatter,) = [each for each in figure.axes[0].collections if each.get_label() == "tune"]
     assert scatter.get_rasterized() and len(scatter.get_offsets()) == len(rows)
     assert len(to_svg(figure, "long", "")) < 300_000

@@ -58,9 +58,7 @@ def test_a_finished_search_is_reported_completely(all_kinds: str, kind: str) -> 
         ended = execute(set_up_stored(store, kind), store, Observer(), local_pool)
     table = contents.standings
     assert not table.gaps and not contents.notes and table.reranked and table.winner is not None
-    # What a token uses of the unedited model takes the model itself, which a page does without.
-    full = replace(ended.full, active_parameters=None)
-    assert table == replace(ended, entries=(full, *ended.entries[1:]))
+    assert table == ended
     labels = [one.label for one in table.entries]
     assert labels[0] == "full model" and labels[-1] == "best found"
     assert labels[1].startswith("random ") and ("unsearched start" in labels) == (kind != "eep")
@@ -68,6 +66,9 @@ def test_a_finished_search_is_reported_completely(all_kinds: str, kind: str) -> 
     assert again.config_hash == contents.search.config_hash
     if kind == "tomoe":
         _, text = page_of(contents)
+        assert table.best is not None and table.best.active_parameters and table.full.active_parameters
+        used = 100 * table.best.active_parameters / table.full.active_parameters
+        assert f"and per token {used:.0f} % of those it uses" in text
         for words in ("Widths of tomoe:", *SAID, f"moevolve export {table.winner}"):
             assert words in text
 
@@ -133,7 +134,7 @@ def test_an_interrupted_search_of_several_tasks_is_reported(lab: Store) -> None:
     assert "moevolve resume lab" in text
     assert contents.notes == () and "Matrices of" in text, "though the synthetic model is nowhere"
     best = max((row for row in contents.history if row.fitness is not None), key=lambda row: row.fitness or 0)
-    assert f"the highest is {100 * (best.fitness or 0):.1f} %" in text
+    assert f"the best has {100 * (best.fitness or 0):.1f} %" in text
     for task in ("one", EVIL):
         full, draws, best_found = (one.score(task, "search") for one in contents.standings.entries)
         assert full and draws and best_found and draws.spread

@@ -21,8 +21,8 @@ from moevolve.search.cli.output.study import print_tables, write_csv, write_mark
 from moevolve.search.config.study import Study, load_study
 from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL, Score
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.loop.significance import TaskOutcomes
 from moevolve.search.pools.local import Evaluator, LocalPool
-from moevolve.search.results.significance import TaskOutcomes
 from moevolve.search.results.study import StudyRow, study_rows, with_tests
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.study import run_study

@@ -108,6 +108,10 @@ def test_the_largest_share_of_neurons_that_fits_is_kept() -> None:
         ({"size": "1GiB", "context": "32m"}, "--context 32m: give a number of tokens"),
         ({"size": "1GiB", "batch": 8}, "--batch: say with --context"),
         ({"experts": "4", "context": "32k"}, "--context and --batch are of --size and --speed"),
+        ({"experts": "100%"}, "--experts 100%: the model is that small already"),
+        ({"neurons": "100%"}, "--neurons 100%: the model is that small already"),
+        ({"neurons": "half"}, "--neurons half: give a share such as 12.5%"),
+        ({"active": "100.0 %"}, "--active 100.0 %: the model is that small already"),
     ],
 )
 def test_a_budget_that_is_none_is_refused(parameters: dict[str, Any], said: str) -> None:
@@ -139,7 +143,7 @@ def test_files_are_as_large_as_predicted(tmp_path: Path) -> None:
 
 def test_a_dry_run_keeps_the_budget_or_says_what_is_possible(tmp_path: Path, in_process: Any) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(f"{n} " + "word " * 90 for n in range(100)))
-    command = ("shrink", DEMO.path, "--data", "text.txt", "-o", "small", "--dry-run")
+    command = ("shrink", DEMO.path, "--data", "text.txt", "-o", "small", "--dry-run", "--custom-code")
     for size, found in (("1MiB", "neuron_share: 0.0"), ("3MB", "neuron_share: 0.5")):
         done = in_process(*command, "--size", size, cwd=tmp_path)
         assert done.returncode == 0 and found in done.stdout and "preset: counts-and-widths" in done.stdout
@@ -160,28 +164,31 @@ def test_a_dry_run_keeps_the_budget_or_says_what_is_possible(tmp_path: Path, in_
     assert done.returncode == 2 and "--neurons 12.5%: narrower experts need a repair" in done.stderr
 
 
-def test_a_stock_checkpoint_has_experts_of_one_width(tmp_path: Path, in_process: Any) -> None:
+def test_experts_have_one_width_unless_custom_code_is_allowed(tmp_path: Path, in_process: Any) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(f"{n} " + "word " * 90 for n in range(100)))
     fine = str(Path(DEMO.path).with_name("fine"))
 
     def run(model: str, *options: str) -> Any:
-        options = ("--data", "text.txt", "-o", "small", "--dry-run", "--stock", *options)
+        options = ("--data", "text.txt", "-o", "small", "--dry-run", *options)
         return in_process("shrink", model, *options, cwd=tmp_path)
 
     # Widths of 16 and 64 of 128 neurons.
     for options, found in ((("--neurons", "13%"), "0.125"), (("--size", "3MB"), "0.5")):
         done = run(DEMO.path, *options)
-        assert done.returncode == 0 and f"neuron_share: {found}\n" in done.stdout and "preset: counts" in done.stdout
+        assert done.returncode == 0 and f"neuron_share: {found}\n" in done.stdout and "preset: counts\n" in done.stdout
     for model, options in ((DEMO.path, ("--experts", "50%")), (fine, ("--size", "2MB"))):
         done = run(model, *options)
         assert done.returncode == 0 and "experts: " in done.stdout and "preset: repaired" in done.stdout
     for model, options, said in (
         (fine, ("--neurons", "13%"), "in this family other parts' width follows from theirs"),
         (DEMO.path, ("--neurons", "1%"), "1.00% of 128 neurons are too few"),
-        (DEMO.path, ("--speed", "2x"), "what --speed 2x searches is how wide each layer is"),
+        (DEMO.path, ("--speed", "2x"), "--speed 2x: what it searches is how wide each layer's experts are"),
     ):
         done = run(model, *options)
         assert done.returncode == 2 and said in done.stderr
+    for options, found in ((("--neurons", "13%"), "counts-and-widths"), (("--experts", "50%"), "widths")):
+        done = run(DEMO.path, "--custom-code", *options)
+        assert done.returncode == 0 and f"preset: {found}\n" in done.stdout
 
 
 def test_experts_of_text_models_that_nothing_loads_alone_keep_their_width(tmp_path: Path, in_process: Any) -> None:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.shrink import guard
+from moevolve.workers.methods.repair.edit import RepairSettings
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
 SET = ("--set", "engine.chat_template=none", "--set", "workers.count=1")
@@ -55,7 +56,7 @@ def shrunk(folder: Path, *options: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["tomoe", "factorllm"])
 def test_a_dense_model_becomes_a_mixture_of_experts(tmp_path: Path, kind: str) -> None:
-    page = shrunk(tmp_path, "--active", "50%", *(() if kind == "tomoe" else ("--kind", kind)))
+    page = shrunk(tmp_path, "--active", "50%", "--custom-code", *(() if kind == "tomoe" else ("--kind", kind)))
     assert (page["experts_full"], page["experts"], page["layers"]) == (0, 8, 5)
     (choice,) = page["choices"]
     assert choice.startswith("--active 50%: 8 ") and f"({kind})" in choice
@@ -75,6 +76,7 @@ def test_a_dense_model_becomes_a_mixture_of_experts(tmp_path: Path, kind: str) -
 def test_a_dense_model_becomes_a_narrower_one_that_needs_no_code(tmp_path: Path) -> None:
     page = shrunk(tmp_path, "--neurons", "50%")
     assert (page["experts_full"], page["experts"], page["written"]["form"]) == (0, 1, "stock")
+    assert page["written"]["loads_in"][:3] == ["transformers", "vLLM", "SGLang"]
     assert page["choices"] == ["--neurons 50%: every feed-forward network keeps 512 of 1024 neurons"]
     best = page["table"]["entries"][-1]
     saved = 5 * 3 * 128 * 512
@@ -88,14 +90,26 @@ def test_a_dense_model_becomes_a_narrower_one_that_needs_no_code(tmp_path: Path)
         "transformers_version": ""
     }
     again = ("shrink", DEMO / "dense", "--data", "questions.jsonl", "--neurons", "50%", "-o", "small", *SET, *SHORT)
-    assert "dense, narrower" in run_command(tmp_path, *again).stdout
+    said = run_command(tmp_path, *again).stdout
+    assert "dense, narrower" in said and "loads in: transformers, vLLM, SGLang, llama.cpp" in said
     card = (tmp_path / "small" / "README.md").read_text()
     assert "whose feed-forward networks have 512 of 1024 neurons" in card and "mixture" not in card
+    assert "Loads in: transformers, vLLM, SGLang, llama.cpp" in card
 
 
 def test_a_dry_run_writes_settings_and_none_repairs_nothing(tmp_path: Path, in_process: Any) -> None:
     write_questions(tmp_path / "questions.jsonl")
-    command = ("shrink", DEMO / "dense", "--data", "questions.jsonl", "--active", "25%", "--dry-run", *SET)
+    command = (
+        "shrink",
+        DEMO / "dense",
+        "--data",
+        "questions.jsonl",
+        "--active",
+        "25%",
+        "--custom-code",
+        "--dry-run",
+        *SET,
+    )
     for repair in ("auto", "none"):
         done = in_process(*command, "-o", repair, "--repair", repair, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -105,17 +119,46 @@ def test_a_dry_run_writes_settings_and_none_repairs_nothing(tmp_path: Path, in_p
         assert [phase.repair is None for phase in config.phases] == [repair == "none"] * 2
 
 
+def test_settings_of_the_presets_phases_are_overridden(tmp_path: Path, in_process: Any) -> None:
+    write_questions(tmp_path / "questions.jsonl")
+    command = (
+        "shrink",
+        DEMO / "dense",
+        "--data",
+        "questions.jsonl",
+        "--active",
+        "25%",
+        *SET,
+        "--custom-code",
+        "--dry-run",
+    )
+    done = in_process(*command, "--set", "phases.0.repair.tokens=2048", "-o", "small", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = load_run_config(tmp_path / "small.shrink" / "run.yaml").phases
+    assert first.repair is not None and first.repair.tokens == 2048
+    assert second.repair is not None and second.repair.tokens == RepairSettings().tokens
+    assert (first.init, second.init) == (("start",), ("random",))
+
+
 @pytest.mark.parametrize(
     ("model", "options", "error"),
     [
         ("dense", ("--neurons", "0.1%"), "--neurons 0.1%: that is too little of 1024 neurons"),
-        ("dense", ("--experts", "50%"), "--experts 50%: this model is dense, it has no experts; give --active"),
-        ("dense", ("--size", "1MiB"), "--size 1MiB: this model is dense"),
+        (
+            "dense",
+            ("--experts", "50%"),
+            "this model is dense, and --experts is for mixtures of experts; give --neurons",
+        ),
+        ("dense", ("--size", "1MiB"), "--size 1MiB: this model is dense, and --size is for mixtures"),
         ("dense", ("--speed", "2x"), "--speed 2x: this model is dense"),
         ("dense", ("--active", "100%"), "--active 100%: the model is that small already"),
         ("dense", ("--active", "half"), "--active half: give a share such as 12.5%"),
-        ("dense", ("--active", "50%", "--stock"), "--stock: --active 50% makes a mixture of experts with its own code"),
-        ("dense", ("--active", "30%", "--kind", "factorllm"), "give a multiple of 12.5%, or --kind tomoe"),
+        (
+            "dense",
+            ("--active", "50%"),
+            "--active 50% makes a mixture of experts with its own code, which servers",
+        ),
+        ("dense", ("--active", "30%", "--kind", "factorllm", "--custom-code"), "give a multiple of 12.5%, or --kind"),
         ("model", ("--active", "50%"), "a token uses 2 of 8; give --experts or --neurons"),
         ("model", ("--experts", "4", "--kind", "tomoe"), "--kind tomoe is of --active, which isn't given"),
     ],

@@ -7,13 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from known_experts import ENDS, GERMAN, SPARE, TOOLS, known_split, save_known_model, without
 
 from moevolve.search.loop.final_table import Score
 from moevolve.search.shrink import guard
-from moevolve.search.shrink.first_look import kept_mass
 from moevolve.search.shrink.guard import (
     Probe,
     check_edit,
@@ -24,7 +22,7 @@ from moevolve.search.shrink.guard import (
     structure_of,
 )
 from moevolve.search.shrink.loops import Loops
-from moevolve.search.shrink.page import TaskCheck
+from moevolve.search.shrink.page import TaskCheck, advice
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
@@ -76,6 +74,7 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
         ({"perplexity": 8.25}, "has 8.2 times the full model's perplexity, more than 3 times"),
         ({"perplexity": None}, "far more than the full model's perplexity"),
         ({"recovery": 0.2}, "keeps 20 % of the full model's score, less than 50%"),
+        ({"recovery": 0.4, "scale": "perplexity"}, "has 2.50 times the full model's perplexity on `test`, more than 2"),
     ):
         bad = replace(GOOD, **loss)  # type: ignore[arg-type]
         (fault,) = faults_of(bad, REQUEST)
@@ -86,6 +85,9 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
     assert faults_of(replace(graded, recovery=0.4), REQUEST) and faults_of(replace(graded, perplexity=None), REQUEST)
     (said,) = faults_of(replace(GOOD, recovery=None, unscored="out of memory"), REQUEST)
     assert said == "can't be compared with the full model on `test`: out of memory"
+    lost = replace(GOOD, task="general german", general=True, faults=("has 8.2 times",))
+    assert advice([GOOD, replace(lost, faults=())]) is None, "the first is no text that the data lacks"
+    assert "general german: the data has no such text" in (said := advice([GOOD, lost]) or "") and "--data FILE" in said
     assert "| chats | 16 | 1 (full model 0) | 1 of 16 | 80.0 | 1.60 times | 90.0 |" in checks_table([GOOD], LOOPS)
 
 
@@ -122,7 +124,7 @@ def test_a_task_that_names_its_fitness_is_compared_by_agreement(monkeypatch: pyt
 def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def answered(subject: Any, table: Any, request: ShrinkRequest) -> guard.Checks:
+    def answered(subject: Any, table: Any, request: ShrinkRequest, on_stage: Any) -> guard.Checks:
         made.append(table.winner)
         return (GOOD,), LOOPS
 
@@ -209,13 +211,3 @@ def test_the_general_set_has_five_domains_with_answers() -> None:
         found = {structure_of(example.references[0]) for example in split.examples}
         assert found == {"json"} if name == "json" else "call" not in found
     assert len({split.fingerprint for split in domains.values()}) == 5
-
-
-def test_a_domain_that_shares_no_experts_keeps_the_least_mass() -> None:
-    """Two domains use experts 0 and 1, one uses 2 and 3, in both layers."""
-    shares = np.array([[[0.6, 0.4, 0, 0]] * 2, [[0.5, 0.5, 0, 0]] * 2, [[0, 0, 0.95, 0.05]] * 2])
-    code, chat, german = kept_mass(["code", "chat", "german"], shares, np.ones(3), 2)
-    assert (code.mass, chat.mass, german.mass) == pytest.approx((0.6, 0.5, 0.95)), "experts 0 and 2"
-    assert (code.alone, german.alone) == pytest.approx((1.0, 1.0))
-    heavy = kept_mass(["code", "chat", "german"], shares, np.array([1, 9, 1.0]), 2)
-    assert [each.mass for each in heavy] == pytest.approx([1.0, 1.0, 0.0])

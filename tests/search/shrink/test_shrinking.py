@@ -28,7 +28,7 @@ SETTINGS = ("engine.chat_template=none", "workers.count=1", "final.random_baseli
 SET = tuple(word for setting in SETTINGS[:2] for word in ("--set", setting))
 COMMAND = (
     *("shrink", "packed", "--data", "chats.jsonl", "--experts", "50%", "--time", "1s", "-o", "small"),
-    *("--guard-prompts", "7", "--guard-tokens", "16"),
+    *("--guard-prompts", "7", "--guard-tokens", "16", "--force"),
     *(word for setting in SETTINGS for word in ("--set", setting)),
 )
 
@@ -67,7 +67,7 @@ def shrunk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
         patch.setattr(guard, "general_set", lambda: few)
         done = run_command(folder, *COMMAND, "--json")
     assert done.returncode == 0, done.stderr
-    return folder, json.loads(done.stdout)
+    return folder, json.loads(done.stdout) | {"lines": done.stderr.splitlines()}
 
 
 def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[str, Any]]) -> None:
@@ -111,6 +111,31 @@ def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[
     assert all(any(torch.equal(one, other) for other in there) for one in kept), "byte for byte"
 
 
+def test_every_step_is_said_from_the_start_and_the_pilots_evaluations_are_kept(
+    shrunk: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, page = shrunk
+    lines = iter(page["lines"])
+    for said in (
+        "shrink: --time 1s: everything is to end by ",
+        "shrink: starting",
+        "shrink: reading the data",
+        "shrink: choosing settings",
+        "shrink: asking the full model",
+        "shrink: pilot: evaluating",
+        "shrink: --time 1s: 4 candidates, the fewest ",
+        "shrink: evaluating",
+        "shrink: re-ranking and final scores",
+        "shrink: checking the winner's answers: prompts 1 to 7 of at most 7",
+        "shrink: writing the checkpoint",
+    ):
+        assert any(line.startswith(said) for line in lines), said
+    with moevolve.open_reader(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        begun = store.search("small").created_at
+        first = store.individual("small:0").evaluations
+    assert begun is not None and first[0].created_at is not None and first[0].created_at < begun
+
+
 def test_the_same_command_again_changes_nothing_and_names_what_is_beyond_its_limits(
     shrunk: tuple[Path, dict[str, Any]], in_process: Any
 ) -> None:
@@ -118,6 +143,8 @@ def test_the_same_command_again_changes_nothing_and_names_what_is_beyond_its_lim
     again = in_process(*COMMAND, "--min-recovery", "2", "--max-perplexity-ratio", "1", "--force", cwd=folder)
     assert again.returncode == 0, again.stderr
     said = " ".join(again.stdout.split())
+    assert page["gain"]["over"].startswith("the best one-shot choice (") and page["code_gain"] is None
+    assert said.split(" The search ")[-1].startswith("gained ")
     assert "best found" in said and "wrote small (source checkpoint of small:" in said
     kept = f"keeps {100 * page['checks'][0]['recovery']:.0f} % of the full model's score, less than 200%"
     assert f"chats: the candidate {kept}" in said
@@ -202,7 +229,7 @@ def test_a_folder_that_is_taken_is_refused_before_anything_runs(tmp_path: Path, 
     (tmp_path / "small" / "file").touch()
     command = ("shrink", DEMO / "model", "--data", "chats.jsonl", "--experts", "4", "-o", "small", "--dry-run")
     done = in_process(*command, cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr.startswith("error: --output small: there is something already")
+    assert done.returncode == 2 and "error: --output small: there is something already" in done.stderr
     assert not (tmp_path / "small.shrink").exists()
     done = in_process("shrink", DEMO / "model", "--experts", "4", cwd=tmp_path)
     assert done.returncode == 2 and "--data PATH" in done.stderr

@@ -80,7 +80,7 @@ def test_only_code_that_an_export_has_written_is_run(tmp_path: Path, monkeypatch
     model = ModelConfig(str(DEMO / "model"), device="cpu")
     for form in ("native", "stock"):
         with pytest.raises(UserError, match="seen"):
-            measured_speed(model, Written(tmp_path, form, 1), asked(1.5), lambda _: None)  # type: ignore[arg-type]
+            measured_speed(model, Written(tmp_path, form, 1, ()), asked(1.5), lambda _: None)  # type: ignore[arg-type]
     assert trusted == [False, True, False, False]
 
 
@@ -102,7 +102,18 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("timed")
 def test_a_dry_run_has_the_width_and_says_why(tmp_path: Path, in_process: Any) -> None:
     write_chats(tmp_path / "chats.jsonl", 100)
-    command = ("shrink", DEMO / "model", "--data", "chats.jsonl", "--speed", "1.5x", "-o", "small", "--dry-run")
+    command = (
+        "shrink",
+        DEMO / "model",
+        "--data",
+        "chats.jsonl",
+        "--speed",
+        "1.5x",
+        "--custom-code",
+        "-o",
+        "small",
+        "--dry-run",
+    )
     done = in_process(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "experts: 8\n  neuron_share: 0.6081\n" in done.stdout and "preset: widths" in done.stdout
@@ -131,7 +142,7 @@ def test_a_checkpoint_that_turns_out_slower_is_an_error_unless_forced(
     phase = "{kind: capacity, evaluations: 1, initial: 1, init: [equal], repair: {neurons: {}, tokens: 256}}"
     wanted = (f"phases=[{phase}]", "engine.chat_template=none", "final.random_baselines=0")
     settings = (word for each in wanted for word in ("--set", each))
-    command = ("shrink", DEMO / "model", "--data", "chats.jsonl", "--speed", "3x", "-o", "small")
+    command = ("shrink", DEMO / "model", "--data", "chats.jsonl", "--speed", "3x", "--custom-code", "-o", "small")
     command = (*command, *settings)
     with worker_here():
         done = in_process(*command, "--force", "--json", cwd=tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +13,13 @@ import pytest
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SPLITS
 from moevolve.search.config.files import parse_run_config, with_preset
+from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.records import Pilot
+from moevolve.search.shrink.budget import seconds_of
 from moevolve.search.shrink.request import ShrinkRequest
-from moevolve.search.shrink.timing import chosen, count_tokens, guard_seconds, seconds_of, shortened
+from moevolve.search.shrink.timing import chosen, count_tokens, guard_seconds, plan_time, shortened
+from moevolve.store.records import Progress
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo" / "model"
 
@@ -41,12 +46,17 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
     # the best, and three one-shot choices.
     assert tokens["dev"] < tokens["search"] < tokens["test"]
     final = (3 + 3 * tokens["test"] / tokens["search"]) * 3.0
-    needed = 7.0 + 3 * 10.0 + 4 * 3.0 + final + 3 * 6.0 / 2 + 5.0
+    # What the five individuals of the pilot took is not needed again.
+    needed = 7.0 + 3 * 10.0 + 4 * 3.0 + final + 3 * 6.0 / 2 + 5.0 - 5 * 3.0 / 2
     for extra in (1, 17, 100):
-        count, _ = chosen(f"{needed + extra * 3.0 / 2 + 0.01:.3f}s", config, tokens, found, spent=7.0, guard=5.0)
-        assert count == 3 + extra
+        time = needed + extra * 3.0 / 2
+        count, takes, _ = chosen(f"{time + 0.01:.3f}s", config, tokens, found, spent=7.0, guard=5.0)
+        assert count == 3 + extra and takes == pytest.approx(time)
+    calibrated = replace(found, other_seconds=14.0, calibration_seconds=4.0)
+    count, takes, _ = chosen(f"{needed + 2:.3f}s", config, tokens, calibrated, spent=7.0, guard=5.0)
+    assert (count, takes) == (4, pytest.approx(needed + 1.5)), "a calibration is kept, too"
     assert chosen("1s", config, tokens, found, spent=7.0, guard=5.0)[0] == 4
-    count, said = chosen("30d", config, tokens, found, spent=7.0, guard=5.0)
+    count, _, said = chosen("30d", config, tokens, found, spent=7.0, guard=5.0)
     assert count == 10 * 27 and "10 times the preset's" in said
     slower = replace(found, workers=1)
     by_one, by_two = (chosen("10m", config, tokens, each, spent=7.0, guard=5.0)[0] for each in (slower, found))
@@ -66,3 +76,39 @@ def test_times_have_units() -> None:
     for text in ("2", "h", "0h", "2 weeks"):
         with pytest.raises(UserError, match=r"--time .*: give a number with a unit"):
             seconds_of(text)
+
+
+def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_measured_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+
+    def measured(*_: Any, keep: Any, on_progress: Any, **__: Any) -> Pilot:
+        on_progress(Progress(1, 7, "capacity", None, None, 0, 0, 1, None, None))
+        kept.append(None if keep is None else keep.url)
+        return Pilot(4, 1, {"capacity": 6.0}, other_seconds=10.0)
+
+    monkeypatch.setattr("moevolve.search.shrink.timing.measure", measured)
+    monkeypatch.setattr(
+        "moevolve.search.shrink.timing.set_up_new", lambda config, *_: SimpleNamespace(config=config, prepared={})
+    )
+    settings: dict[str, Any] = {
+        "name": "timed",
+        "model": {"path": str(DEMO), "device": "cpu"},
+        "tasks": [{"name": "demo-count"}],
+        "genome": {"kind": "capacity", "experts": 2},
+        "store": f"sqlite:///{tmp_path / 'kept.db'}",
+    }
+    config = parse_run_config(with_preset(settings, "test"), "test")
+    probe: Any = SimpleNamespace(call=lambda *_: {"search": 10, "dev": 10, "test": 10})
+    notes: list[str] = []
+    observer = Observer(on_note=notes.append)
+    asked = ShrinkRequest("model", experts="50%", data=("chats.jsonl",), time="30s")
+    with pytest.raises(UserError, match=r"--time 30s: 4 candidates, the fewest .*, everything about .*; give a longer"):
+        plan_time(asked, config, monotonic(), probe, observer)
+    assert not notes
+    with pytest.raises(UserError, match="--time 30s: 50% of it is over, and 1 of 7 candidates are measured; give a"):
+        plan_time(asked, config, monotonic() - 16, probe, observer)
+    count, said = plan_time(replace(asked, force=True, dry_run=True), config, monotonic(), probe, observer)
+    assert count == 4 and notes[0].startswith(f"{said}, until ")
+    assert kept == [config.store, None], "a dry run makes no store"

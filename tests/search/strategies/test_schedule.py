@@ -88,14 +88,14 @@ PAPER: list[dict[str, Any]] = [
 def test_a_phase_of_few_rounds_is_warned_of_with_the_setting_that_would_do() -> None:
     (warned,) = rounds_notes(run_of(PAPER, window=16))
     assert warned == (
-        "warning: phases.0 (prune) has 5 rounds: 71 evaluations, and window makes 16 individuals before the first of "
-        "them can be a parent; with window: 10 or less it has 8 or more"
+        "warning: phases.0 (prune) makes 71 individuals in 5 rounds of 16, and those of a round can't learn from each "
+        "other; for 8 rounds set window: 10, or phases.0.evaluations: 113"
     )
     assert not rounds_notes(run_of(PAPER, window=10)) and rounds_notes(run_of(PAPER, window=11))
     assert len(rounds_notes(run_of(PAPER, window=23))) == 2
     strategy = {"kind": "evolution", "mode": "generations", "generation": 16}
     (warned,) = rounds_notes(run_of(PAPER, window=1, strategy=strategy))  # generations are rounds
-    assert "phases.0" in warned and "with strategy.generation: 10 or less" in warned
+    assert "phases.0" in warned and "set strategy.generation: 10, or" in warned
 
 
 def test_some_phases_have_no_rounds_to_count() -> None:

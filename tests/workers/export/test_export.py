@@ -42,7 +42,11 @@ CARD = ExportCard(
     search_id="42",
     individual="trial#17",
     lineage=("trial#9 (swap)", "trial#3 (random)"),
-    scores=(ExportScore("rte", "dev", 0.75, 200, 0.69, 0.81), ExportScore("rte", "search", 0.8, 300)),
+    scores=(
+        ExportScore("rte", "dev", 0.75, 200, 0.69, 0.81),
+        ExportScore("rte", "search", 0.8, 300),
+        ExportScore("web", "dev", 0.1, 40, 0.08, 0.125, "perplexity"),
+    ),
 )
 
 
@@ -59,7 +63,8 @@ def test_the_card_tells_where_the_model_comes_from(model_config: Configs, make_e
         edit.phenotype_hash,
     ):
         assert text in card
-    assert "| rte | dev | 0.7500 | 0.6900 to 0.8100 | 200 |\n| rte | search | 0.8000 | - | 300 |\n" in card
+    assert "| rte | dev | 75.0 % | 69.0 - 81.0 | 200 |\n| rte | search | 80.0 % | - | 300 |\n" in card
+    assert "| web | dev | 10.00 ppl | 8.000 - 12.50 | 40 |\n" in card and "better where they are lower" in card
     assert "1. trial#9 (swap)\n2. trial#3 (random)\n" in card
     assert f"{report.parameters:,}" in card
 

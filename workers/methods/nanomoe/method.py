@@ -20,6 +20,7 @@ from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.block_mix import block_mix
 from moevolve.workers.checkpoints.native import native_config, write_native
 from moevolve.workers.checkpoints.state import empty_model, experts_prefix, layer_state, loaded_parameters, ordinal_of
+from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.fitting import FitRows
@@ -132,6 +133,8 @@ class NanoMoeApplicator(Applicator):
             return
         for name, moments in input_moments(self._decoder, missing, edit.rows):
             self._fits[name] = self._fit(edit, name, Metric.of(moments))
+        if missing:
+            release_freed_memory()
 
     def _fit(self, edit: NanoMoeEdit, name: str, metric: Metric | None) -> _Fit:
         form, weight = edit.form, self._linears[name].weight

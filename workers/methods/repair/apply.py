@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.edits import Edit, Tokens
 from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.contract.methods import Applicator, Method, ModelParts
@@ -111,6 +112,7 @@ class RepairApplicator(Applicator):
                 if edit.settings.shared_expert == "kept" and isinstance(output, NeuronSelectingOutput):
                     output.keep_shared_expert()
             fitted = LayerFits(edit, strength, reference, self._cache).run(outputs)
+        release_freed_memory()
         self.outcomes = [outcome for outcome, _ in fitted]
         self.selections = {
             output.layer: selection

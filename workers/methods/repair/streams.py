@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.families.decoder import decoder_layers, decoder_of, skipped, state_of
 from moevolve.workers.methods.shared.outputs import Recorded
@@ -58,6 +59,7 @@ class ResidualStreams:
             hidden[batch.real] = state[batch.places.to(state.device)].to(hidden.device)
             out = self._run(batch, layer, part or self._layers[layer], hidden.view(*batch.ids.shape, -1), part is None)
             found.add(batch, (out, *(() if records is None else records.pop())))
+        release_freed_memory()  # otherwise a fit needs memory on top of what the layer's activations took
         return found.tensors[0], found.tensors[1:]
 
     def predictions(self, chosen: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.methods import Applicator
 
-# Of more than twice as many tokens every second, third ... chooses neurons.
+# Of more than twice as many tokens every second, third ... chooses neurons. With half as many, candidates of the demo's
+# model that keep one expert per layer have 69.4 instead of 71.3 on `span`, a mean of three.
 _CHOOSING_TOKENS = 8192
 
 Recorded = tuple[Tensor, ...]

@@ -1,5 +1,17 @@
 // Shared by all charts: colours from the page's style sheet, and sizes that follow the page.
 
+/** How scores are shown, by the name of their scale: `evaluators/scales.py`. Perplexities of candidates range over decades. */
+export const SCALES = {
+  percent: { title: "score in %", distr: 1, empty: [0, 100], value: (score) => 100 * score, text: (score) => `${(100 * score).toFixed(1)} %` },
+  perplexity: {
+    title: "perplexity, lower is better",
+    distr: 3,
+    empty: [1, 100],
+    value: (score) => (score > 0 ? 1 / score : null),
+    text: (score) => `${Number((1 / score).toPrecision(4))} ppl`,
+  },
+};
+
 const COLOURS = ["--phase-1", "--phase-2", "--phase-3", "--phase-4"];
 
 /** Value of a colour property of the style sheet. */

@@ -1,11 +1,12 @@
 // Chart of a search: the best score so far, and the individuals, in buckets and coloured by phase.
-import { WHOLE, axis, chart, colour, phaseColour, read, within } from "./charts.js";
+import { SCALES, WHOLE, axis, chart, colour, phaseColour, read, within } from "./charts.js";
 
 const POINTS = 1000;
 
 /** @param {HTMLElement} figure with `data-course`, the URL of the points, and other data of the search */
 export function draw(figure) {
-  const { course: url, individuals } = figure.dataset;
+  const { course: url, individuals, scale: named } = figure.dataset;
+  const scale = SCALES[named];
   const spans = JSON.parse(figure.dataset.spans);
   const kinds = [...new Set(spans.map((span) => span.kind))];
   const groups = kinds.length ? kinds : ["individuals"];
@@ -19,16 +20,15 @@ export function draw(figure) {
     const kind = spans.find((span) => span.start <= index && index < span.stop)?.kind;
     return Math.max(0, groups.indexOf(kind));
   };
-  const percent = (values) => values.map((value) => 100 * value);
   const columns = () => {
     const owner = curve.at.map(group);
-    const highs = groups.map((_, place) => curve.high.map((value, at) => (owner[at] === place ? 100 * value : null)));
+    const highs = groups.map((_, place) => curve.high.map((value, at) => (owner[at] === place ? scale.value(value) : null)));
     // The full model is scored after the page was loaded; its score is in a part of the page that is refreshed.
     const full = document.querySelector("#now [data-full]")?.dataset.full ?? "";
-    return [curve.at, ...highs, percent(curve.best), curve.at.map(() => (full === "" ? null : 100 * Number(full)))];
+    return [curve.at, ...highs, curve.best.map(scale.value), curve.at.map(() => (full === "" ? null : scale.value(Number(full))))];
   };
 
-  // A bar from the highest score of each bucket to its lowest.
+  // A bar from the best score of each bucket to its worst.
   const bars = (plot) => {
     if (curve.width === 1) return;
     within(plot, (ctx, left, top) => {
@@ -36,8 +36,8 @@ export function draw(figure) {
       curve.at.forEach((index, at) => {
         ctx.strokeStyle = phaseColour(group(index));
         ctx.beginPath();
-        ctx.moveTo(left(index), top(100 * curve.low[at]));
-        ctx.lineTo(left(index), top(100 * curve.high[at]));
+        ctx.moveTo(left(index), top(scale.value(curve.low[at])));
+        ctx.lineTo(left(index), top(scale.value(curve.high[at])));
         ctx.stroke();
       });
     });
@@ -51,8 +51,8 @@ export function draw(figure) {
       return;
     }
     const index = curve.at[at];
-    const score = `individual ${index}: ${(100 * curve.high[at]).toFixed(1)} %`;
-    const bucket = curve.width > 1 ? ` (the highest of ${curve.width} around it, the lowest ${(100 * curve.low[at]).toFixed(1)} %)` : "";
+    const score = `individual ${index}: ${scale.text(curve.high[at])}`;
+    const bucket = curve.width > 1 ? ` (the best of ${curve.width} around it, the worst ${scale.text(curve.low[at])})` : "";
     const text = () => `${score}${operators.has(index) ? `, ${operators.get(index)}` : ""}${bucket}; click to open it`;
     readout.textContent = text();
     if (operators.has(index)) return;
@@ -64,21 +64,23 @@ export function draw(figure) {
     if (current === at) readout.textContent = text();
   };
 
-  // The vertical range of the visible part, including the lower ends of the bars, which are no series.
+  // The vertical range of the visible part, including the worse ends of the bars, which are no series.
   const range = (plot, least, most) => {
     const { min, max } = plot.scales.x;
     const visible = curve.low.filter((_, at) => curve.at[at] >= min && curve.at[at] <= max);
-    const low = visible.reduce((one, other) => Math.min(one, 100 * other), least ?? 0);
-    const high = most ?? 100;
+    const ends = visible.map(scale.value).filter((value) => value !== null);
+    const low = Math.min(least ?? scale.empty[0], ...ends);
+    const high = Math.max(most ?? scale.empty[1], ...ends);
+    if (scale.distr === 3) return [low / 1.05, high * 1.05];
     const margin = 0.05 * (high - low) + 0.5;
     return [Math.max(0, low - margin), Math.min(100, high + margin)];
   };
 
   const options = () => ({
-    scales: { x: { time: false }, y: { range } },
+    scales: { x: { time: false }, y: { distr: scale.distr, range } },
     legend: { live: false },
     cursor: { y: false, focus: { prox: -1 } },
-    axes: [axis("individual", { size: 34, incrs: WHOLE }), axis("score [%]", { size: 46 })],
+    axes: [axis("individual", { size: 34, incrs: WHOLE }), axis(scale.title, { size: 46 })],
     series: [
       { label: "individual" },
       ...groups.map((kind, place) => ({

@@ -19,10 +19,10 @@ from moevolve.search.genomes.registry import costs_of
 from moevolve.search.running.plan.memory import _activations, _cached, launch_memory
 from moevolve.workers.contract import capacity
 from moevolve.workers.contract.capacity import NeededMemory, NoRoomError, check_room
-from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.contract.settings import LARGE_BLOCK, ModelConfig
 from moevolve.workers.engine.forward import Forward
 from moevolve.workers.profiling.outline import ModelOutline, outline_model
-from moevolve.workers.profiling.passes import SplitTokens, passes_of
+from moevolve.workers.profiling.passes import Pass, SplitTokens, passes_of
 
 CPU = torch.device("cpu")
 
@@ -89,6 +89,17 @@ def test_activations_and_caches_are_what_lives_at_once(
     # Rows of one length need no mask, so keys and values aren't repeated.
     unmasked = replace(outline, repeated_bytes=0)
     assert second == pytest.approx(_cached(outline, step) + _activations(unmasked, [step]), rel=0.1)
+
+
+def test_on_a_cpu_large_logits_come_on_top_of_what_layers_freed(tmp_path: Path, faked: None) -> None:
+    _, outline = model_of("llama-3-8b", tmp_path)
+    small, large = Pass(512, None, 0, False, 0, 512), Pass(16384, None, 0, False, 0, 512)
+    layers = 512 * (outline.attention_bytes + outline.network_bytes)
+    freed = _activations(outline, [small], on_gpu=False) - layers
+    logits = _activations(outline, [small]) - 512 * 2 * outline.hidden * outline.facts.dtype_bytes
+    assert freed == logits > LARGE_BLOCK
+    # Tensors of so many tokens go back to the system at once.
+    assert _activations(outline, [large], on_gpu=False) == _activations(outline, [large])
 
 
 def needed(name: str, dtype: str = "bfloat16", on_gpu: bool = True, **changes: Any) -> NeededMemory:

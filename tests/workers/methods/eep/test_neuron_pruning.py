@@ -24,6 +24,7 @@ from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.methods.repair.fits import FitCache
+from moevolve.workers.methods.shared import outputs as shared_outputs
 from moevolve.workers.methods.shared.outputs import NeuronSelection
 from moevolve.workers.model.resident import ResidentModel
 
@@ -156,10 +157,20 @@ def test_a_repair_takes_what_leaves_less_error(resident: Residents, monkeypatch:
             return applicator.outcomes[0].after, [each.neurons for each in applicator.selections.values()]
 
     important = first_layer(1.0)
+    asked: list[tuple[int, int]] = []
+
+    def vainly(self: ExpertOutputs, recorded: Any, *given: Any) -> NeuronSelection:
+        asked.append((self.layer, len(recorded[0])))
+        return some
+
     with monkeypatch.context() as patched:
-        patched.setattr(ExpertOutputs, "prune_neurons", lambda *given: some)
+        patched.setattr(ExpertOutputs, "prune_neurons", vainly)
         left, neurons = first_layer(2.0)
         assert left == important[0] and all(map(torch.equal, neurons, important[1]))
+        assert asked == [(0, len(rows.tokens))], "where it doesn't pay once, it isn't tried again"
+        patched.setattr(shared_outputs, "_CHOOSING_TOKENS", len(rows.tokens) // 3)
+        chosen_on_some = first_layer(1.0)
+        assert first_layer(2.0)[0] == chosen_on_some[0] and asked[1:] == [(0, -(-len(rows.tokens) // 3))]
     monkeypatch.setattr(ExpertOutputs, "select_neurons", badly)
     before, after = first_layer(1.0), first_layer(6.0)
     assert after[0] < before[0] and not torch.equal(after[1][0], some.neurons)

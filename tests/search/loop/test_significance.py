@@ -14,7 +14,7 @@ from scipy.stats import binom, norm, ttest_1samp
 from scipy.stats import t as student
 
 from moevolve.evaluators.metrics import confidence_interval
-from moevolve.search.results.significance import TaskOutcomes, holm, paired_test, score_interval
+from moevolve.search.loop.significance import TaskOutcomes, holm, paired_test, score_interval
 
 
 def outcomes(values: Any, metric: str = "mean", weight: float = 1.0) -> TaskOutcomes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.evaluators.metrics import confidence_interval
+from moevolve.evaluators.metrics import METRICS, confidence_interval
 
 _RESAMPLES = 10_000
 _TINY = 1e-12
@@ -23,7 +23,7 @@ class TaskOutcomes:
 
     Attributes:
         values: Float64 outcomes in [0, 1], shape (seeds, examples).
-        metric: Mean that turns a seed's outcomes into its score: `mean` or `geometric_mean`.
+        metric: Name of the metric that turns a seed's outcomes into its score.
         weight: Weight of the task in the score over all tasks.
         seeds: The seed of every row.
         fingerprint: Fingerprint of the split, which tells whether two models were scored on the same examples.
@@ -109,9 +109,9 @@ def score_interval(outcomes: Sequence[TaskOutcomes]) -> tuple[float, float]:
     total = sum(of.weight for _, of in tables)
     means = np.zeros(1000)
     for rows, of in tables:
-        values = _logs(rows[0]) if of.metric == "geometric_mean" else rows[0]
+        values = _logs(rows[0]) if METRICS[of.metric].is_geometric else rows[0]
         drawn = np.array([values[rng.integers(values.size, size=values.size)].mean() for _ in range(len(means))])
-        means += of.weight / total * (np.exp(drawn) if of.metric == "geometric_mean" else drawn)
+        means += of.weight / total * (np.exp(drawn) if METRICS[of.metric].is_geometric else drawn)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 
@@ -146,7 +146,7 @@ def _over_examples(
     total = sum(of.weight for _, _, of in pairs)
     parts = []
     for a, b, of in pairs:
-        difference = _logs(a) - _logs(b) if of.metric == "geometric_mean" else a - b
+        difference = _logs(a) - _logs(b) if METRICS[of.metric].is_geometric else a - b
         parts.append(difference * (of.weight / total / a.size))
     differences = np.concatenate(parts)
     observed = abs(differences.sum())
@@ -218,7 +218,7 @@ def _two_way(tables: Sequence[tuple[NDArray[np.float64], float]]) -> _TwoWay:
 
 def _additive(values: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
     """Values, shape (seeds, examples), whose row means are the seeds' scores (for a geometric mean, to first order)."""
-    if metric != "geometric_mean":
+    if not METRICS[metric].is_geometric:
         return values
     logs = _logs(values)
     means = logs.mean(axis=1, keepdims=True)

@@ -1,0 +1,94 @@
+"""What a winner gains over simpler candidates of its search: one-shot choices, and what servers load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from moevolve.evaluators.scales import SCALES, ScaleName
+from moevolve.evaluators.types import Split
+from moevolve.search.config.files import parse_stored_config
+from moevolve.search.loop.final_table import BEFORE_LABEL, EQUAL_P, FinalTable, auxiliary_entries
+from moevolve.search.loop.significance import paired_test
+from moevolve.search.results.outcomes import mean_scores, model_scores, task_outcomes
+from moevolve.search.strategies.base import rank_key
+from moevolve.store.reader import StoreReader
+from moevolve.store.records import SearchRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The winner's score beside that of a simpler candidate.
+
+    Attributes:
+        what: What is asked for its gain: `The search` or `Custom code`.
+        over: The simpler candidate, as the end of a phrase.
+        split: Split of the scores.
+        found, before: Scores of the winner and of the simpler candidate, in [0, 1], weighted means over tasks; None if
+            the winner is the latter.
+        p: Two-sided p-value of a paired test of them; None if there are no scores.
+        scale: Scale that the scores are shown on.
+    """
+
+    what: str
+    over: str
+    split: Split
+    found: float | None = None
+    before: float | None = None
+    p: float | None = None
+    scale: ScaleName = "percent"
+
+    def __str__(self) -> str:
+        if self.found is None or self.before is None or self.p is None:
+            return f"{self.what} gained nothing: the winner is {self.over}."
+        scale = SCALES[self.scale]
+        verb = "gained nothing that a paired test can tell over"
+        if self.p <= EQUAL_P:
+            verb = "gained over" if self.found > self.before else "lost against"
+        change = scale.change(scale.additive(self.found) - scale.additive(self.before))
+        return (
+            f"{self.what} {verb} {self.over}: {scale.phrase(self.found)} against {scale.phrase(self.before)} on "
+            f"`{self.split}` ({change}, p = {self.p:.2g})."
+        )
+
+
+def search_gain(store: StoreReader, table: FinalTable) -> Gain | None:
+    """Compare a search's winner with its best one-shot choice by fitness; None without both, or without their scores.
+
+    Both are compared on `test`.
+    """
+    search = store.search(table.search)
+    found = auxiliary_entries(parse_stored_config(search.config), store.history(search.id), None)
+    choices = [(label, row) for label, row in found if label != BEFORE_LABEL]
+    if table.best is None or table.best.phenotype is None or not choices:
+        return None
+    label, choice = min(choices, key=lambda each: rank_key(each[1]))
+    over = f"the best one-shot choice ({label})"
+    if choice.phenotype_hash == table.best.phenotype:
+        return Gain("The search", over, "test")
+    return _compared(store, search, (table.best.phenotype, choice.phenotype_hash), Gain("The search", over, "test"))
+
+
+def code_gain(store: StoreReader, table: FinalTable) -> Gain | None:
+    """Compare a winner that needs its own code with the best by fitness of those that don't; None without both.
+
+    Both are compared on `dev`, which has scores of the best few candidates.
+    """
+    search = store.search(table.search)
+    leaders = store.best_of_search(search.id, max(1, parse_stored_config(search.config).final.rerank))
+    winner = next((row for row in leaders if f"{search.name}:{row.index}" == table.winner), None)
+    stock = next((row for row in leaders if row.stock), None)
+    if winner is None or stock is None or winner.stock:
+        return None
+    gain = Gain("Custom code", f"the best candidate that needs none ({search.name}:{stock.index})", "dev")
+    return _compared(store, search, (winner.phenotype_hash, stock.phenotype_hash), gain)
+
+
+def _compared(store: StoreReader, search: SearchRecord, phenotypes: tuple[str, str], gain: Gain) -> Gain | None:
+    """The gain with the scores of two models and their test; None if these aren't stored."""
+    both = [model_scores(store, search, each) for each in phenotypes]
+    one, other = (task_outcomes([each], gain.split) for each in both)
+    test = paired_test(one, other)
+    if test is None:
+        return None
+    after, before = (mean_scores([each], gain.split)[0] for each in both)
+    return replace(gain, found=after.score, before=before.score, p=test.p, scale=after.scale)

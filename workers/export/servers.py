@@ -1,0 +1,37 @@
+"""Which programs load an exported checkpoint, as far as that was tried or its loaders were read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moevolve.workers.checkpoints.files import read_json
+from moevolve.workers.contract.card import CheckpointForm
+
+_DENSE = ("llama", "mistral", "qwen2", "qwen3")
+"""Dense models of which a narrower one is another size of the same family for every program."""
+_LOADED: dict[str, tuple[str, ...]] = {
+    # `tests/benchmarks/served.py`: vLLM's log-probabilities are the edited model's, or it can't run them on a CPU.
+    "vLLM": (
+        *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "glm4_moe", "gemma4_text", "granitemoe"),
+        *("granitemoeshared", "granitemoehybrid", "dots1", "solar_open", "exaone_moe", "mellum", "hunyuan_v1_moe"),
+        *("flex_olmo", "minimax_m2", "laguna", "deepseek_v32", "glm_moe_dsa", "qwen3_next", "nemotron_h", *_DENSE),
+    ),
+    # `tests/workers/export/test_servers.py`: the names, shapes and config fields that the loaders read.
+    "SGLang": (
+        *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2"),
+        *("gpt_oss", *_DENSE),
+    ),
+    # `tests/workers/export/test_gguf.py`: llama.cpp computes the logits of these architectures.
+    "llama.cpp (after its convert_hf_to_gguf.py)": ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", *_DENSE),
+}
+"""Model types that a program loads."""
+
+
+def loads_in(directory: Path, form: CheckpointForm | str) -> tuple[str, ...]:
+    """Names of the programs that load an export, which isn't a mask: those of its model type if it has no own code."""
+    if any(directory.glob("*.gguf")):
+        return ("llama.cpp",)
+    if form == "native":
+        return ("transformers (trust_remote_code=True)",)
+    kind = read_json(directory / "config.json").get("model_type")
+    return ("transformers", *(program for program, kinds in _LOADED.items() if kind in kinds))
