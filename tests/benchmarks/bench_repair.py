@@ -27,7 +27,7 @@ import bench
 import numpy as np
 import torch
 
-from moevolve.search.config.files import parse_run_config
+from moevolve.search.config.files import parse_run_config, with_preset
 from moevolve.search.running.set_up import set_up
 from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.messages import EvaluationRequest
@@ -148,7 +148,9 @@ def candidates_in_passes(model: str, task: str, experts: int) -> None:
     """Candidates of a run with the preset `widths`, whose first random one warms up."""
     genome = {"kind": "capacity", "experts": experts}
     data = {"name": "cost", "preset": "widths", "model": {"path": model, "device": "cpu"}, "genome": genome}
-    setup = set_up(parse_run_config(data | {"tasks": [{"name": task}]}, "bench_repair"), "cost")
+    setup = set_up(
+        parse_run_config(with_preset(data | {"tasks": [{"name": task}]}, "bench_repair"), "bench_repair"), "cost"
+    )
     config = setup.config
     assert config.model is not None and setup.space.measurement is not None
     worker = EvaluationWorker(config.model, config.engine)
@@ -160,7 +162,8 @@ def candidates_in_passes(model: str, task: str, experts: int) -> None:
     print(f"candidates of {model}, {experts} experts per layer; a plain forward pass over {task}: {plain:.2f} s")
     for seed in range(3):
         genome = space.sample(np.random.default_rng(seed), config.phases[-1]).genome
-        unrepaired = EepEdit(*2 * (genome.base.express().router_mapping,), genome.base.express().active)
+        base = genome.base.express()
+        unrepaired = EepEdit(base.router_mapping, base.expert_merging, base.active)
         spent.clear()
         times = []
         for edit in (unrepaired, genome.express()):
