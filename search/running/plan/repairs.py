@@ -151,24 +151,26 @@ class _RepairCounter:
     def _dense_taken(self, fit: FitOutline) -> int:
         """Bytes of fitting a network or an attention of a dense model; see `_taken`.
 
-        With the features there are the state after the layer, its input, and in float32 the residual; in the fit the
-        residual times the tokens' weights, and later the state with the fit. The state before the layer is a kept one.
+        With the features there are the state after the layer, also in float32, and its input; in a fit the residual and
+        this times the tokens' weights, and later the state with the fit. The state before the layer is a kept one.
         """
         hidden, size, width = self._outline.hidden, self._outline.facts.dtype_bytes, _block_width(fit)
-        tokens = int(fit.density * self._tokens)
+        tokens, state = int(fit.density * self._tokens), 4 * self._tokens * hidden
         block = 4 * tokens * width
         # Inputs, then gate, up and an activation, or the product before and after it is widened, and a mask.
         making = size * tokens * hidden + tokens * width * (max(3 * size, size + 4) + 1)
-        features, system = fit.blocks * block, self._needed(fit)
+        fitting = self._needed(fit) + (1 + (self._settings.answer_weight != 1)) * state
+        changes = 4 * hidden * fit.width
         if fit.width <= self._tokens:
-            fitting = max(features - block + making, features + system - 4 * self._tokens * fit.width)
+            held = 4 * self._tokens * fit.width
+            # A block is made before there is room for the first one, and beside the one before it.
+            features = max(making, held + block) if fit.blocks == 1 else held + block + making
+            taken = max(features, fitting, held + state + 2 * changes + 16 * hidden * width)
         else:
-            fitting = making + system
-        fitting += (self._settings.answer_weight != 1) * 4 * self._tokens * hidden
-        applying = 4 * hidden * fit.width + max(making, block + 8 * tokens * hidden, 16 * hidden * width)
-        applying += 4 * self._tokens * hidden
-        states = self._tokens * hidden * (2 * size + 4)
-        return min(self._settings.memory_mb << 20, max(fitting, applying)) + states
+            applying = max(making, block + 8 * tokens * hidden, 16 * hidden * width)
+            taken = max(fitting + making, state + changes + applying)
+        states = self._tokens * hidden * (2 * size + (4 if size < 4 else 0))
+        return min(self._settings.memory_mb << 20, taken) + states
 
     def _taken(self, fit: FitOutline) -> int:
         """Bytes of a fit with its features, of making the largest block of them, or of applying the fitted change.

@@ -55,7 +55,8 @@ def _cheapest(inverse: Tensor, solution: Tensor, count: int) -> Tensor:
     # Inverse and solution side by side, since both lose the same multiple of a pruned feature's row. Each feature is
     # some operations on little data, which numpy starts in a fraction of torch's time.
     left = torch.cat((inverse[pool][:, pool], solution[pool]), dim=1).cpu().numpy()
-    diagonal, solution_part, pruned = left.diagonal(), left[:, len(pool) :], []
+    diagonal, solution_part = left.diagonal(), left[:, len(pool) :]
+    pruned: list[int] = []
     for _ in range(count):
         cost = np.einsum("ij,ij->i", solution_part, solution_part) / diagonal
         cost[pruned] = np.inf

@@ -209,7 +209,8 @@ class LayerFits:
         tokens = _Tokens(recorded, after, target.to(after.device), checked, weights)
         if not fitted:
             return FittedLayer(selection, (), self._features(output, tokens, selection)[1].to(state.dtype), None)
-        if selection is None or self._settings.neurons.candidates == 1 or self._strength == "scalar":
+        settings = self._settings.neurons
+        if selection is None or settings is None or settings.candidates == 1 or self._strength == "scalar":
             trial = self._try_fit(output, tokens, selection)
         else:
             trial = self._try_pruned(output, tokens, selection)
