@@ -13,7 +13,7 @@ from moevolve.evaluators.errors import CandidateError, UserError, is_machine_fau
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.fitness.scoring import Answer, run_split, transcribe
 from moevolve.evaluators.types import PreparedSplit, SplitResult
-from moevolve.workers.checkpoints.loading import resolve_device
+from moevolve.workers.checkpoints.loading import resolve_device, use_threads
 from moevolve.workers.contract.capacity import NeededMemory, check_room, release_freed_memory
 from moevolve.workers.contract.edits import ALL_TOKENS, Edit, Measurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault, WorkerInfo
@@ -50,8 +50,7 @@ class EvaluationWorker:
         activation_cache_bytes: int = 0,
         needed: NeededMemory | None = None,
     ) -> None:
-        # It overrides OMP_NUM_THREADS, which Ray sets to the number of CPUs that an actor reserves.
-        torch.set_num_threads(engine.threads)
+        use_threads(engine.threads)
         if needed is not None:
             device = resolve_device(model)
             if device.type == "cuda" and needed.gpus < 1:

@@ -129,11 +129,11 @@ class ExportRequest(CheckpointRequest):
 
     def export(self, store: Store, candidate: Candidate, notes: tuple[str, ...] = ()) -> ExportReport:
         """Export an individual that is restored already; `notes` are paragraphs of the model card."""
-        import torch
+        from moevolve.workers.checkpoints.loading import use_threads
 
         detail = candidate.detail
         assert detail is not None
-        torch.set_num_threads(self.threads or candidate.config.engine.threads)
+        use_threads(self.threads or candidate.config.engine.threads)
         card = replace(_card(store, detail), notes=notes)
         report = self.write(candidate.config.model, candidate.edit, card, Path(self.directory))
         checks: dict[str, float] = {"copied": report.copied}

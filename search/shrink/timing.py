@@ -117,14 +117,14 @@ def chosen(
 ) -> tuple[int, float, str]:
     """Choose the number of evaluations from what a few took, after `spent` seconds; see `plan_time`.
 
-    The guard's answers take `guard` seconds at most. What was measured isn't evaluated again.
+    The guard's answers take `guard` seconds at most. What was calibrated and evaluated isn't again.
 
     Returns:
         The number, how many seconds everything takes then, and a sentence about it for people.
     """
     *before, last = config.phases
     one = found.of(last.kind)
-    fixed = _LOADS * found.other_seconds + _APPLIED * one + guard
+    fixed = _LOADS * max(0.0, found.other_seconds - found.calibration_seconds) + _APPLIED * one + guard
     fixed += found.final(last.kind, *final_evaluations(config), tokens)
     fixed += sum(phase.evaluations * found.of(phase.kind) for phase in before) / found.workers
     fixed -= found.individuals * one / found.workers

@@ -24,13 +24,14 @@ def tomoe_space(facts: ModelFacts | None = None, **settings: Any) -> ToMoeSpace:
     def draw(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         return rng.standard_normal((dense.layers, *shape)).astype(np.float32)
 
-    saliency = np.exp(draw(dense.width))
     arrays = {
         "network_directions": draw(1 + components, dense.hidden),
         "network_sample": draw(SAMPLE, 1 + components),
-        "neuron_saliency": saliency,
+        "neuron_saliency": np.exp(draw(dense.width)),
         "neuron_fluctuation": np.exp(draw(dense.width)),
-        "neuron_slopes": draw(dense.width, components) * saliency[:, :, None] / 2,
+        "network_share": np.exp(draw()),
+        "expert_rows": draw(space.section.experts, 1 + components),
+        "expert_saliency": np.exp(draw(space.section.experts, dense.width)),
     }
     if space.section.attention:
         arrays |= {

@@ -48,6 +48,11 @@ def resolve_device(config: ModelConfig) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def use_threads(count: int) -> None:
+    """Run torch with so many threads, whatever OMP_NUM_THREADS is, which Ray sets to the CPUs of an actor."""
+    torch.set_num_threads(count)
+
+
 def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | None = None) -> ModelConfig:
     """Change the device and dtype of a search's model settings.
 

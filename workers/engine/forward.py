@@ -25,9 +25,6 @@ from moevolve.workers.families.registry import pads_left
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Number of logits converted to float32 at once, to limit the memory of normalising over a large vocabulary.
-_CHUNK = 1 << 22
-
 
 class _NoCopyLayer(DynamicLayer):
     """A layer of a KV cache that stores the first states it gets without copying them, unlike its base class."""
@@ -211,8 +208,7 @@ def token_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -
 
     `rows` are the rows of the logits [rows, vocabulary] that predict each token.
     """
-    step = max(1, _CHUNK // logits.shape[1])
-    norms = torch.cat([logsumexp(part.float()) for part in logits.split(step)])
+    norms = logsumexp(logits)
     index = torch.tensor([rows, tokens], dtype=torch.int64, device=logits.device)
     return (logits[index[0], index[1]].float() - norms[index[0]]).double().cpu().numpy()
 

@@ -133,7 +133,7 @@ class TextScorer:
 def _token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     """Log-probability of one token per row of logits, float32 [rows]."""
     chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1).float()
-    return chosen - logsumexp(logits.float())
+    return chosen - logsumexp(logits)
 
 
 def divergence(full: Tensor, edited: Tensor) -> Tensor:

@@ -50,11 +50,16 @@ def watch(name: str) -> Iterator[Observer]:
 
 
 def line_observer(name: str, lines: int = _LINES) -> Observer:
-    """Make an observer that prints `lines` lines over a whole search."""
+    """Make an observer that prints each stage, and `lines` lines over a whole search, which a pilot may come before."""
     following = 0
 
     def print_line(line: str) -> None:
         errors.print(f"{name}: {line}", soft_wrap=True)
+
+    def on_stage(stage: str) -> None:
+        nonlocal following
+        following = 0
+        print_line(stage)
 
     def on_progress(progress: SearchProgress) -> None:
         nonlocal following
@@ -63,7 +68,7 @@ def line_observer(name: str, lines: int = _LINES) -> Observer:
             print_line(f"{progress.phase} {progress.done}/{progress.total} {describe(progress)}")
             following = part + 1
 
-    return moevolve.Observer(on_note=print_line, on_stage=print_line, on_progress=on_progress)
+    return moevolve.Observer(on_note=print_line, on_stage=on_stage, on_progress=on_progress)
 
 
 def describe(progress: SearchProgress) -> str:

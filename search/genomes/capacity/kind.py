@@ -1,7 +1,7 @@
 """The genome kind `capacity`: its one-shot candidates, what candidates cost, and how they are drawn.
 
-One-shot candidates have REAP's choice of experts. Where the number of kept experts is searched, `equal`, `rising` and
-`coverage` keep the largest one; `fewest` and `fewest_rising` are `equal` and `rising` with the smallest one.
+One-shot candidates keep the experts of the most energy. Where the number of kept experts is searched, `equal`, `rising`
+and `coverage` keep the largest one; `fewest` and `fewest_rising` are `equal` and `rising` with the smallest one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from moevolve.search.drawing import Figure
 
 
-REAP_EXPONENTS = (1.0, 1.0, 1.0)
-"""With these, importance is REAP's: the mean over an expert's tokens of routing weight times output norm."""
+ENERGY_EXPONENTS = (2.0, 2.0, 0.0)
+"""With these, importance is energy: the sum over an expert's tokens of squares of routing weight times output norm."""
 # Shares are in [0, 1], and float64 can't tell those apart that 60 halvings leave.
 _BISECTIONS = 60
 
@@ -41,7 +41,7 @@ _BISECTIONS = 60
 def equal(space: CapacitySpace) -> CapacityGenome:
     """The same width in all layers, and as many active experts, as far as these divide."""
     kept = np.full(space.searched[1], space.log2_kept(space.retained))
-    return space.genome(log2_kept=kept, exponents=np.array(REAP_EXPONENTS))
+    return space.genome(log2_kept=kept, exponents=np.array(ENERGY_EXPONENTS))
 
 
 def fewest(genome: CapacityGenome) -> CapacityGenome:

@@ -92,12 +92,14 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
         return down_projection_bytes(self.outline, dense) * (dense.width + attended) // dense.width
 
     def calibration_bytes(self, longest: int) -> int:
-        from moevolve.workers.methods.shared.input_statistics import directions_bytes
+        """Count the networks' inputs, and of one network also contributions, inputs in float64 and their moments."""
+        from moevolve.workers.methods.shared.input_statistics import STATISTICS_MEMORY, directions_bytes
 
-        dense = self.space.dense
-        # Squared output weights and their norms are float64.
-        squares = 2 * 8 * dense.hidden * dense.width
-        return max(squares, directions_bytes(dense.hidden, dense.layers * (2 if self._masked else 1)))
+        dense, tokens = self.space.dense, self.space.section.calibration_tokens
+        inputs = 4 * tokens * dense.hidden
+        held = inputs * min(dense.layers, max(1, STATISTICS_MEMORY // inputs))
+        network = 4 * tokens * dense.width + 3 * inputs + 5 * 8 * dense.hidden**2
+        return max(held + network, directions_bytes(dense.hidden, dense.layers) if self._masked else 0)
 
     def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
         dense = self.space.dense

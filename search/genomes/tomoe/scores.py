@@ -54,18 +54,12 @@ def top_mask(scores: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
     return kept
 
 
-def standardised_log(saliency: NDArray[np.floating], like: NDArray[np.floating] | None = None) -> NDArray[np.float64]:
-    """Return log saliencies, standardised to mean 0 and standard deviation 1.
-
-    Args:
-        saliency: Saliencies >= 0, [..., n].
-        like: Saliencies [n] whose logarithms give mean and standard deviation; by default `saliency`, then [n].
-    """
-    like = saliency if like is None else like
-    floor = 1e-9 * float(like.max()) or 1.0
-    logs, reference = np.log(np.maximum(saliency, floor, dtype=np.float64)), np.log(np.maximum(like, floor))
-    deviation = float(reference.std())
-    return np.asarray((logs - reference.mean()) / (deviation if deviation > 0 else 1.0))
+def standardised_log(saliency: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the logarithms of saliencies >= 0, [n], standardised to mean 0 and standard deviation 1."""
+    floor = 1e-9 * float(saliency.max()) or 1.0
+    logs = np.log(np.maximum(saliency, floor, dtype=np.float64))
+    deviation = float(logs.std())
+    return np.asarray((logs - logs.mean()) / (deviation if deviation > 0 else 1.0))
 
 
 @dataclass(frozen=True, slots=True)

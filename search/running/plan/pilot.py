@@ -24,6 +24,7 @@ from moevolve.search.running.plan.records import Pilot
 from moevolve.search.running.set_up import with_changes
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, Progress
 from moevolve.store.repository import Store
+from moevolve.workers.contract.edits import Calibration
 
 _LEAST = 2
 """Fewest individuals of a phase, since a worker's first one is slower than the others."""
@@ -59,12 +60,15 @@ def measure(
             tasks = [task.task_fingerprint for task in store.search_tasks(search.id)]
             models = [FULL_MODEL, *(row.phenotype_hash for row in history)]
             found = store.evaluations(models, search.model_fingerprint, search.engine_fingerprint, tasks)
+            calibrations = {each: store.calibration(each) or b"" for each in store.calibrations()}
             if keep is not None:
                 keep.add_evaluations([one for one in found if one.failure is None])
-                for fingerprint in store.calibrations():
-                    keep.add_calibration(fingerprint, store.calibration(fingerprint) or b"")
+                for fingerprint, content in calibrations.items():
+                    keep.add_calibration(fingerprint, content)
             taken = [(row.phase, [one for one in found if one.phenotype_hash == row.phenotype_hash]) for row in history]
-        return _measured(taken, time.monotonic() - begun)
+        wall = time.monotonic() - begun
+    calibrating = sum(Calibration.from_bytes(content).seconds for content in calibrations.values())
+    return replace(_measured(taken, wall), calibration_seconds=calibrating)
 
 
 def _shortened(setup: SearchSetup, individuals: int, folder: Path) -> SearchSetup:

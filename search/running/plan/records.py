@@ -27,6 +27,7 @@ class Pilot:
         seconds: Mean duration of one evaluation on `search` by kind of phase, making and repairing its candidate
             included.
         other_seconds: Duration of everything else: starting workers, loading the model, calibrating.
+        calibration_seconds: Duration of calibrating alone.
         hours: Duration of the whole search if all evaluations are like these, with as many workers, its final
             evaluations included; 0 as long as nothing was scaled to the whole search.
     """
@@ -35,6 +36,7 @@ class Pilot:
     workers: int
     seconds: Mapping[str, float]
     other_seconds: float
+    calibration_seconds: float = 0.0
     hours: float = 0.0
 
     def of(self, kind: str) -> float:

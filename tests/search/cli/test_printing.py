@@ -18,8 +18,10 @@ from moevolve.evaluators.scales import SCALES
 from moevolve.search.cli.models import _mark
 from moevolve.search.cli.output import console
 from moevolve.search.cli.output.final_table import print_final_table
+from moevolve.search.cli.output.progress import line_observer
 from moevolve.search.interface.answers import AnsweredRow, Answers
 from moevolve.search.loop.final_table import Entry, FinalTable, Score
+from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 
 NASTY = "no file [/tmp/model] [red] :boom:\x1b]0;owned\x07\x9b2J"
@@ -93,6 +95,18 @@ def test_answers_are_shown_as_they_are(in_process: Any, monkeypatch: pytest.Monk
         done = in_process("answers", "odd:0", "--task", "rte", *options)
         assert done.returncode == 0 and done.stdout.count(SHOWN) == 5, done.stderr
         assert not any(control in done.stdout for control in "\x1b\x07\x9b")
+
+
+def test_a_search_after_a_pilot_prints_lines_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    observer = line_observer("shrink")
+    for total in (4, 20):
+        observer.on_stage("evaluating")
+        for done in range(total + 1):
+            observer.on_progress(Progress(done, total, "prune", None, 1.0, 0, 0, done, None, None))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines.count("shrink: evaluating") == 2 and "shrink: prune 4/4 full 100.0" in lines
+    own = [line for line in lines if "/20" in line]
+    assert [own[0], own[-1]] == ["shrink: prune 0/20 full 100.0", "shrink: prune 20/20 full 100.0"] and len(own) == 11
 
 
 STORE = "postgresql://ada:secret@host/moevolve?connect_timeout=5"

@@ -17,7 +17,7 @@ from search_samples import CAPACITY, PRUNE, capacity_space, deepseek, many, mixt
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.capacity.budget import evenly_divided
-from moevolve.search.genomes.capacity.kind import REAP_EXPONENTS, coverage, equal, fewest, rising
+from moevolve.search.genomes.capacity.kind import ENERGY_EXPONENTS, coverage, equal, fewest, rising
 from moevolve.search.genomes.capacity.space import SUMS, CapacitySection, CapacitySpace, expert_importance
 from moevolve.search.genomes.contract.phases import RepairPhase
 from moevolve.search.genomes.registry import make_space
@@ -110,7 +110,7 @@ def test_parameters_of_a_token_are_those_of_the_layers_active_experts() -> None:
     space = capacity_space(4, facts=four, mean_active=2)
     size, neuron = space.facts.expert_parameters, space.facts.neuron_parameters
     widths, activity = np.log([1, 2, 1, 3, 1]), np.log([1, 4, 1, 1, 3])
-    genome = space.unflatten(np.array([*widths, *activity, *REAP_EXPONENTS]), CAPACITY)
+    genome = space.unflatten(np.array([*widths, *activity, *ENERGY_EXPONENTS]), CAPACITY)
     assert genome.active == (1, 4, 1, 1, 3) and genome.widths == (80, 160, 80, 240, 80)
     idle = sum((4 - k) * (size - (128 - width) * neuron) for k, width in zip(genome.active, genome.widths, strict=True))
     found = space.describe(genome)
@@ -234,17 +234,16 @@ def test_importance_between_measured_exponents_is_exact_for_equal_tokens() -> No
 
 def test_the_most_important_experts_are_kept() -> None:
     space = space_of(3)
-    genome = space.unflatten(np.array([*np.zeros(LAYERS), 1, 1, 1]), CAPACITY)
-    sums = space.statistics[SUMS][0].astype(np.float64)
-    reap = sums[:, :, 1, 1] / sums[:, :, 0, 0]
-    kept = np.sort(np.argsort(-reap, axis=1)[:, :3], axis=1)
+    genome = space.unflatten(np.array([*np.zeros(LAYERS), 2, 2, 0]), CAPACITY)
+    energy = space.statistics[SUMS][0, :, :, 2, 2].astype(np.float64)
+    kept = np.sort(np.argsort(-energy, axis=1)[:, :3], axis=1)
     edit = genome.express()
     assert np.array_equal(np.sort(edit.expert_merging.argmax(axis=2), axis=1), kept)
     assert np.array_equal(edit.router_mapping, edit.expert_merging)
     assert edit.widths is None and genome.widths == (128,) * LAYERS, "widths of original experts are no edit"
     assert (
         genome.express().phenotype_hash == equal(space).express().phenotype_hash
-        and tuple(genome.exponents) == REAP_EXPONENTS
+        and tuple(genome.exponents) == ENERGY_EXPONENTS
     )
 
 
@@ -277,7 +276,7 @@ def test_even_widths_leave_importance_to_search() -> None:
     assert space.from_bytes(genomes[0].to_bytes()) == genomes[0]
     # A phase that searches widths takes them up with equal ones, and the other way round.
     assert np.array_equal(space.flatten(genomes[0], CAPACITY)[:LAYERS], np.zeros(LAYERS))
-    assert np.array_equal(space.flatten(rising(space), narrow), [1, 1, 1])
+    assert np.array_equal(space.flatten(rising(space), narrow), ENERGY_EXPONENTS)
     child = space.breed(np.random.default_rng(0), CAPACITY, (genomes[0],))
     assert len(child.genome.log_widths) == LAYERS and child.operator == "mutation"
 

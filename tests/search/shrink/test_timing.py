@@ -52,6 +52,9 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
         time = needed + extra * 3.0 / 2
         count, takes, _ = chosen(f"{time + 0.01:.3f}s", config, tokens, found, spent=7.0, guard=5.0)
         assert count == 3 + extra and takes == pytest.approx(time)
+    calibrated = replace(found, other_seconds=14.0, calibration_seconds=4.0)
+    count, takes, _ = chosen(f"{needed + 2:.3f}s", config, tokens, calibrated, spent=7.0, guard=5.0)
+    assert (count, takes) == (4, pytest.approx(needed + 1.5)), "a calibration is kept, too"
     assert chosen("1s", config, tokens, found, spent=7.0, guard=5.0)[0] == 4
     count, _, said = chosen("30d", config, tokens, found, spent=7.0, guard=5.0)
     assert count == 10 * 27 and "10 times the preset's" in said

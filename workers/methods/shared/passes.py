@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.methods import Resident
+from moevolve.workers.families.decoder import state_of
 from moevolve.workers.families.layers import DenseLayer
 
 
@@ -21,7 +22,8 @@ class Watch(NamedTuple):
     """A module to observe during a pass.
 
     Attributes:
-        callback: Called in every forward pass with the module's first input, or with its `output`, [tokens, size].
+        callback: Called in every forward pass with the module's first input, [tokens, size], or with its `output`, the
+            first of several.
     """
 
     module: nn.Module
@@ -39,7 +41,9 @@ def run_watched(resident: Resident, sequences: Sequence[Tokens], watches: Sequen
     with ExitStack() as stack:
         for module, callback, output in watches:
             if output:
-                handle = module.register_forward_hook(lambda _m, _args, out, call=callback: call(out.flatten(0, -2)))
+                handle = module.register_forward_hook(
+                    lambda _m, _args, out, call=callback: call(state_of(out).flatten(0, -2))
+                )
             else:
                 handle = module.register_forward_pre_hook(lambda _m, args, call=callback: call(args[0].flatten(0, -2)))
             stack.callback(handle.remove)

@@ -1,8 +1,7 @@
-"""The start of ToMoE genomes: saliencies of neurons and head dimensions, and directions of inputs for routers.
+"""The start of ToMoE genomes: experts of networks, saliencies of neurons and head dimensions, and directions of inputs.
 
 The paper (ToMoE, arXiv 2501.15316) learns masks and routers by gradient descent from a random start. A search without
-gradients starts from saliencies: a neuron's mean squared contribution to its network's output, and its linear
-dependence on the token's coordinates along the principal directions of the network's inputs.
+gradients starts from experts that are fitted to the calibration's tokens (`moevolve.workers.methods.tomoe.experts`).
 """
 
 from __future__ import annotations
@@ -14,124 +13,134 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moevolve.kernels.expert_ffn import activations
 from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import DenseLayer
+from moevolve.workers.methods.shared.dense import weights_of
 from moevolve.workers.methods.shared.input_statistics import InputMoments, memory_batches, principal_directions
 from moevolve.workers.methods.shared.passes import Watch, run_watched
 from moevolve.workers.methods.tomoe.edit import ToMoeMeasurement
+from moevolve.workers.methods.tomoe.experts import fit_experts
+
+# Tokens whose activations are held in float64 at once.
+_ROWS = 1024
 
 
 def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], measurement: ToMoeMeasurement) -> Calibration:
-    """Measure saliencies and directions of every layer.
+    """Measure saliencies and directions of every layer, and fit experts.
 
     Returns:
         Float32 arrays:
 
-        - `network_directions` [layers, 1 + components, hidden], the mean input's direction, then the principal
-          directions orthogonal to it, scaled so that inputs' coordinates have mean square 1.
-        - `network_sample` [layers, tokens, 1 + components], such coordinates of a sample of tokens.
+        - `network_directions` [layers, 1 + components, hidden] and `expert_rows` [layers, N, 1 + components], the
+          routers of the fitted experts; see `FittedExperts`.
+        - `expert_saliency` [layers, N, width], mean squared contributions of neurons on the tokens of each expert, as
+          shares of a token's sum over neurons.
+        - `network_sample` [layers, tokens, 1 + components], coordinates of a sample of the networks' inputs.
         - `neuron_saliency` [layers, width], mean squared contributions of neurons to the output.
-        - `neuron_slopes` [layers, width, components], regression coefficients of squared contributions on coordinates.
+        - `network_share` [layers], mean squared output of the network relative to the squared residual stream behind.
         - `neuron_fluctuation` [layers, width], sample variances of activations times squared norms of output weights,
           the metric of FLAP (arXiv 2312.11983).
-        - With `measurement.attention` also `head_directions` and `head_sample` (without the mean's direction),
-          `pair_saliency` [layers, head_dim / 2] and `value_saliency` [layers, head_dim].
+        - With `measurement.attention` also `head_directions` [layers, components, hidden], the principal directions of
+          the attentions' inputs, orthogonal to the mean, `head_sample`, `pair_saliency` [layers, head_dim / 2] and
+          `value_saliency` [layers, head_dim].
     """
     layers = resident.dense_layers
-    networks = [_Network(layer, measurement) for layer in layers]
-    heads = [_Heads(layer, measurement) for layer in layers] if measurement.attention else []
-    sites: list[_Site] = [*networks, *heads]
-    for batch in memory_batches(sites, lambda site: 8 * site.reads.in_features**2):
-        _find_directions(resident, sequences, batch, measurement.components)
-    tokens = sum(len(each) for each in sequences)
-    for site in sites:
-        site.begin(tokens)
-    run_watched(resident, sequences, [watch for site in sites for watch in site.watches()])
-    arrays = {
-        "network_directions": [site.directions for site in networks],
-        "network_sample": [torch.cat(site.sample) for site in networks],
-        "neuron_saliency": [site.saliency / tokens for site in networks],
-        "neuron_slopes": [site.slopes / tokens for site in networks],
-        "neuron_fluctuation": [site.fluctuation(tokens) for site in networks],
-    }
-    if heads:
+    tokens = sum(map(len, sequences))
+    found: list[dict[str, Tensor]] = []
+    for batch in memory_batches(layers, lambda layer: layer.up.weight.element_size() * tokens * layer.hidden):
+        found += _measure_networks(resident, sequences, batch, measurement)
+    arrays = {name: [each[name] for each in found] for name in found[0]}
+    if measurement.attention:
+        heads = [_Heads(layer, measurement, tokens) for layer in layers]
+        for group in memory_batches(heads, lambda site: 8 * site.reads.in_features**2):
+            _find_directions(resident, sequences, group, measurement.components)
+        run_watched(resident, sequences, [watch for each in heads for watch in each.watches()])
         arrays |= {
-            "head_directions": [site.directions[1:] for site in heads],
-            "head_sample": [torch.cat(site.sample)[:, 1:] for site in heads],
-            "pair_saliency": [site.pair_saliency() / tokens for site in heads],
-            "value_saliency": [site.value_saliency() / tokens for site in heads],
+            "head_directions": [each.directions for each in heads],
+            "head_sample": [torch.cat(each.sample) for each in heads],
+            "pair_saliency": [each.pair_saliency() / tokens for each in heads],
+            "value_saliency": [each.value_saliency() / tokens for each in heads],
         }
     return Calibration({name: torch.stack(each).float().cpu().numpy() for name, each in arrays.items()})
 
 
-class _Site:
-    """A feed-forward network or attention, whose inputs a router reads; the linear layer `reads` has these inputs."""
+def _measure_networks(
+    resident: Resident, sequences: Sequence[Tokens], layers: Sequence[DenseLayer], measurement: ToMoeMeasurement
+) -> list[dict[str, Tensor]]:
+    """The networks' arrays for each of some layers."""
+    inputs, outputs, streams = ([[] for _ in layers] for _ in range(3))  # type: list[list[list[Tensor]]]
+    watches: list[Watch] = []
+    for i, layer in enumerate(layers):
+        watches.append(Watch(layer.up, inputs[i].append))
+        watches.append(Watch(layer.down, partial(_add_squares, outputs[i]), output=True))
+        watches.append(Watch(layer.decoder_layer, partial(_add_squares, streams[i]), output=True))
+    run_watched(resident, sequences, watches)
+    found = []
+    for i, layer in enumerate(layers):
+        share = (torch.cat(outputs[i]) / torch.cat(streams[i])).mean()
+        found.append({"network_share": share, **_measure_network(layer, torch.cat(inputs[i]), measurement)})
+        inputs[i].clear()
+    return found
 
-    def __init__(self, reads: nn.Linear, measurement: ToMoeMeasurement) -> None:
-        self.reads = reads
-        self._limit = measurement.sample
+
+def _add_squares(found: list[Tensor], values: Tensor) -> None:
+    found.append(values.double().square().sum(dim=1))
+
+
+@torch.inference_mode()
+def _measure_network(layer: DenseLayer, inputs: Tensor, measurement: ToMoeMeasurement) -> dict[str, Tensor]:
+    """What is measured of a network on its inputs, [tokens, hidden]."""
+    norms = layer.down.weight.double().square().sum(dim=0)
+    contributions = torch.empty(len(inputs), layer.width, device=inputs.device)
+    saliency, sums = torch.zeros_like(norms), torch.zeros_like(norms)
+    for start in range(0, len(inputs), _ROWS):
+        rows = slice(start, start + _ROWS)
+        values = activations(inputs[rows], weights_of(layer), slice(None)).double()
+        squares = values.square() * norms
+        saliency += squares.sum(dim=0)
+        sums += values.sum(dim=0)
+        contributions[rows] = squares / squares.sum(dim=1, keepdim=True).clamp_min(torch.finfo().tiny)
+    experts, kept = measurement.experts, max(1, int(measurement.share * layer.width))
+    fitted = fit_experts(inputs, contributions, experts, kept, measurement.components)
+    tokens = len(inputs)
+    fluctuation = (saliency - sums.square() / tokens * norms).clamp_min(0) / max(1, tokens - 1)
+    return {
+        "network_directions": fitted.directions,
+        "expert_rows": fitted.rows,
+        "expert_saliency": fitted.saliency,
+        "network_sample": inputs[:: -(-tokens // measurement.sample)].double() @ fitted.directions.t(),
+        "neuron_saliency": saliency / tokens,
+        "neuron_fluctuation": fluctuation,
+    }
+
+
+class _Heads:
+    """The magnitudes of an attention's query and key pairs, the contributions of its values, and its inputs."""
+
+    def __init__(self, layer: DenseLayer, measurement: ToMoeMeasurement, tokens: int) -> None:
+        attention: Any = layer.attention
+        self.reads: nn.Linear = attention.q_proj
         self.directions = torch.empty(0)
         self.sample: list[Tensor] = []
-
-    def begin(self, tokens: int) -> None:
-        """Prepare for a pass over this many tokens."""
-        self._stride = -(-tokens // self._limit)
-        self._seen = 0
-
-    def watches(self) -> list[Watch]:
-        return [Watch(self.reads, self._add_input)]
-
-    def _add_input(self, inputs: Tensor) -> None:
-        self.coordinates = inputs.double() @ self.directions.t()
-        self.sample.append(self.coordinates[-self._seen % self._stride :: self._stride])
-        self._seen += len(inputs)
-
-
-class _Network(_Site):
-    """The contributions of a feed-forward network's neurons."""
-
-    def __init__(self, layer: DenseLayer, measurement: ToMoeMeasurement) -> None:
-        super().__init__(layer.up, measurement)
-        self._down = layer.down
-        self._norms = layer.down.weight.double().square().sum(dim=0)
-        self.saliency = torch.zeros_like(self._norms)
-        self.slopes = self.saliency.new_zeros(layer.width, measurement.components)
-        self._sums = torch.zeros_like(self._norms)
-
-    def watches(self) -> list[Watch]:
-        return [*super().watches(), Watch(self._down, self._add_neurons)]
-
-    def _add_neurons(self, activations: Tensor) -> None:
-        contributions = activations.double().square() * self._norms
-        self.saliency += contributions.sum(dim=0)
-        self._sums += activations.double().sum(dim=0)
-        # Coordinates have mean 0 and variance 1, so mean products with them are the regression coefficients.
-        self.slopes += contributions.t() @ self.coordinates[:, 1:]
-
-    def fluctuation(self, tokens: int) -> Tensor:
-        """Sample variance of activations times squared norms of output weights, [width]; zero for a single token."""
-        squares = self.saliency - self._sums.square() / tokens * self._norms
-        return squares.clamp_min(0) / max(1, tokens - 1)
-
-
-class _Heads(_Site):
-    """The magnitudes of an attention's query and key pairs, and the contributions of its values."""
-
-    def __init__(self, layer: DenseLayer, measurement: ToMoeMeasurement) -> None:
-        attention: Any = layer.attention
-        super().__init__(attention.q_proj, measurement)
         self._attention = attention
+        self._stride, self._seen = -(-tokens // measurement.sample), 0
         self._head_dim = int(attention.head_dim)
         self._sums: dict[str, Tensor] = {}
 
     def watches(self) -> list[Watch]:
         return [
-            *super().watches(),
+            Watch(self.reads, self._add_input),
             Watch(self._attention.q_proj, partial(self._add_squares, "query"), output=True),
             Watch(self._attention.k_proj, partial(self._add_squares, "key"), output=True),
             Watch(self._attention.o_proj, partial(self._add_squares, "output")),
         ]
+
+    def _add_input(self, inputs: Tensor) -> None:
+        rows = inputs[-self._seen % self._stride :: self._stride]
+        self.sample.append(rows.double() @ self.directions.t())
+        self._seen += len(inputs)
 
     def _add_squares(self, name: str, values: Tensor) -> None:
         squares = values.double().square().sum(dim=0)
@@ -148,34 +157,18 @@ class _Heads(_Site):
         return (self._sums["output"] * norms).view(-1, self._head_dim).sum(dim=0)
 
 
-def _find_directions(resident: Resident, sequences: Sequence[Tokens], sites: Sequence[_Site], components: int) -> None:
+def _find_directions(resident: Resident, sequences: Sequence[Tokens], sites: Sequence[_Heads], components: int) -> None:
     moments = [InputMoments(site.reads.in_features, site.reads.weight.device) for site in sites]
     run_watched(resident, sequences, [Watch(site.reads, each.add) for site, each in zip(sites, moments, strict=True)])
     for site, each in zip(sites, moments, strict=True):
-        site.directions = input_directions(each.mean, each.moment, components)
+        site.directions = principal_directions(_without_mean(each), components)
 
 
-def input_directions(mean: Tensor, square: Tensor, components: int) -> Tensor:
-    """The mean input's direction, followed by principal directions orthogonal to it.
-
-    A router on these coordinates needs no bias: those along principal directions have mean zero, and the one along the
-    mean's direction, much the same for every token, acts as a bias.
-
-    Args:
-        mean: Mean input, float64 [hidden].
-        square: Second moment of the inputs, float64 [hidden, hidden].
-        components: Number of principal directions.
-
-    Returns:
-        Directions divided by the root mean square of the inputs' coordinates along them, float64
-        [1 + components, hidden]. Rows are zero if inputs vary in fewer directions.
-    """
-    length = float(mean.norm())
-    unit = mean / length if length > 0 else mean
-    covariance = square - torch.outer(mean, mean)
-    along = covariance @ unit
+def _without_mean(moments: InputMoments) -> Tensor:
+    """Covariance of what inputs have orthogonal to their mean, [hidden, hidden]."""
+    length = float(moments.mean.norm())
+    unit = moments.mean / length if length > 0 else moments.mean
+    along = moments.covariance @ unit
     # (I - u u^T) C (I - u u^T) without matrix products.
     shift = torch.outer(unit, along - unit * (unit @ along) / 2)
-    principal = principal_directions(covariance - shift - shift.t(), components)
-    size = float((unit @ square @ unit).sqrt())
-    return torch.cat([unit[None] / (size if size > 0 else 1.0), principal])
+    return moments.covariance - shift - shift.t()

@@ -23,12 +23,16 @@ class ToMoeMeasurement:
 
     Attributes:
         attention: Measure attention heads too.
-        components: Number of principal directions of every layer's inputs.
+        experts: Number of experts to fit per network.
+        share: Share of a network's neurons that an expert keeps while experts are fitted.
+        components: Number of directions of every layer's inputs.
         sample: Limit on the number of tokens whose coordinates are stored, to estimate the load of experts.
         tokens: See `Measurement`.
     """
 
     attention: bool
+    experts: int
+    share: float
     components: int
     sample: int
     tokens: int

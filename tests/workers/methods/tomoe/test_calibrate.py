@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.shared import input_statistics
-from moevolve.workers.methods.tomoe.calibrate import calibrate_tomoe, input_directions
+from moevolve.workers.methods.tomoe.calibrate import calibrate_tomoe
 from moevolve.workers.methods.tomoe.edit import ToMoeMeasurement
 from moevolve.workers.model.resident import ResidentModel
 
-LAYERS, HIDDEN, WIDTH, HEAD_DIM, COMPONENTS = 3, 32, 48, 8, 4
-MEASUREMENT = ToMoeMeasurement(attention=True, components=COMPONENTS, sample=25, tokens=1000)
+LAYERS, HEAD_DIM, EXPERTS, COMPONENTS = 3, 8, 5, 4
+MEASUREMENT = ToMoeMeasurement(True, EXPERTS, 0.5, COMPONENTS, sample=25, tokens=1000)
 SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 5 + i).tolist()) for i in range(12)]
 TOKENS = sum(map(len, SEQUENCES))
 
@@ -74,9 +74,21 @@ def test_neurons_are_measured_by_what_they_contribute(llama: ResidentModel, foun
         np.testing.assert_allclose(found["neuron_saliency"][layer], squares.mean(axis=0), rtol=1e-5)
         variances = seen(llama, layer, "mlp.down_proj").var(axis=0, ddof=1)
         np.testing.assert_allclose(found["neuron_fluctuation"][layer], variances * (down**2).sum(axis=0), rtol=1e-5)
-        products = seen(llama, layer, "mlp.up_proj") @ found["network_directions"][layer, 1:].T
-        slopes = np.linalg.lstsq(np.c_[products, np.ones(TOKENS)], squares, rcond=None)[0][:-1].T
-        np.testing.assert_allclose(found["neuron_slopes"][layer], slopes, atol=1e-4 * np.abs(slopes).max())
+        output, stream = (seen(llama, layer, name, output=True) for name in ("mlp.down_proj", ""))
+        share = ((output**2).sum(axis=1) / (stream**2).sum(axis=1)).mean()
+        np.testing.assert_allclose(found["network_share"][layer], share, rtol=1e-5)
+
+
+def test_an_experts_saliency_is_that_of_its_tokens(llama: ResidentModel, found: dict[str, Any]) -> None:
+    for layer in range(LAYERS):
+        norms = (llama.dense_layers[layer].down.weight.double().numpy() ** 2).sum(axis=0)
+        squares = seen(llama, layer, "mlp.down_proj") ** 2 * norms
+        shares = squares / squares.sum(axis=1, keepdims=True)
+        router = found["expert_rows"][layer] @ found["network_directions"][layer]
+        chosen = (seen(llama, layer, "mlp.up_proj") @ router.T.astype(np.float64)).argmax(axis=1)
+        for expert, saliency in enumerate(found["expert_saliency"][layer]):
+            if (chosen == expert).sum() * EXPERTS * 16 >= TOKENS:
+                np.testing.assert_allclose(saliency, shares[chosen == expert].mean(axis=0), rtol=1e-4)
 
 
 def test_heads_are_measured_by_their_products_and_contributions(llama: ResidentModel, found: dict[str, Any]) -> None:
@@ -104,12 +116,3 @@ def test_measuring_in_parts_changes_nothing(
     again = calibrate_tomoe(llama, SEQUENCES, MEASUREMENT).arrays
     assert set(again) == set(found)
     assert all(np.array_equal(again[name], found[name]) and found[name].dtype == np.float32 for name in found)
-
-
-def test_inputs_that_hardly_vary_have_fewer_directions() -> None:
-    constant = torch.tensor([3.0, 4.0, 0.0], dtype=torch.float64)
-    directions = input_directions(constant, torch.outer(constant, constant), 2)
-    np.testing.assert_allclose(directions[0] @ constant, 1)
-    assert not directions[1:].any()
-    silent = input_directions(torch.zeros_like(constant), torch.diag(constant.new_tensor([4.0, 1.0, 0.0])), 3)
-    np.testing.assert_allclose(silent, [[0, 0, 0], [0.5, 0, 0], [0, 1, 0], [0, 0, 0]])
