@@ -70,7 +70,9 @@ def _measure_networks(
     resident: Resident, sequences: Sequence[Tokens], layers: Sequence[DenseLayer], measurement: ToMoeMeasurement
 ) -> list[dict[str, Tensor]]:
     """The networks' arrays for each of some layers."""
-    inputs, outputs, streams = ([[] for _ in layers] for _ in range(3))  # type: list[list[list[Tensor]]]
+    inputs: list[list[Tensor]] = [[] for _ in layers]
+    outputs: list[list[Tensor]] = [[] for _ in layers]
+    streams: list[list[Tensor]] = [[] for _ in layers]
     watches: list[Watch] = []
     for i, layer in enumerate(layers):
         watches.append(Watch(layer.up, inputs[i].append))
