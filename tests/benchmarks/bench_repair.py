@@ -164,9 +164,9 @@ def candidates_in_passes(model: str, task: str, experts: int) -> None:
         genome = space.sample(np.random.default_rng(seed), config.phases[-1]).genome
         base = genome.base.express()
         unrepaired = EepEdit(base.router_mapping, base.expert_merging, base.active)
-        spent.clear()
         times = []
         for edit in (unrepaired, genome.express()):
+            spent.clear()
             started = time.process_time()
             reply = worker.evaluate(EvaluationRequest(edit, (ref,)), (split,))
             assert reply.failure is None, reply.failure
