@@ -10,8 +10,9 @@ paragraph is in two splits. With `--wikitext`, which needs the hub, WikiText-2 i
 Every row is a method at one share of active neurons, run by `moevolve.study`: 8,192 tokens of calibration, half of them
 prose, and a test on 12 windows of 512 tokens of each text. `raw` candidates are the method's alone; `repaired` ones are
 fitted to the unedited model, factorisations to its outputs. `memory` rows have what a worker takes beside what `plan`
-says. Results go to OUT/lab.jsonl, a line each, and what is there isn't run again; OUT/lab.md has the table. All rows
-take about three hours on two cores with 16-bit products (AMX); other CPUs are faster with `--dtype float32`.
+says. Results are lines of OUT/lab.jsonl, and what is there isn't run again; OUT/lab.md has the table, and how long
+the other rows take by those done. By an estimate all take three hours on two idle cores with 16-bit products (AMX);
+other CPUs are faster with `--dtype float32`.
 """
 
 from __future__ import annotations
