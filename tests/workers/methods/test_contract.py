@@ -131,7 +131,7 @@ SAMPLES: dict[type, Sample] = {
         "mixtral",
         tuple(masked(heads=head_masks(), seed=seed) for seed in (0, 1)),
         masked(heads=replace(head_masks(), value_bias=np.full((LAYERS, HEAD_DIM), np.nan))),
-        (ToMoeMeasurement(True, 3, 20, 60),),
+        (ToMoeMeasurement(True, 2, 0.5, 3, 20, 60),),
         routed=3,
     ),
     RepairedEdit: Sample(

@@ -6,7 +6,9 @@ raises the contribution kept. The router is the ridge regression of the contribu
 network's input, so a token that loses much with a wrong expert counts more than one that loses little. In later steps
 tokens belong to the expert that the router chooses, so that masks suit the tokens that they will get.
 
-The paper (ToMoE, arXiv 2501.15316) learns both by gradient descent.
+The paper (ToMoE, arXiv 2501.15316) learns both by gradient descent. Half of SmolLM2-135M's neurons, repaired on 4,096
+tokens of Wikipedia, have a perplexity of 51.6 with 8 experts along principal directions of the inputs, and of 47.1 with
+these (full model 21.2).
 """
 
 from __future__ import annotations
