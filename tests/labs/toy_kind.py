@@ -54,14 +54,8 @@ class RunsSpace(ArraySpace[RunsGenome]):
     def describe(self, genome: RunsGenome) -> Description:
         active = min(self.facts.active, self.length)
         sizes = parameters_after(self.facts, self.length), active_parameters(self.facts, self.length, active)
-        return Description(
-            self.length,
-            active,
-            *sizes,
-            self.facts.parameters,
-            self.facts.active_parameters,
-            f"from {genome.firsts.tolist()}",
-        )
+        whole = self.facts.parameters, self.facts.active_parameters
+        return Description(self.length, active, *sizes, *whole, f"from {genome.firsts.tolist()}")
 
 
 RUNS = GenomeKind(RunsSection, lambda section, facts, phases: RunsSpace(section.length, facts=facts))

@@ -78,7 +78,7 @@ def test_an_eep_candidate_keeps_experts_of_each_layer() -> None:
 def test_a_capacity_candidate_has_experts_and_sizes_of_each_layer() -> None:
     genome = rising(capacity_space(3, 4, mean_active=2))
     outline = outline_of(genome)
-    assert outline.settings[:2] == (("kept experts", "3 of 8"), ("exponent of routing weights", "1"))
+    assert outline.settings[:2] == (("kept experts", "3 of 8"), ("exponent of routing weights", "2"))
     assert [label for label, _ in outline.sizes] == ["neurons per expert", "active experts"]
     kept = genome.express().expert_merging.any(axis=1)
     for layer, width, row in zip(outline.layers, genome.widths, kept, strict=True):
