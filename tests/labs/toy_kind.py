@@ -52,10 +52,9 @@ class RunsSpace(ArraySpace[RunsGenome]):
         return offspring_of(self.genome(firsts=child), parents)
 
     def describe(self, genome: RunsGenome) -> Description:
-        active = min(self.facts.active, self.length)
-        sizes = parameters_after(self.facts, self.length), active_parameters(self.facts, self.length, active)
-        whole = self.facts.parameters, self.facts.active_parameters
-        return Description(self.length, active, *sizes, *whole, f"from {genome.firsts.tolist()}")
+        facts, kept, active = self.facts, self.length, min(self.facts.active, self.length)
+        sizes = parameters_after(facts, kept), active_parameters(facts, kept, active)
+        return Description(kept, active, *sizes, facts.parameters, facts.active_parameters, f"{genome.firsts.tolist()}")
 
 
 RUNS = GenomeKind(RunsSection, lambda section, facts, phases: RunsSpace(section.length, facts=facts))
