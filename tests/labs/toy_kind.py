@@ -53,10 +53,8 @@ class RunsSpace(ArraySpace[RunsGenome]):
 
     def describe(self, genome: RunsGenome) -> Description:
         facts, kept, active = self.facts, self.length, min(self.facts.active, self.length)
-        sizes = parameters_after(facts, kept), active_parameters(facts, kept, active)
-        return Description(
-            kept, active, *sizes, facts.parameters, facts.active_parameters, f"from {genome.firsts.tolist()}"
-        )
+        sizes = parameters_after(facts, kept), active_parameters(facts, kept, active), facts.parameters
+        return Description(kept, active, *sizes, facts.active_parameters, f"from {genome.firsts.tolist()}")
 
 
 RUNS = GenomeKind(RunsSection, lambda section, facts, phases: RunsSpace(section.length, facts=facts))
