@@ -17,7 +17,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 demo: $(INSTALLED)
 	@mkdir -p .demo
-	$(BIN)/moevolve shrink configs/demo/model --task demo-span --neurons 12.5% -o .demo/small --store $(STORE) $(DEMO)
+	$(BIN)/moevolve shrink configs/demo/fine --task demo-span --experts 25% --repair none -o .demo/small --store $(STORE) \
+		$(DEMO)
 
 test: $(STAMP) lint
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
