@@ -24,7 +24,7 @@ from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule
 from moevolve.store.records import IndividualRecord
 
-SUBSETS = {"kind": "prune", "initial": 16, "init": ["reap", "frequency", "random"]}
+SUBSETS = {"kind": "prune", "initial": 16, "init": ["reap", "energy", "random"]}
 MIXES = {"kind": "capacity", "widths": "equal", "repair": None, "initial": 16, "init": ["equal", "random"]}
 METHODS: dict[str, dict[str, Any]] = {
     "random subsets": SUBSETS,
