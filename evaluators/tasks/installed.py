@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from inspect import cleandoc
 from pathlib import Path
-from pydoc_data.topics import topics
 
 from moevolve.evaluators.errors import UserError
 
@@ -58,6 +57,8 @@ def _split_of(name: str) -> str:
 
 def _manual() -> Documents:
     """Sections of Python's language reference, as `help()` shows them."""
+    from pydoc_data.topics import topics  # imported here because it takes 10 ms, and every command reads this module
+
     for _, chapter in sorted(topics.items()):
         for section in re.split(r"\n(?=\S.*\n(?:[*=]{4,}|-{4,})\n)", chapter):
             yield section[:60], section
