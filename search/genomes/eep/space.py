@@ -100,8 +100,9 @@ class EepGenome(ArrayGenome):
 
         Matrices of Qwen3-30B are 3 MB, so a thousand candidates that only prune it would be 3 GB in the store.
         """
-        kept = self.space.kept(self).astype("<u4").tobytes() if self.one_hot else None
-        return super().to_bytes() if kept is None else self.space.pruning_header + kept
+        if not self.one_hot:
+            return super().to_bytes()
+        return self.space.pruning_header + self.space.kept(self).astype("<u4").tobytes()
 
     def express(self) -> EepEdit | IdentityEdit:
         """Return an edit that gives each layer its group's matrices, or an `IdentityEdit` if they change nothing."""
