@@ -18,6 +18,10 @@ from moevolve.workers.methods.repair.edit import RepairSettings
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
 SET = ("--set", "engine.chat_template=none", "--set", "workers.count=1")
+DRY_RUN = (
+    *("shrink", DEMO / "dense", "--data", "questions.jsonl", "--active", "25%", "--custom-code", "--dry-run"),
+    *SET,
+)
 SHORT = ("--evaluations", "4", "--guard-prompts", "7", "--guard-tokens", "16")
 
 
@@ -99,19 +103,8 @@ def test_a_dense_model_becomes_a_narrower_one_that_needs_no_code(tmp_path: Path)
 
 def test_a_dry_run_writes_settings_and_none_repairs_nothing(tmp_path: Path, in_process: Any) -> None:
     write_questions(tmp_path / "questions.jsonl")
-    command = (
-        "shrink",
-        DEMO / "dense",
-        "--data",
-        "questions.jsonl",
-        "--active",
-        "25%",
-        "--custom-code",
-        "--dry-run",
-        *SET,
-    )
     for repair in ("auto", "none"):
-        done = in_process(*command, "-o", repair, "--repair", repair, cwd=tmp_path)
+        done = in_process(*DRY_RUN, "-o", repair, "--repair", repair, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         config = load_run_config(tmp_path / f"{repair}.shrink" / "run.yaml")
         genome = config.genome.model_dump()
@@ -121,18 +114,7 @@ def test_a_dry_run_writes_settings_and_none_repairs_nothing(tmp_path: Path, in_p
 
 def test_settings_of_the_presets_phases_are_overridden(tmp_path: Path, in_process: Any) -> None:
     write_questions(tmp_path / "questions.jsonl")
-    command = (
-        "shrink",
-        DEMO / "dense",
-        "--data",
-        "questions.jsonl",
-        "--active",
-        "25%",
-        *SET,
-        "--custom-code",
-        "--dry-run",
-    )
-    done = in_process(*command, "--set", "phases.0.repair.tokens=2048", "-o", "small", cwd=tmp_path)
+    done = in_process(*DRY_RUN, "--set", "phases.0.repair.tokens=2048", "-o", "small", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = load_run_config(tmp_path / "small.shrink" / "run.yaml").phases
     assert first.repair is not None and first.repair.tokens == 2048
