@@ -61,7 +61,7 @@ def _validated(data: dict[str, Any], where: str) -> RunConfig:
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{where}: {explain_validation(error, data, RunConfig.model_fields)}") from None
+        raise UserError(f"{where}: {explain_validation(error, data)}") from None
 
 
 def parse_stored_config(text: str) -> RunConfig:
