@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.preparation.registry import CODE_VARIABLE
 from moevolve.search.interface.parameters import STORE_VARIABLE
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.server.settings import ServerSettings, read_settings
@@ -65,6 +67,7 @@ class ServeRequest(Request):
             from moevolve.search.server.connections import BACKLOG, BoundedProtocol, raise_file_limit
 
             raise_file_limit()
+            os.environ[CODE_VARIABLE] = "refuse"  # for the processes that it starts, too
             app = make_app(store, settings)
             port = listening.getsockname()[1]
             urls = tuple(f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in settings.names)

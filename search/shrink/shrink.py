@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,20 +51,21 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
         ExportError: the checkpoint is larger or slower than requested.
     """
     budget = _checked(request)
+    made = None if files_of(request).exists() else files_of(request)
     seconds: dict[str, float] = {}
     with ModelProbe() as probe:
 
         def look(config: RunConfig) -> FirstLook:
             return _first_look(request, config, probe, observer)
 
-        with _timed("settings", seconds):
+        with _timed("settings", seconds), _removed_if_refused(made):
             path = run_file(request, probe, observer, begun, look)
         if request.dry_run:
             return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         config = read_run(request, path)
         with opened_store(config.store if request.store is None else request.store, create=True) as store:
             _check_same(request, store, config)
-            with _timed("first look", seconds):
+            with _timed("first look", seconds), _removed_if_refused(made):
                 looked = look(config)
                 for line in looked.lines():
                     observer.on_note(line)
@@ -102,6 +104,10 @@ def _checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     """The budget of a request, after refusing what would fail after hours of searching."""
     if not request.data and not request.tasks:
         raise UserError("say what the model is for: --data PATH, or --task NAME")
+    if request.metric is not None and not request.data:
+        raise UserError(
+            f"--metric {request.metric} is for --data; a task names its own: matching: {{function: FILE.py:NAME}}"
+        )
     budget = budget_of(request)
     if request.time is not None and request.evaluations is not None:
         raise UserError("--time and --evaluations both set the number of candidates; give one of them")
@@ -164,6 +170,17 @@ def _shipped(
         observer.on_stage("writing the checkpoint, and comparing it with the model")
         written = _export(store, subject, folder_of(request), faults, checks)
         return checks, _with_sampling(written) if request.sampling else written
+
+
+@contextmanager
+def _removed_if_refused(made: Path | None) -> Iterator[None]:
+    """Remove the folder that a request has made, if there is one, when it is refused."""
+    try:
+        yield
+    except UserError:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+        raise
 
 
 @contextmanager
