@@ -58,7 +58,7 @@ def print_entries(found: FinalTable) -> None:
     title = scales_title(score.scale for one in found.entries for score in one.scores)
     print_table(
         f"{found.search} on {', '.join(tasks)}: {title}, with 95 % interval (mean of draws: +- one standard deviation)",
-        " | >".join(headings),
+        " | >".join(headings).replace(">memory", "?>memory"),
         rows,
         ends,
     )

@@ -110,6 +110,7 @@ def test_a_search_is_sent_and_stopped_by_ray_and_goes_on_here(
     assert snapshot(database, "calm") == uninterrupted
     again = in_process("launch", run, "--submit", url)
     assert again.returncode == 0 and "is in the store already: finished" in again.stdout
+    assert f"its results go to {store}" in again.stdout
     unknown = in_process("logs", "another", "--cluster", url)
     assert unknown.returncode == 2 and "knows no job of search another" in unknown.stderr
 

@@ -206,3 +206,12 @@ def test_the_first_rows_of_a_split_that_a_harness_judges(all_kinds: str) -> None
     assert head.harness is not None and head.harness.documents == ("0", "1")
     assert head.harness.contexts == (("0",), ("1",)) and head.examples == split.examples[:2]
     assert head.fingerprint != split.fingerprint
+
+
+@pytest.mark.parametrize("ask", ["answers", "evaluate", "analyse"])
+def test_an_unknown_task_is_refused_before_the_model_is_described(
+    ask: str, all_kinds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moevolve.search.running.candidates.facts_for", lambda *_: pytest.fail("it takes seconds"))
+    with pytest.raises(UserError, match="unknown task `boolk`; did you mean boolq"):
+        getattr(moevolve, ask)(all_kinds, ["eep:0"] if ask == "answers" else "eep:0", task="boolk")
