@@ -67,7 +67,6 @@ class ServeRequest(Request):
             from moevolve.search.server.connections import BACKLOG, BoundedProtocol, raise_file_limit
 
             raise_file_limit()
-            os.environ[CODE_VARIABLE] = "refuse"  # for the processes that it starts, too
             app = make_app(store, settings)
             port = listening.getsockname()[1]
             urls = tuple(f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in settings.names)
@@ -84,8 +83,19 @@ class ServeRequest(Request):
                 server_header=False,
                 timeout_graceful_shutdown=_SHUTDOWN_S,
             )
-            with _ignored_signals():
+            with _ignored_signals(), _refused_programs():
                 uvicorn.Server(config).run([listening])
+
+
+@contextmanager
+def _refused_programs() -> Iterator[None]:
+    """Load no task with a function of its own, here and in the processes that are started meanwhile."""
+    before = os.environ.get(CODE_VARIABLE, "")
+    os.environ[CODE_VARIABLE] = "refuse"
+    try:
+        yield
+    finally:
+        os.environ[CODE_VARIABLE] = before
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.servers import loads_in
 
+_FIRST_LOOK = "first_look.json"
 _SAMPLING = {"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.1}
 """What brought a pruned GLM-5.2's loops from 7.2 to 2.3 % of long answers."""
 
@@ -65,7 +66,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
         config = read_run(request, path)
         with opened_store(config.store if request.store is None else request.store, create=True) as store:
             _check_same(request, store, config)
-            with _timed("first look", seconds), _removed_if_refused(made):
+            with _timed("first look", seconds):
                 looked = look(config)
                 for line in looked.lines():
                     observer.on_note(line)
@@ -174,11 +175,11 @@ def _shipped(
 
 @contextmanager
 def _removed_if_refused(made: Path | None) -> Iterator[None]:
-    """Remove the folder that a request has made, if there is one, when it is refused."""
+    """Remove the folder that a request has made, if there is one, when it is refused before the model was asked."""
     try:
         yield
     except UserError:
-        if made is not None:
+        if made is not None and not (made / _FIRST_LOOK).exists():  # what it answered isn't asked again
             shutil.rmtree(made, ignore_errors=True)
         raise
 
@@ -235,7 +236,7 @@ def _first_look(request: ShrinkOptions, config: RunConfig, probe: ModelProbe, ob
     counted = request.experts is not None or request.size is not None
     # With --speed all are kept, and where their number is searched or the model is dense, there is none.
     experts = config.genome.model_dump()["experts"] if counted else None
-    found = first_look(config, experts, probe, files_of(request) / "first_look.json")
+    found = first_look(config, experts, probe, files_of(request) / _FIRST_LOOK)
     wrong = wrong_task(found)
     if wrong is not None and not request.force:
         for line in found.lines():

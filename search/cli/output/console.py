@@ -65,7 +65,8 @@ def print_table(
     Args:
         title: Line above the table.
         headings: Headings of the columns with ` | ` between them. One with `>` before it is of numbers, which are
-            right-aligned; one with `?` before that is left out, the last ones first, where the table is too wide.
+            right-aligned. Where the table is too wide, those without any value are left out, then those with `?` before
+            that, the last ones first.
         rows: Cells of each row.
         last_of_blocks: Indices of rows with a line below them.
     """
@@ -74,8 +75,9 @@ def print_table(
         output.print(title, style="italic", soft_wrap=True)
     columns = [_Column(heading, [row[place] for row in rows]) for place, heading in enumerate(headings.split(" | "))]
     shown = list(columns)
-    for column in reversed(columns):
-        if column.optional and _room(shown) < 0:
+    empty = [column for column in columns if column.is_empty]
+    for column in [*empty, *(each for each in columns[::-1] if each.optional and not each.is_empty)]:
+        if _room(shown) < 0:
             shown.remove(column)
     table, room = Table(header_style="bold"), max(_room(shown), 0)
     # Room is shared out from the column that lacks least of it on, so that few columns are folded.
@@ -104,6 +106,7 @@ class _Column:
     def __init__(self, heading: str, cells: Sequence[str | Text]) -> None:
         self.optional, self.numeric = heading.startswith("?"), heading.removeprefix("?").startswith(">")
         self.name = heading.removeprefix("?").removeprefix(">")
+        self.is_empty = all(str(cell) in ("", "-") for cell in cells)
         lines = [line for cell in cells for line in plain(str(cell)).split("\n")]
         words = self.name.split() + [word for line in lines for word in line.split() if len(word) <= _LONGEST_WORD]
         fewest = max(map(cell_len, [*self.name.split(), *lines] if self.numeric else words), default=0)
