@@ -34,7 +34,7 @@ def evaluate(request: EvaluateRequest, store: StoreOption = DEFAULT_STORE, as_js
         return
     record, bounds = found.record, found.interval
     if record.score is None or bounds is None:
-        output.print(f"{found.ref} failed on {record.task} ({record.split}): {record.failure}")
+        output.print(f"{found.ref} failed on {record.task} ({record.split}): {record.failure}", soft_wrap=True)
         raise typer.Exit(1)
     scale = SCALES[record.scale]
     scores = scale.text(record.score), scale.interval(*bounds)

@@ -93,7 +93,7 @@ def compare(found: Comparison, _: CompareRequest) -> None:
     title = f"best fitness so far, {scale.title}: mean (range) over searches that differ only in the seed"
     print_table(title, ">" + " | >".join(headings), courses)
     if not found.models:
-        output.print("no search has finished: there are no winners to compare")
+        output.print("no search has finished: there are no winners to compare", soft_wrap=True)
         return
     models = [
         [
@@ -371,7 +371,7 @@ def tasks(as_json: JsonOption = False) -> None:
 @takes(PlotFileRequest)
 def plot(request: PlotFileRequest, store: StoreOption = DEFAULT_STORE) -> None:
     moevolve.plot(store, **request.arguments())
-    output.print(f"wrote {request.path}")
+    output.print(f"wrote {request.path}", soft_wrap=True)
 
 
 @takes(ReportFileRequest)

@@ -50,7 +50,9 @@ def _print_page(found: ShrinkResult) -> None:
     print_entries(found.table)
     best, written = found.table.best, found.written
     if best is None:
-        output.print("every candidate failed; see `moevolve searches` and `moevolve show` for the reasons")
+        output.print(
+            "every candidate failed; see `moevolve searches` and `moevolve show` for the reasons", soft_wrap=True
+        )
         return
     _print_checks(found.checks, found.loops)
     if written is None:

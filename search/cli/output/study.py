@@ -23,7 +23,7 @@ def print_tables(name: str, rows: Sequence[StudyRow]) -> None:
     for title, headings, body in _tables(name, rows):
         numbers = (f"{'?' if heading in _DISPENSABLE else ''}>{heading}" for heading in headings[1:])
         print_table(title, " | ".join((headings[0], *numbers)), body)
-    output.print(_note(rows))
+    output.print(_note(rows), soft_wrap=True)
 
 
 def write_markdown(name: str, rows: Sequence[StudyRow], path: Path) -> None:
