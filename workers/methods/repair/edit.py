@@ -40,8 +40,8 @@ class RepairSettings:
         strength: How each layer is fitted. `none`: not at all, which leaves the edit, or the choice of `neurons`, as it
             is. `scalar`: one factor on the layer's output. `ridge`: ridge regression of all weights. `matched`: the
             same, scaled so that the layer's output has the energy of the target.
-        input_rounds: Rounds in which also the kept experts' gate and up projections are fitted, and the output
-            projections again (`moevolve.workers.methods.repair.inputs`). A round takes as long as some 30 passes.
+        input_rounds: Rounds in which also the gate and up projections of experts and networks are fitted, and the
+            output projections again (`moevolve.workers.methods.repair.inputs`). A round takes as long as 30 passes.
         gate: Choose the strength, up to `strength`, by the whole model's predictions: the one with the least divergence
             from the unedited model on sequences that nothing is fitted on.
         memory_mb: MiB that the fit of a layer may take in addition to the model.

@@ -21,6 +21,7 @@ from moevolve.workers.methods.shared.outputs import (
     Features,
     HeldFeatures,
     LayerOutput,
+    NetworksOutput,
     NeuronSelectingOutput,
     NeuronSelection,
     Recorded,
@@ -222,14 +223,12 @@ class LayerFits:
             trial = self._try_pruned(output, tokens, selection)
         else:
             trial = self._try_fit(output, tokens, selection)
-        if self._strength != "ridge" or not self._settings.input_rounds:
-            return self._apply(trial, output, state.dtype)
-        return self._fit_inputs(output, tokens, trial, state.dtype)
+        if self._strength == "ridge" and self._settings.input_rounds and isinstance(output, NetworksOutput):
+            return self._fit_inputs(output, tokens, trial, state.dtype)
+        return self._apply(trial, output, state.dtype)
 
-    def _fit_inputs(self, output: LayerOutput, tokens: _Tokens, trial: _Trial, dtype: torch.dtype) -> FittedLayer:
-        """Apply a fit, then fit experts' inputs and outputs in turn. Such layers aren't cached: few candidates are."""
-        if not isinstance(output, NeuronSelectingOutput):
-            raise UserError("repair.input_rounds: only experts of a mixture have projections that are fitted so")
+    def _fit_inputs(self, output: NetworksOutput, tokens: _Tokens, trial: _Trial, dtype: torch.dtype) -> FittedLayer:
+        """Apply a fit, then fit inputs and outputs in turn. Such layers aren't cached: few candidates have them."""
         first, target = trial, tokens.target.float()
         stream = self._apply(trial, output, torch.float32).state
         for _ in range(self._settings.input_rounds):

@@ -1,11 +1,12 @@
 """Fits of experts' gate and up projections to what a fit of the output projections leaves of a layer's error.
 
-An expert gives `q * act(x W^T + b) D` for an input x, its routing weight q, and its output projection D. Linearised in
-the change of W, what it gives changes by `q * (slopes * (x dW^T)) D`, where the slopes are the derivatives of the
-activation. `dW` is the damped least-squares solution for the layer's error (Gauss-Newton with Levenberg's damping;
-Nocedal and Wright, Numerical Optimization, 2006, Sec. 10.3), computed by conjugate gradients, which need products with
-W's size only. Experts follow one another, each with the error that those before it leave. No derivative passes through
-the model: a layer is fitted to the unedited model's hidden states, as the output projections are.
+An expert gives `(q * act(x W^T + b)) D` for an input x, its routing weight or mask q, and its output projection D.
+Linearised in the change of W, what it gives changes by `(q * (slopes * (x dW^T))) D`, where the slopes are the
+derivatives of the activation. `dW` is the damped least-squares solution for the layer's error (Gauss-Newton with
+Levenberg's damping; Nocedal and Wright, Numerical Optimization, 2006, Sec. 10.3), computed by conjugate gradients,
+which only need products with W. Experts follow one another, each with the error that those before it leave. No
+derivative passes through the model: a layer is fitted to the unedited model's hidden states, as the output projections
+are.
 
 Of every expert's step a whole, a half or a quarter is taken, whichever leaves the least error on held-out tokens, or
 nothing.
@@ -108,7 +109,7 @@ class _System:
         """What the expert gives now, float32 [its tokens, hidden]."""
         network = self._network
         parts = torch.arange(len(network.tokens), device=network.tokens.device).split(self._chunk)
-        return torch.cat([network.factor[part] * (network.activated(part) @ self._down) for part in parts])
+        return torch.cat([(network.factor[part] * network.activated(part)) @ self._down for part in parts])
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Tokens of the layer, inputs, slopes and factors, of fitted tokens, some at a time."""
@@ -123,9 +124,10 @@ class _System:
         diagonal, neurons = torch.zeros((), device=right.device), self._network.neurons
         lengths = self._down.square().sum(dim=1)[neurons]
         for tokens, inputs, slopes, factor in self._parts():
-            back = (residual[tokens] * self._roots[tokens] * factor) @ self._down.t()
+            back = (residual[tokens] * self._roots[tokens]) @ self._down.t() * factor
             right += (back[:, neurons] * slopes).t() @ inputs
-            diagonal += ((factor * slopes).square().sum(dim=1) * inputs.square().mean(dim=1)).sum() * lengths.mean()
+            moved = (factor.expand_as(back)[:, neurons] * slopes).square() @ lengths
+            diagonal += (moved * inputs.square().mean(dim=1)).sum()
         return right, diagonal / len(neurons)
 
     def _normal(self, change: Tensor) -> Tensor:
@@ -133,6 +135,6 @@ class _System:
         for _, inputs, slopes, factor in self._parts():
             moved = inputs.new_zeros(len(inputs), len(self._down))
             moved.index_add_(1, neurons, slopes * nn.functional.linear(inputs, change))
-            back = (factor.square() * (moved @ self._down)) @ self._down.t()
+            back = ((factor * moved) @ self._down) @ self._down.t() * factor
             image += (back[:, neurons] * slopes).t() @ inputs
         return image

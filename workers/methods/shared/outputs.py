@@ -134,12 +134,12 @@ class NeuronSelection:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Network:
-    """One expert of a layer on the tokens that are routed to it: `factor * activate(inputs weight^T + bias) down`.
+    """An expert or a network on the tokens that use it: `(factor * activate(inputs weight^T + bias)) down`.
 
     Attributes:
         tokens: Indices of the tokens, int64 [t], ascending.
         inputs: What the expert takes, [t, hidden].
-        factor: Routing weights, float32 [t, 1].
+        factor: Routing weights, float32 [t, 1], or masks of the neurons [t, neurons].
         weight: A view of the gate and up projections, [rows, hidden].
         bias: Their biases [rows], if there are any.
         down: A view of the output projection, [neurons, hidden].
@@ -206,11 +206,19 @@ class LayerOutput(Protocol):
 
 
 @runtime_checkable
-class NeuronSelectingOutput(LayerOutput, Protocol):
-    """The output of experts whose neurons can be replaced by those of other experts of the layer."""
+class NetworksOutput(LayerOutput, Protocol):
+    """The output of experts or of a network whose other projections can be fitted, too."""
 
     def networks(self, recorded: Recorded) -> Iterator[Network]:
-        """The routed experts in use on recorded tokens. Their weights may be changed in place."""
+        """The experts in use, or the network, on recorded tokens.
+
+        Changes of a weight in place count once the next one, or the end, is asked for.
+        """
+
+
+@runtime_checkable
+class NeuronSelectingOutput(LayerOutput, Protocol):
+    """The output of experts whose neurons can be replaced by those of other experts of the layer."""
 
     def keep_shared_expert(self) -> None:
         """Leave the neurons of the layer's shared expert, if it has one, out of the features."""

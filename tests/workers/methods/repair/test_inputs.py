@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense_edits import divided, masked
 from edit_checks import Residents, digest
 from family_samples import edit_of_kind
 from repair_samples import rows_of, seen_at, sequences_of
@@ -139,3 +140,26 @@ def test_exports_have_the_fitted_projections(resident: Residents, tmp_path: Path
     report = export_model(model, edit, tmp_path / "out", ExportCard("A model", "someone/base", "f00d"))
     assert report.agreement.holds
     assert "gate and up projections" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("family", "edit"), [("llama", masked), ("llama", divided), ("phi", divided)])
+def test_networks_of_dense_models_are_fitted_too(
+    family: str, edit: Callable[..., Any], resident: Residents, checkpoint: Callable[[str], Path]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = resident(family)
+    base, before, errors = edit(), digest(model), list[float]()
+    reference = seen_at(AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval(), CHECKED)
+    for rounds in (0, 2):
+        settings = RepairSettings((0.1, 1.0), input_rounds=rounds)
+        with model.edited(RepairedEdit(base, settings, rows_of(SEQUENCES))):
+            applicator = model._applicators[RepairedEdit]
+            assert isinstance(applicator, RepairApplicator)
+            now, outcome = seen_at(model.model, CHECKED), applicator.outcomes[-1]
+            assert outcome is not None
+            left = ((reference[-1]["behind"] - now[-1]["behind"]) ** 2).sum()
+            assert left == pytest.approx(outcome.after, rel=2e-3)
+            errors.append(outcome.after)
+    assert errors[1] < errors[0]
+    assert digest(model) == before
