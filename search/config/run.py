@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from moevolve.evaluators.preparation.registry import load_task
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.genomes.contract.base import GenomeSpace
@@ -179,6 +180,8 @@ class RunConfig(Section):
             gold answers (`gold_logprob`), or nothing (`index`).
         store: SQLAlchemy URL.
     """
+
+    __repr__ = short_repr
 
     name: SearchName
     model: ModelConfig

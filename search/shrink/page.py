@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import SCALES, ScaleName
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.results.gain import Gain
@@ -19,6 +20,8 @@ _SHOWN = 160
 @dataclass(frozen=True, slots=True)
 class ShrinkPlan:
     """The run file of a dry run, for `moevolve launch`, and its content."""
+
+    __repr__ = short_repr
 
     run_file: Path
     content: str
@@ -233,6 +236,8 @@ class ShrinkResult:
         written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
         seconds: Duration of each stage by its title; those of a search that was continued are of its last part.
     """
+
+    __repr__ = short_repr
 
     model: str
     run_file: Path

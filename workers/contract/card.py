@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import SCALES, ScaleName
 
 CheckpointForm = Literal["stock", "native", "source", "mask"]
@@ -164,6 +165,8 @@ class ExportReport:
         difference: Largest difference of a tensor that was packed anew from the edited model's, relative to the latter.
         changes: What was written anew and how, each as a title and patterns of names; also in the model card.
     """
+
+    __repr__ = short_repr
 
     directory: Path
     form: CheckpointForm
