@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +25,7 @@ from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL, interval, with_outcomes
 from moevolve.search.running.candidates import Candidate, bound_candidate
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import ExportRecord, IndividualDetail
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import ExportCard, ExportReport, ExportScore
 from moevolve.workers.contract.edits import Edit
@@ -168,15 +169,25 @@ def _card(store: StoreReader, detail: IndividualDetail) -> ExportCard:
         search_id=detail.search.id,
         individual=detail.ref,
         lineage=lines,
-        scores=scores_of(store, detail),
+        scores=scores_of(store, detail.evaluations),
+        full_scores=scores_of(store, _of_full(store, detail)),
     )
 
 
-def scores_of(store: StoreReader, detail: IndividualDetail) -> tuple[ExportScore, ...]:
-    """The scores of an individual with their intervals."""
+def _of_full(store: StoreReader, detail: IndividualDetail) -> list[EvaluationRecord]:
+    """The full model's evaluations on the individual's rows."""
+    rows = [one.task_fingerprint for one in detail.evaluations]
+    search = detail.search
+    found = store.evaluations(FULL_MODEL, search.model_fingerprint, search.engine_fingerprint, rows)
+    return sorted(found, key=lambda one: rows.index(one.task_fingerprint))
+
+
+def scores_of(store: StoreReader, evaluations: Sequence[EvaluationRecord]) -> tuple[ExportScore, ...]:
+    """The scores of an individual's evaluations with their intervals."""
     found = []
-    for item in detail.evaluations:
+    for item in evaluations:
         if item.score is not None:
             low, high = interval(with_outcomes(store, item))
-            found.append(ExportScore(item.task, item.split, item.score, item.examples_seen, low, high, item.scale))
+            score = ExportScore(item.task, item.split, item.score, item.examples_seen, low, high)
+            found.append(replace(score, scale=item.scale, metric=item.metric))
     return tuple(found)

@@ -121,7 +121,7 @@ def test_progress_notebooks_and_cards(searched: Searched) -> None:
     assert describe(progress) == "best 18.90 ppl (#3), full 10.00 ppl"
     with Store.open(searched.url) as store:
         texts = [each.text for each in store.latest_events(store.search("texts").id) if each.kind == "best"]
-        scores = scores_of(store, store.individual(searched.best))
+        scores = scores_of(store, store.individual(searched.best).evaluations)
     assert texts and all(text.endswith(" ppl") for text in texts)
     assert all(score.scale == "perplexity" and score.cells[0].endswith(" ppl") for score in scores)
 

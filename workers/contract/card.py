@@ -54,6 +54,7 @@ class ExportScore:
         examples: Number of examples scored.
         low, high: 95 % confidence interval; both None if unknown.
         scale: Scale that it is shown on.
+        metric: Name of the metric; empty if unknown.
     """
 
     task: str
@@ -63,6 +64,7 @@ class ExportScore:
     low: float | None = None
     high: float | None = None
     scale: ScaleName = "percent"
+    metric: str = ""
 
     @property
     def cells(self) -> tuple[str, str]:
@@ -82,6 +84,7 @@ class ExportCard:
         search_name, search_id: Search that found the edit.
         individual: Reference of the individual within its search.
         lineage: Description of every ancestor, nearest first.
+        scores, full_scores: Scores of the individual, and of the full model on the same rows.
         notes: Further paragraphs.
     """
 
@@ -93,6 +96,7 @@ class ExportCard:
     individual: str = ""
     lineage: tuple[str, ...] = ()
     scores: tuple[ExportScore, ...] = ()
+    full_scores: tuple[ExportScore, ...] = ()
     notes: tuple[str, ...] = ()
 
 
