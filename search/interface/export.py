@@ -18,6 +18,8 @@ from moevolve.search.interface.parameters import (
     Mtp,
     OnStage,
     PadExperts,
+    Public,
+    Push,
     Requantise,
     Threads,
 )
@@ -109,7 +111,8 @@ class ExportRequest(CheckpointRequest):
 
     Raises:
         ExportError: the checkpoint failed its verification; its files are kept as `DIRECTORY.unverified`.
-        UserError: the folder exists, the model can't be loaded, or the form can't express the individual.
+        UserError: the folder exists, the model can't be loaded, or the form can't express the individual; or the
+            checkpoint is complete but can't be pushed.
         StoreError: there is no such store or individual.
     """
 
@@ -119,14 +122,26 @@ class ExportRequest(CheckpointRequest):
     _: KW_ONLY
     model: ModelPath = None
     threads: Threads = None
+    push: Push = None
+    public: Public = False
 
     def answer(self, store: Store, *, on_stage: OnStage = lambda _: None) -> ExportReport:
+        from moevolve.workers.export.push import check_login, push
+
         if self.individual == FULL:
             raise UserError(f"{FULL}: the full model is a checkpoint already; name an individual as SEARCH:INDEX")
+        if self.push is not None:
+            check_login(self.push)
+        elif self.public:
+            raise UserError("--public: it is of --push, which isn't given")
         on_stage("reading the search and the checkpoint")
         candidate = bound_candidate(store, self.individual, model=self.model)
         on_stage("writing the checkpoint, and comparing it with the model")
-        return self.export(store, candidate)
+        report = self.export(store, candidate)
+        if self.push is None:
+            return report
+        on_stage(f"uploading to {self.push}")
+        return replace(report, pushed=push(report.directory, self.push, self.public))
 
     def export(self, store: Store, candidate: Candidate, notes: tuple[str, ...] = ()) -> ExportReport:
         """Export an individual that is restored already; `notes` are paragraphs of the model card."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from commands_here import worker_here
+from fake_hub import TOKEN, fake_hub
+from huggingface_hub import ModelCard
 from pydantic import BaseModel
 
 import moevolve
@@ -100,6 +102,31 @@ def test_every_record_is_a_short_line(launched: Launched) -> None:
     lines = list(map(repr, found))
     assert all(len(line) <= 200 and "\n" not in line for line in lines), max(lines, key=len)
     assert lines[0].startswith("Run(search='demo', tasks=('pick',), others=(), entries=<3 Entry>, winner='demo:")
+
+
+def test_an_export_is_pushed_once_it_is_verified(
+    launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, run, _ = launched
+    with pytest.raises(moevolve.UserError, match="--public: it is of --push"):
+        moevolve.export(url, run.winner, tmp_path / "none", public=True)
+    with pytest.raises(moevolve.UserError, match="push: String should match pattern"):
+        moevolve.export(url, run.winner, tmp_path / "none", push="small")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(moevolve.UserError, match="HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"):
+        moevolve.export(url, run.winner, tmp_path / "none", push="me/small")
+    with fake_hub() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        report = moevolve.export(url, run.winner, tmp_path / "small", push="me/small")
+        assert report.pushed == f"{hub.url}/me/small"
+        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+        with pytest.raises(moevolve.UserError, match=f"complete in {tmp_path}/kept, but .* 401 Invalid username"):
+            moevolve.export(url, run.winner, tmp_path / "kept", push="me/kept")
+    assert {path for _, path in hub.files} == {file.name for file in (tmp_path / "kept").iterdir()}
+    card = ModelCard.load(tmp_path / "kept" / "README.md")
+    assert [each.dataset_split for each in card.data.eval_results] == ["test"] and "| full model | pick" in card.text
 
 
 def test_evaluations_have_intervals_and_are_kept(launched: Launched) -> None:
