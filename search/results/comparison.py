@@ -26,7 +26,7 @@ from moevolve.store.records import FULL_MODEL, Course, CourseAxis, SearchRecord,
 
 _NEVER = ("name", "store")
 """Settings that say where a search is, not what it does."""
-_OF_A_RUN = ("seed", "workers")
+_OF_A_RUN = ("seed", "workers", "loggers")
 """Settings in which the searches of a group may differ."""
 
 

@@ -170,7 +170,7 @@ def test_a_taken_name_and_other_settings_are_refused(tiny: Any, launched: Launch
         moevolve.launch(config, store=url)
     with pytest.raises(moevolve.UserError, match="with other settings than this configuration has now"):
         moevolve.launch(config, store=url, overrides={"seed": 9}, or_resume=True)
-    with pytest.raises(moevolve.UserError, match="only `workers` and `final` settings may change"):
+    with pytest.raises(moevolve.UserError, match="only `workers`, `final` and `loggers` may change"):
         moevolve.resume(url, "demo", overrides=["seed=9"])
     with pytest.raises(moevolve.UserError, match="demo:0: say in which store it is"):
         moevolve.profile(None, ["demo:0"])
