@@ -43,8 +43,10 @@ def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
         for gain in (found.code_gain, found.gain):
             if gain is not None:
                 output.print(str(gain), soft_wrap=True)
-    if isinstance(found, moevolve.ShrinkResult) and found.written is None:
-        raise typer.Exit(1)
+    if isinstance(found, moevolve.ShrinkResult):
+        refused = found.quantised is not None and not found.quantised.kept
+        if found.written is None or refused:
+            raise typer.Exit(1)
 
 
 def _print_page(found: ShrinkResult) -> None:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.scoring import Answer
 from moevolve.evaluators.metrics import confidence_interval
 from moevolve.evaluators.scales import SCALES
@@ -121,7 +121,7 @@ def _test_scores(worker: _TwoModels, subject: Candidate, table: FinalTable) -> t
     for edit in (IdentityEdit(), subject.edit):  # what is compared with the full model needs that first
         reply = worker.evaluate(EvaluationRequest(edit, refs), tuple(splits.values()))
         if reply.failure is not None:
-            raise CandidateError(reply.failure)
+            raise UserError(f"the quantised checkpoint of {table.winner} can't be run: {reply.failure}")
     found = []
     for task, split in splits.items():
         result = reply.results[split.fingerprint]

@@ -40,8 +40,16 @@ def test_the_winner_is_written_and_checked_once_more(tmp_path: Path, monkeypatch
         assert len(general) == len(page["checks"]) - 1 and first != page["checks"][0]
         card = (tmp_path / "small-fp8" / "README.md").read_text()
         assert "## Quantised" in card and card.count("Its own scores on `test`: ") == 1
-        again = run_command(tmp_path, *COMMAND, "--min-recovery", "1.5", "--max-perplexity-ratio", "1000")
-        assert "keeps" in again.stdout and "less than 150%" in again.stdout, again.stdout + again.stderr
+        monkeypatch.setattr(quantising, "check_winner", refusing)
+        again = run_command(tmp_path, *COMMAND)
+    assert again.returncode == 1 and "chats: the candidate lost all" in again.stdout, again.stdout + again.stderr
+    assert "did not keep small-fp8 (fp8, " in again.stdout
+    assert (tmp_path / "small").is_dir() and not (tmp_path / "small-fp8").exists()
+
+
+def refusing(*arguments: Any) -> guard.Checks:
+    checks, loops = guard.check_winner(*arguments)
+    return tuple(replace(check, faults=("lost all",)) for check in checks), loops
 
 
 def test_what_can_not_be_quantised_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
