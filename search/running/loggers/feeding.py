@@ -67,13 +67,21 @@ class _Feeder:
         self._logged: set[int] = set()
         self._first = 0
         self._best: int | None = None
+        self._progress: Progress | None = None
         self._looked = -_PAUSE_S
 
     def take(self, progress: Progress) -> None:
-        if time.monotonic() - self._looked < _PAUSE_S:
-            return
-        self._looked = time.monotonic()
+        self._progress = progress
+        if time.monotonic() - self._looked >= _PAUSE_S:
+            self._looked = time.monotonic()
+            self._pass_on()
+            self._report()
+
+    def _pass_on(self) -> None:
         self._candidates()
+        progress, self._progress = self._progress, None
+        if progress is None:
+            return
         values = {} if progress.rate is None else {"evaluations_per_second": progress.rate}
         if progress.full is not None:
             values["full_fitness"] = self._scale.value(progress.full)
@@ -84,13 +92,12 @@ class _Feeder:
                 self._best = index
                 values["best_parameters"] = self._parameters(index)
         self._put(values, progress.done)
-        self._report()
 
     def close(self, finished: bool) -> None:
         """Pass on the rest, and the final scores of a search that has finished, and wait for the loggers."""
         final: _Values | None = None
         with nullcontext() if finished else suppress(StoreError):  # which may be why it hasn't
-            self._candidates()
+            self._pass_on()
             final = self._final() if finished else None
         seconds = _WAIT_S if finished else _SHORT_WAIT_S
         until = time.monotonic() + seconds
