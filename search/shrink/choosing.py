@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.preparation.registry import read_function
 from moevolve.evaluators.text_files import writing_into
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.search.config.files import (
@@ -40,7 +41,7 @@ from moevolve.search.shrink.budget import (
 from moevolve.search.shrink.dense import dense_settings
 from moevolve.search.shrink.domains import read_domains, render_chats, write_tasks
 from moevolve.search.shrink.options import ShrinkOptions
-from moevolve.search.shrink.rows import Chat
+from moevolve.search.shrink.rows import Chat, read_columns
 from moevolve.search.shrink.speed import chosen_share, seconds_by_share
 from moevolve.search.shrink.timing import plan_time, shortened
 from moevolve.workers.contract.facts import DenseFacts, FileSizes
@@ -59,8 +60,22 @@ _MOST_CHOICES = 512
 formula that they start from, with 768 none does (`search/strategies/README.md`)."""
 _RUN_FILE = "run.yaml"
 _MARKED = (
-    *("model", "active", "kind", "experts", "neurons", "size", "speed", "context", "batch", "data", "tasks", "weights"),
-    *("evaluations", "time", "repair", "custom_code", "seed"),
+    *(
+        "model",
+        "active",
+        "kind",
+        "experts",
+        "neurons",
+        "size",
+        "speed",
+        "context",
+        "batch",
+        "data",
+        "columns",
+        "metric",
+        "tasks",
+    ),
+    *("weights", "evaluations", "time", "repair", "custom_code", "seed"),
 )
 """Parameters of a request that its run file depends on, besides the overrides."""
 _CHOICE = "# "
@@ -134,11 +149,13 @@ def run_file(
 
     def render(chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...] | None:
         # There is no task before the chats are rendered.
-        config = _parsed(_base(replace(request, weights=()), ["chats"], probe))
+        config = _parsed(_on_gpus(_base(replace(request, weights=()), ["chats"]), request, probe))
         return probe.call(render_chats, config, chats)
 
     observer.on_stage("reading the data")
-    domains = read_domains([Path(path) for path in request.data], render)
+    columns = None if request.columns is None else read_columns(request.columns)
+    metric = None if request.metric is None else read_function(request.metric, Path(), "--metric")
+    domains = read_domains([Path(path) for path in request.data], render, columns, metric)
     folder = files_of(request)
     path = folder / _RUN_FILE
     with writing_into(folder):
@@ -186,10 +203,11 @@ def _settings(
     request: ShrinkOptions, tasks: Sequence[str], probe: ModelProbe, on_stage: Callable[[str], None]
 ) -> tuple[dict[str, Any], list[str]]:
     """The settings of a request's search as plain data, and sentences about those that were measured."""
-    data, choices = _base(request, tasks, probe), list[str]()
+    data, choices = _base(request, tasks), list[str]()
+    for section in _parsed(data).tasks:
+        section.task()  # a wrong name is refused before Ray starts
+    data = _on_gpus(data, request, probe)
     config = _parsed(data)
-    for section in config.tasks:
-        section.task()  # a wrong name is refused before the model is described
     sizes: Sizes = probe.call(sizes_of, config, not request.custom_code)
     if sizes.dense is not None:
         found, text = dense_settings(request, sizes.dense)
@@ -297,8 +315,8 @@ def _check_narrowing(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> No
         )
 
 
-def _base(request: ShrinkOptions, tasks: Sequence[str], probe: ModelProbe) -> dict[str, Any]:
-    """The settings that don't depend on what the model is like."""
+def _base(request: ShrinkOptions, tasks: Sequence[str]) -> dict[str, Any]:
+    """The settings that depend neither on what the model is like nor on this machine."""
     data: dict[str, Any] = {
         # The folder's name, without what names of searches can't have.
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", folder_of(request).resolve().name).lstrip("-._") or "shrink",
@@ -309,6 +327,11 @@ def _base(request: ShrinkOptions, tasks: Sequence[str], probe: ModelProbe) -> di
         "window": _WINDOW,
     }
     resolve_paths(data, Path.cwd())
+    return _override(data, request)
+
+
+def _on_gpus(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> dict[str, Any]:
+    """The settings with a worker for each GPU that there is."""
     gpus = probe.gpus(_parsed(data))
     data["workers"] = {"count": max(1, gpus), "num_gpus": 1 if gpus else 0}
     return _override(data, request)
