@@ -10,9 +10,9 @@ import moevolve
 from moevolve.search.cli._requests import DEFAULT_STORE, StoreOption, takes
 from moevolve.search.cli.output.console import STOPPED, errors, exit_with_message, output
 from moevolve.search.cli.output.final_table import print_final_table
-from moevolve.search.cli.output.progress import describe
 from moevolve.search.cli.output.progress import watch as bar_of
 from moevolve.search.interface.control import WatchRequest
+from moevolve.search.interface.progress import describe
 from moevolve.search.interface.searches import FinalTableRequest
 
 if TYPE_CHECKING:

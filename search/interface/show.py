@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated
 
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.types import SCORED
 from moevolve.search.config.files import parse_stored_config
@@ -64,6 +65,8 @@ class SearchOverview:
             `test`.
         scale: Scale that fitness is shown on.
     """
+
+    __repr__ = short_repr
 
     search: SearchRecord
     control: Control
@@ -139,6 +142,8 @@ class GenomeView:
         ref, against: The individuals as SEARCH:INDEX.
         outline, other: What they keep, and their settings.
     """
+
+    __repr__ = short_repr
 
     ref: str
     outline: GenomeOutline

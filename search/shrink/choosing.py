@@ -251,9 +251,12 @@ def _settings(
 
 
 def _with_repair(data: dict[str, Any], repaired: bool) -> dict[str, Any]:
-    """The settings with those of their preset, all of whose phases repair candidates or none does."""
+    """The settings with those of their preset, without repairs, or as `repaired` has them."""
     data = with_preset(data, "shrink")
-    return data | {"phases": [phase | {"repair": {} if repaired else None} for phase in data["phases"]]}
+    kept = [phase for phase in data["phases"] if phase["kind"] != "repair"]
+    phases = [phase | {"repair": {"tokens": 4096} if repaired else None} for phase in kept]
+    anew = [{"kind": "repair", "evaluations": 3, "initial": 3, "repair": {"input_rounds": 2}}] if repaired else []
+    return data | {"phases": phases + anew}
 
 
 def _whole_experts(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> str:
@@ -374,8 +377,8 @@ def _parsed(data: dict[str, Any]) -> RunConfig:
 def _shortened(data: dict[str, Any], evaluations: int) -> dict[str, Any]:
     """Settings filled with those of their preset, with so many evaluations in all phases together."""
     data = with_preset(data, "shrink")
-    last = shortened(_parsed(data).phases, evaluations)[-1]
-    data["phases"][-1] |= {"evaluations": last.evaluations, "initial": last.initial}
+    for section, phase in zip(data["phases"], shortened(_parsed(data).phases, evaluations), strict=True):
+        section |= {"evaluations": phase.evaluations, "initial": phase.initial}
     return data
 
 

@@ -26,6 +26,7 @@ from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.guard import Checks, check_winner, checks_table
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.page import FirstLook, ShrinkPlan, ShrinkResult, Speed, Written
+from moevolve.search.shrink.quantising import check_quantisable, quantised_folder, quantised_winner
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
 from moevolve.search.shrink.timing import guard_seconds
 from moevolve.store.reader import StoreReader
@@ -80,6 +81,12 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
                     speed = measured_speed(setup.config.model, written, budget, observer.on_stage)
             if written is not None:
                 _check_budget(request, budget, written, speed)
+            quantised = None
+            if written is not None and request.quantise is not None:
+                assert table.winner is not None
+                with _timed("quantising", seconds):
+                    subject = bound_candidate(store, table.winner)
+                    quantised = quantised_winner(request, subject, table, written, path, observer.on_stage)
             return ShrinkResult(
                 model=setup.config.model.path,
                 run_file=path,
@@ -97,6 +104,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
                 code_gain=code_gain(store, table),
                 speed=speed,
                 written=written,
+                quantised=quantised,
                 seconds=seconds,
             )
 
@@ -113,12 +121,16 @@ def _checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     if request.time is not None and request.evaluations is not None:
         raise UserError("--time and --evaluations both set the number of candidates; give one of them")
     guard_seconds(request)
+    if request.quantise is not None:
+        check_quantisable(request)
     if request.sampling and request.model.endswith(".gguf"):
         raise UserError("--sampling: programs that run GGUF files read no generation_config.json; leave it out")
     folder = folder_of(request)
-    taken = (folder.exists() or folder.is_symlink()) and not (folder.is_dir() and not any(folder.iterdir()))
-    if taken and not has_run_file(request):  # the same request may have written it
-        raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
+    folders = [folder] if request.quantise is None else [folder, quantised_folder(folder, request.quantise)]
+    for each in folders:
+        taken = (each.exists() or each.is_symlink()) and not (each.is_dir() and not any(each.iterdir()))
+        if taken and not has_run_file(request):  # the same request may have written it
+            raise UserError(f"--output {each}: there is something already; choose another folder, or remove it")
     return budget
 
 

@@ -127,6 +127,8 @@ def _rows_at(bed: Bed, share: int) -> Iterator[Row]:
 
     yield from both("FLAP", share, "flap", masked | {"experts": 1})
     yield from both("ToMoE start", share, "start", masked)
+    rounds = {"repair": {"tokens": bed.tokens, "input_rounds": 1}}
+    yield Row("ToMoE start, all projections", "repaired", share, 0, {"baseline": "start", "genome": masked} | rounds)
     # The best that divides the networks evenly and is nearest to the share.
     divisions = {50: ((4, 2), (8, 4)), 60: ((8, 5),), 70: ((4, 3), (8, 6))}[share]
     for experts, active in divisions:

@@ -14,6 +14,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.kernels.products import logsumexp, row_sums
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.engine.batches import Batch
+from moevolve.workers.engine.columns import TEXT_BLOCK
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.tokenizing import TokenizedSplit
 
@@ -73,11 +74,14 @@ class TextScorer:
     and normalised in float32, so no tensor of tokens x vocabulary exists. Of the unedited model the same hidden states
     are kept on the host. Edits don't change the output head, so its logits can be recomputed from them, bit for bit.
     Methods raise CandidateError if logits are not finite.
+
+    Attributes:
+        remembered: Texts and hidden states of the unedited model by key.
     """
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
-        self._remembered: dict[str, tuple[Sequence[Span], list[Tensor]]] = {}
+        self.remembered: dict[str, tuple[Sequence[Span], list[Tensor]]] = {}
 
     def logprobs(self, texts: Sequence[Tokens]) -> NDArray[np.float64]:
         """Compute the mean log-probability of every text's tokens after the first, in nats, float64 [texts]."""
@@ -92,7 +96,7 @@ class TextScorer:
         return means
 
     def knows(self, key: str) -> bool:
-        return key in self._remembered
+        return key in self.remembered
 
     def remember(self, key: str, spans: Sequence[Span]) -> None:
         """Store the predictions of the model, which must be unedited, on texts of at least two tokens.
@@ -105,11 +109,11 @@ class TextScorer:
             if not hidden.sum(dtype=torch.float32).isfinite():
                 raise UserError("the unedited model's hidden states are not finite; try model.dtype: float32")
             kept.append(hidden.cpu())
-        self._remembered[key] = spans, kept
+        self.remembered[key] = spans, kept
 
     def compare(self, key: str, compare: Callable[[Tensor, Tensor], Tensor]) -> NDArray[np.float64]:
         """Average `divergence` or `overlap` with the stored predictions over each text's positions, float64 [texts]."""
-        spans, remembered = self._remembered[key]
+        spans, remembered = self.remembered[key]
         means = np.zeros(len(spans), dtype=np.float64)
         for (batch, hidden), full in zip(self._passes(spans), remembered, strict=True):
             parts = [
@@ -122,7 +126,7 @@ class TextScorer:
     def _passes(self, spans: Sequence[Span]) -> Iterator[tuple[list[int], Tensor]]:
         """Run all texts. Yields the indices of a pass's texts and their hidden states to read, [positions, hidden]."""
         groups = tuple((text[:-1],) for text, _ in spans)
-        for batch in self._forward.batcher.batches(groups):
+        for batch in self._forward.batcher.batches(groups, TEXT_BLOCK):
             places = [batch.path(groups[i][0])[-spans[i][1] :] for i in batch.examples]
             yield batch.examples, self._forward.hidden_states(batch.columns, np.concatenate(places))
 
