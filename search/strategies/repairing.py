@@ -19,9 +19,9 @@ from moevolve.store.records import IndividualRecord
 class RepairStrategy(PhaseStrategy):
     """Makes the individuals of a repair phase.
 
-    The initial individuals are the best ones of the earlier phases that don't have the phase's settings yet, repaired
-    with these; the bases are the best ones of all. A child mutates the settings of one of the phase's best; with
-    `crossover_rate` it applies them to another base. `before` are the settings of the phase before it.
+    The initial individuals are the best ones of the earlier phases that were repaired like those of the phase before,
+    repaired with the phase's settings; the bases are the best ones of all. A child mutates the settings of one of the
+    phase's best; with `crossover_rate` it applies them to another base. `before` are the settings of the phase before.
     """
 
     _space: RepairedSpace
@@ -33,14 +33,14 @@ class RepairStrategy(PhaseStrategy):
         self._ranking = Ranking(phase.parents)
         self._bases = Ranking(TopKParents(k=phase.initial))
         # Twice as many as are repaired: formulas, which an earlier phase may have repaired alike, may be among them.
-        self._cheaper = Ranking(TopKParents(k=2 * phase.initial))
+        self._comparable = Ranking(TopKParents(k=2 * phase.initial))
 
     def tell_before(self, individual: IndividualRecord) -> None:
         self._bases.add(individual)
         genome = self._genome(individual)
-        # Beside candidates with the phase's settings, those with cheaper ones would never be among the best.
-        if not isinstance(genome, RepairedGenome) or genome.settings != self._phase.repair:
-            self._cheaper.add(individual)
+        # Only scores of candidates that were repaired alike say which of them is better.
+        if (genome.settings if isinstance(genome, RepairedGenome) else None) == self._before.repair:
+            self._comparable.add(individual)
 
     def tell(self, individual: IndividualRecord) -> None:
         self._ranking.add(individual)
@@ -49,7 +49,7 @@ class RepairStrategy(PhaseStrategy):
         """Draw until the individual is new, at most `DRAWS` times."""
         rng, bases = generator(self._seed, index), list(self._bases)
         own = eligible(list(self._ranking), self._phase.parents, "mutation")
-        first = self._repaired_base(list(self._cheaper), taken) if initial else None
+        first = self._repaired_base(list(self._comparable), taken) if initial else None
         if first is not None:
             return first
         for _ in range(DRAWS):
