@@ -32,7 +32,8 @@ Render = Callable[[tuple[Chat, ...]], tuple[tuple[str, str | None], ...] | None]
 """Prompts and answers of chats; see `render_chats`."""
 
 _SHARES: dict[Split, float] = {"calibration": 0.25, "search": 0.35, "dev": 0.15, "test": 0.25}
-_MOST: dict[Split, int] = {"calibration": 4096, "search": 256, "dev": 192, "test": 1024}
+DEV_ROWS = 192
+_MOST: dict[Split, int] = {"calibration": 4096, "search": 256, "dev": DEV_ROWS, "test": 1024}
 """Most rows of a split that a search uses: the first ones by their hash."""
 LEAST_ROWS = 64
 """Fewest different conversations in a file: fewer leave `dev` too small to choose by."""
@@ -72,7 +73,7 @@ class Domain:
     rows: Mapping[Split, Sequence[DataRow]] = field(repr=False)
 
 
-def read_domains(paths: Sequence[Path], render: Render | None = None) -> list[Domain]:
+def read_domains(paths: Sequence[Path], render: Render | None = None, dev_rows: int = DEV_ROWS) -> list[Domain]:
     """Read files of requests and divide each into splits.
 
     All rows of a conversation, and equal prompts, are in one split, also of different files.
@@ -80,11 +81,12 @@ def read_domains(paths: Sequence[Path], render: Render | None = None) -> list[Do
     Args:
         paths: The files.
         render: Writes chats with tools or thoughts in the model's chat template. None if there can't be any.
+        dev_rows: Most rows of `dev`.
 
     Raises:
         UserError: A file can't be read or has too few rows, its chats can't be rendered, or two files have one name.
     """
-    domains = [_domain(_rendered(read_data(path), render)) for path in paths]
+    domains = [_domain(_rendered(read_data(path), render), dev_rows) for path in paths]
     names = [domain.name for domain in domains]
     for name in names:
         if names.count(name) > 1:
@@ -179,7 +181,7 @@ def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str,
     return tuple(rendered)
 
 
-def _domain(data: DataFile) -> Domain:
+def _domain(data: DataFile, dev_rows: int) -> Domain:
     path, folder = data.path, data.path.is_dir()
     stem = path.resolve().name if folder else path.stem
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "data"
@@ -200,7 +202,8 @@ def _domain(data: DataFile) -> Domain:
             f"--data {path}: only {len(rows[small[0]])} of {len(data.rows)} rows fall into the split {small[0]}, which "
             f"needs {_LEAST_IN_SPLIT}; give more {'documents' if folder else 'rows'}"
         )
-    return Domain(name, _settings(data), {split: chosen[: _MOST[split]] for split, chosen in rows.items()})
+    most = _MOST | {"dev": dev_rows}
+    return Domain(name, _settings(data), {split: chosen[: most[split]] for split, chosen in rows.items()})
 
 
 def _position(message: str) -> float:
