@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import FinalSection, RunConfig
 from moevolve.search.interface.opening import opened_store
 from moevolve.search.loop.setup import SearchSetup
@@ -36,13 +37,10 @@ from moevolve.workers.contract.facts import ModelFacts
 _TOKENS = 32768
 """Calibration tokens, the same for all sizes so that they share one calibration. How many suffice depends on the size;
 for a quarter of 32 experts on text it is 16,384 (`genome.calibration_loss`)."""
-_SEARCHES = 2
-"""Searches that a time is divided between: of the smallest size that a one-shot choice keeps enough with, and of the
-next smaller one, which mostly keeps too little."""
 
 
 def smallest(
-    request: ShrinkOptions, data: Mapping[str, Any], probe: ModelProbe, observer: Observer, begun: float
+    request: ShrinkOptions, data: dict[str, Any], probe: ModelProbe, observer: Observer, begun: float
 ) -> tuple[dict[str, Any], str]:
     """Search for the smallest size that keeps the share of the full model's score that a request asks for.
 
@@ -59,64 +57,27 @@ def smallest(
     Raises:
         UserError: No size keeps so much, or `dev` has too few rows to show that one does.
     """
-    assert request.keep_score is not None
-    least, asked = kept_score(request.keep_score), f"--keep-score {request.keep_score}"
-    setup = set_up_new(parsed(dict(data)), None, probe.call)
-    unit, genomes = sizes_of_model(setup.facts)
-    counts, evaluations = list(genomes), None
-    steps = math.ceil(math.log2(len(counts) + 1))
-    kept: dict[int, Kept | None] = {}
+    config = parsed(data)
+    setup = set_up_new(config, None, probe.call)
+    with opened_store(config.store if request.store is None else request.store, create=True) as store:
+        trials = SizeTrials(request, data, setup, store, observer, probe)
+        counts = trials.counts
+        try:
+            start = min(bisect_left(counts, True, key=trials.by_one_shots), len(counts) - 1)
+            if request.time is not None:
+                trials.limit_candidates(counts[start], begun)
 
-    def sized(count: int) -> dict[str, Any]:
-        fixed = {"calibration_tokens": _TOKENS, "calibration_most": _TOKENS} if setup.facts.experts else {}
-        genome = fixed | data["genome"] | genomes[count]
-        changed = {**data, "name": f"{data['name']}-{count}", "genome": genome}
-        return changed if evaluations is None else with_evaluations(changed, evaluations)
+            def is_time() -> bool:
+                return request.time is None or time.monotonic() - begun + trials.took < seconds_of(request.time)
 
-    def keeps(count: int, config: RunConfig, how: str) -> bool:
-        kept[count] = trials.kept(config, f"{count} {unit}")
-        found = kept[count]
-        enough = found is not None and found.low >= least
-        what = "nothing, since every candidate failed" if found is None else str(found)
-        observer.on_note(f"{count} {unit} keep {what} by {how}, {'enough' if enough else 'too little'}")
-        return enough
-
-    def by_one_shots(count: int) -> bool:
-        nonlocal steps
-        now, config = time.monotonic(), one_shots(parsed(sized(count)))
-        enough = keeps(count, config, f"the best of {len(config.phases[0].init)} one-shot choices")
-        trials.check_rows(config.name, asked, least)
-        steps -= 1
-        if steps > 0:
-            ends = clock(steps * (time.monotonic() - now))
-            observer.on_note(f"{asked}: {steps} more sizes by one-shot choices until {ends}, then searches")
-        return enough
-
-    def by_search(count: int) -> bool:
-        return keeps(count, parsed(sized(count)), "a search")
-
-    def is_time() -> bool:
-        return request.time is None or time.monotonic() - begun < seconds_of(request.time) * (1 - 1 / _SEARCHES)
-
-    whole = parsed(sized(counts[0]))
-    observer.on_note(
-        f"{asked}: {counts[0]} to {counts[-1]} {unit}, of which at most {steps} sizes are tried by one-shot choices, "
-        f"and {_SEARCHES} or more by a search of {sum(phase.evaluations for phase in whole.phases)} candidates"
-    )
-    with opened_store(whole.store if request.store is None else request.store, create=True) as store:
-        with Trials(setup, store, observer, probe, folder_of(request)) as trials:
-            start = min(bisect_left(counts, True, key=by_one_shots), len(counts) - 1)
-        if request.time is not None:
-            evaluations, _ = plan_time(request, parsed(sized(counts[start])), begun, probe, observer, _SEARCHES)
-        with Trials(setup, store, observer, probe, folder_of(request)) as trials:
-            place = settled(counts, start, by_search, is_time)
+            place = settled(counts, start, trials.by_search, is_time)
+        finally:
+            trials.close()
     if place is None:
-        raise UserError(
-            f"{asked}: {counts[-1]} {unit} keep {kept[counts[-1]]}, and fewer keep less; give a smaller share"
-        )
-    text = f"{asked}: {counts[place]} {unit} keep {kept[counts[place]]} of the full model's score on `dev`"
-    below = kept.get(counts[place - 1]) if place else None
-    return sized(counts[place]), text if below is None else f"{text}; {counts[place - 1]} keep {below}"
+        raise UserError(f"{trials.phrase(counts[-1])}, and fewer keep less; give a smaller share")
+    text = f"{trials.phrase(counts[place])} of the full model's score on `dev`"
+    below = trials.kept.get(counts[place - 1]) if place else None
+    return trials.settings(counts[place]), text if below is None else f"{text}; {counts[place - 1]} keep {below}"
 
 
 def settled(
@@ -159,47 +120,120 @@ def sizes_of_model(facts: ModelFacts) -> tuple[str, dict[int, dict[str, Any]]]:
     return f"of {facts.experts} experts", {count: {"experts": count} for count in possible}
 
 
-class Trials:
-    """Runs searches that differ in their genomes, phases and final scores on the same workers.
+class SizeTrials:
+    """Runs searches that differ in the size of their candidates, on the same workers and with the same calibration.
 
     Args:
-        setup: A search that fits the model and the tasks; it isn't run.
+        request: The request.
+        data: Settings of the search at the largest size.
+        setup: That search.
         store: Store of the searches.
-        observer: It is told the steps of every search.
+        observer: See `smallest`.
         probe: Source of the first worker.
-        folder: Folder of the request's checkpoint, for error messages.
+
+    Attributes:
+        counts: The sizes, ascending.
+        kept: What the winner of the last search at a size keeps; None if every candidate failed.
+        took: Seconds that the last search took.
     """
 
-    def __init__(self, setup: SearchSetup, store: Store, observer: Observer, probe: ModelProbe, folder: Path) -> None:
-        self._setup, self._store, self._observer, self._probe, self._folder = setup, store, observer, probe, folder
-        self._workers = SharedWorkers(partial(ray_pool, probe=probe))
+    def __init__(
+        self,
+        request: ShrinkOptions,
+        data: dict[str, Any],
+        setup: SearchSetup,
+        store: Store,
+        observer: Observer,
+        probe: ModelProbe,
+    ) -> None:
+        assert request.keep_score is not None
+        self._request, self._data, self._setup, self._store = request, data, setup, store
+        self._observer, self._probe, self._workers = observer, probe, SharedWorkers(partial(ray_pool, probe=probe))
+        self._asked, self._least = f"--keep-score {request.keep_score}", kept_score(request.keep_score)
+        self._unit, self._genomes = sizes_of_model(setup.facts)
+        if setup.facts.experts:
+            fixed = {"calibration_tokens": _TOKENS, "calibration_most": _TOKENS}
+            self._data = data | {"genome": fixed | data["genome"]}
+        self.counts = list(self._genomes)
+        self.kept: dict[int, Kept | None] = {}
+        self.took = 0.0
+        self._steps = math.ceil(math.log2(len(self.counts) + 1))
+        evaluations = sum(phase.evaluations for phase in setup.config.phases)
+        observer.on_note(
+            f"{self._asked}: {self.counts[0]} to {self.counts[-1]} {self._unit}, of which at most {self._steps} sizes "
+            f"are tried by one-shot choices, and mostly two by a search of {evaluations} candidates"
+        )
 
-    def __enter__(self) -> Self:
-        return self
+    def settings(self, count: int) -> dict[str, Any]:
+        """The settings of the search at a size."""
+        genome = self._data["genome"] | self._genomes[count]
+        return self._data | {"name": f"{self._data['name']}-{count}", "genome": genome}
 
-    def __exit__(self, *error: object) -> None:
-        self._workers.close()
+    def phrase(self, count: int) -> str:
+        """Say what is kept at a size."""
+        found = self.kept[count]
+        return f"{self._asked}: {count} {self._unit} keep {'nothing, since all failed' if found is None else found}"
 
-    def kept(self, config: RunConfig, title: str) -> Kept | None:
-        """Run a search, or what is left of it, and return what its winner keeps; None if every candidate failed."""
-        refuse_other_settings(self._store, config, self._folder)
+    def by_one_shots(self, count: int) -> bool:
+        """Whether the best one-shot choice of a size keeps enough.
+
+        Raises:
+            UserError: The rows of `dev` are too few to show that anything does.
+        """
+        config = one_shots(parsed(self.settings(count)))
+        enough = self._keeps(count, config, "the best one-shot choice")
+        best = full_kept(self._store, self._store.search(config.name))
+        if best.low < self._least:
+            raise UserError(
+                f"{self._asked}: `dev` has so few rows that even a candidate with all of the full model's answers is "
+                f"only known to keep {100 * best.low:.1f} % with a confidence of 95 %; give more rows, or a smaller "
+                "share"
+            )
+        self._steps -= 1
+        if self._steps > 0:
+            ends = clock(self._steps * self.took)
+            self._observer.on_note(f"{self._asked}: {self._steps} more by one-shot choices until about {ends}")
+        return enough
+
+    def by_search(self, count: int) -> bool:
+        """Whether the winner of a search at a size keeps enough."""
+        return self._keeps(count, parsed(self.settings(count)), "a search")
+
+    def limit_candidates(self, count: int, begun: float) -> None:
+        """Choose the number of candidates so that two searches fit into the request's time, if none has begun yet."""
+        config = parsed(self.settings(count))
+        found = next((one.search for one in self._store.searches() if one.search.name == config.name), None)
+        if found is not None:
+            evaluations = sum(phase.evaluations for phase in parse_stored_config(found.config).phases)
+        else:
+            self.close()  # a pilot has its own
+            evaluations, _ = plan_time(self._request, config, begun, self._probe, self._observer, searches=2)
+        self._data = with_evaluations(self._data, evaluations)
+
+    def _keeps(self, count: int, config: RunConfig, how: str) -> bool:
+        now = time.monotonic()
+        self.kept[count] = found = self._winner_kept(count, config)
+        self.took = time.monotonic() - now
+        enough = found is not None and found.low >= self._least
+        self._observer.on_note(f"{self.phrase(count)} by {how}, {'enough' if enough else 'too little'}")
+        return enough
+
+    def _winner_kept(self, count: int, config: RunConfig) -> Kept | None:
+        """Run a search, or what is left of it."""
+        refuse_other_settings(self._store, config, folder_of(self._request))
         changes = {name: getattr(config, name) for name in ("name", "genome", "phases", "final")}
         setup = with_changes(self._setup, **changes)
         observer = Observer(
-            on_stage=lambda stage: self._observer.on_stage(f"{title}: {stage}"), on_progress=self._observer.on_progress
+            on_stage=lambda stage: self._observer.on_stage(f"{count} {self._unit}: {stage}"),
+            on_progress=self._observer.on_progress,
         )
         launch(setup, self._store, observer, or_resume=True, probe=self._probe, make_pool=self._workers.lend)
         found = winner_kept(self._store, self._store.search(config.name))
         return None if found is None else found.kept
 
-    def check_rows(self, search: str, asked: str, least: float) -> None:
-        """Raise UserError if the rows of `dev` are too few to show that anything keeps so much."""
-        best = full_kept(self._store, self._store.search(search))
-        if best.low < least:
-            raise UserError(
-                f"{asked}: `dev` has so few rows that even a candidate with all of the full model's answers is only "
-                f"known to keep {100 * best.low:.1f} % with a confidence of 95 %; give more rows, or a smaller share"
-            )
+    def close(self) -> None:
+        """Stop the workers; a later search starts others."""
+        self._workers.close()
 
 
 def refuse_other_settings(store: StoreReader, config: RunConfig, folder: Path) -> None:

@@ -23,6 +23,8 @@ from moevolve.search.shrink.rows import Chat
 from moevolve.search.shrink.timing import plan_time
 
 _RUN_FILE = "run.yaml"
+_SIZES_FILE = "sizes.yaml"
+"""Settings of the searches of --keep-score, which are kept as those of a run file are."""
 _MARKED = (
     *("model", "active", "kind", "experts", "neurons", "size", "speed", "context", "batch", "data", "tasks", "weights"),
     *("keep_score", "evaluations", "time", "repair", "custom_code", "seed"),
@@ -74,8 +76,14 @@ def run_file(
             return path
     names = [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)]
     observer.on_stage("choosing settings for the model and this machine")
-    data, choices = settings_of(request, names, probe, observer.on_stage)
+    begun_file = folder / _SIZES_FILE
+    if request.keep_score is not None and _is_of(request, begun_file):
+        data = yaml.safe_load(begun_file.read_text(encoding="utf-8"))
+    else:
+        data, choices = settings_of(request, names, probe, observer.on_stage)
     if request.keep_score is not None:
+        with writing_into(folder):
+            begun_file.write_text(_mark(request) + yaml.safe_dump(data, allow_unicode=True), encoding="utf-8")
         check(parsed(data))
         data, text = smallest(request, data, probe, observer, begun)
         choices = [text]
@@ -97,7 +105,10 @@ def choices_of(path: Path) -> tuple[str, ...]:
 
 def has_run_file(request: ShrinkOptions) -> bool:
     """Whether the run file of this request exists."""
-    path = files_of(request) / _RUN_FILE
+    return _is_of(request, files_of(request) / _RUN_FILE)
+
+
+def _is_of(request: ShrinkOptions, path: Path) -> bool:
     return path.is_file() and path.read_text(encoding="utf-8").startswith(_mark(request))
 
 

@@ -56,10 +56,12 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
     """
     budget = _checked(request)
     seconds: dict[str, float] = {}
+    looks: list[FirstLook] = []
     with ModelProbe() as probe:
 
-        def look(config: RunConfig) -> FirstLook:
-            return _first_look(request, config, probe, observer)
+        def look(config: RunConfig) -> None:
+            if not looks:  # before a time or a score is planned for, or else after
+                looks.append(_first_look(request, config, probe, observer))
 
         with _timed("settings", seconds):
             path = run_file(request, probe, observer, begun, look)
@@ -69,9 +71,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
         with opened_store(config.store if request.store is None else request.store, create=True) as store:
             refuse_other_settings(store, config, folder_of(request))
             with _timed("first look", seconds):
-                looked = look(config)
-                for line in looked.lines():
-                    observer.on_note(line)
+                look(config)
             with _timed("search", seconds):
                 setup = set_up_new(config, None, probe.call)
                 table = launch(setup, store, observer, or_resume=True, source=str(path), probe=probe)
@@ -95,7 +95,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
                 experts=None if table.winner is None else store.individual(table.winner).individual.experts,
                 layers=len(setup.facts.moe_layers) if setup.facts.dense is None else setup.facts.dense.layers,
                 weight_bytes=_source_bytes(setup.config.model),
-                first_look=looked,
+                first_look=looks[0],
                 checks=() if checks is None else checks[0],
                 loops=None if checks is None else checks[1],
                 gain=search_gain(store, table),
@@ -234,10 +234,10 @@ def _first_look(request: ShrinkOptions, config: RunConfig, probe: ModelProbe, ob
     # With --speed all are kept, and where their number is searched or the model is dense, there is none.
     experts = config.genome.model_dump()["experts"] if counted else None
     found = first_look(config, experts, probe, files_of(request) / "first_look.json")
+    for line in found.lines():
+        observer.on_note(line)
     wrong = wrong_task(found)
     if wrong is not None and not request.force:
-        for line in found.lines():
-            observer.on_note(line)
         raise UserError(wrong)
     return found
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from commands_here import refusal, run_command, worker_here
@@ -48,38 +48,24 @@ def test_without_time_no_smaller_size_is_tried_and_a_larger_one_is() -> None:
     assert keeping.settled(COUNTS, 5, lambda _: False) is None
 
 
-class FakeTrials:
-    """Scores a size by a function of its number of experts, and whether it is searched, instead of searches."""
-
-    tried: list[tuple[int, bool]]
-    scorer: Callable[[int, bool], float]
-
-    def __init__(self, *_: Any) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def kept(self, config: RunConfig, title: str) -> Kept | None:
-        count = config.genome.model_dump()["experts"]
-        searched = not config.name.endswith("-one-shots")
-        assert title == f"{count} of 8 experts" and config.name == f"small-{count}" + "-one-shots" * (not searched)
-        assert len(config.phases[0].init) == (4 if searched else 3)
-        assert config.genome.model_dump()["calibration_most"] == config.genome.model_dump()["calibration_tokens"]
-        self.tried.append((count, searched))
-        score = type(self).scorer(count, searched)
-        return Kept(score, score - 0.002, score + 0.002) if score else None
-
-    def check_rows(self, *_: Any) -> None: ...
-
-
 def found(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, scorer: Callable[[int, bool], float]
+    monkeypatch: pytest.MonkeyPatch, folder: Path, scorer: Callable[[int, bool], float], full: float = 1.0
 ) -> tuple[dict[str, Any], str, list[tuple[int, bool]], list[str]]:
     """What is found on the demo's model of 8 experts: settings, the sentence, what was tried, and all lines."""
-    trials = type("Scored", (FakeTrials,), {"tried": [], "scorer": staticmethod(scorer)})
-    monkeypatch.setattr(keeping, "Trials", trials)
+    tried: list[tuple[int, bool]] = []
+
+    def scored(_: Any, count: int, config: RunConfig) -> Kept | None:
+        searched, genome = not config.name.endswith("-one-shots"), config.genome.model_dump()
+        assert config.name == f"small-{count}" + "-one-shots" * (not searched) and genome["experts"] == count
+        assert len(config.phases[0].init) == (4 if searched else 3)
+        assert genome["calibration_most"] == genome["calibration_tokens"], "all sizes share one calibration"
+        tried.append((count, searched))
+        score = scorer(count, searched)
+        return Kept(score, score - 0.002, score + 0.002) if score else None
+
+    monkeypatch.setattr(keeping.SizeTrials, "_winner_kept", scored)
+    monkeypatch.setattr(keeping, "full_kept", lambda *_: Kept(1.0, full, 1.0))
+    monkeypatch.setattr("moevolve.store.reader.StoreReader.search", lambda *_: None)
     request = ShrinkRequest(
         str(DEMO / "model"), tasks=("demo-kin",), keep_score="99%", store=f"sqlite:///{folder / 'a.db'}"
     )
@@ -93,7 +79,7 @@ def found(
     lines: list[str] = []
     probe: Any = SimpleNamespace(call=lambda function, *given: function(*given))
     settings, text = keeping.smallest(request, data, probe, Observer(on_note=lines.append), monotonic())
-    return settings, text, trials.tried, lines
+    return settings, text, tried, lines
 
 
 def test_sizes_are_bisected_by_one_shots_then_searched_one_by_one(
@@ -110,8 +96,10 @@ def test_sizes_are_bisected_by_one_shots_then_searched_one_by_one(
         "2 keep 92.0 % (91.8 - 92.2)"
     )
     assert lines[0].startswith("--keep-score 99%: 1 to 7 of 8 experts, of which at most 3 sizes are tried by one-shot")
-    assert lines[1] == "4 of 8 experts keep 100.0 % (99.8 - 100.2) by the best of 3 one-shot choices, enough"
-    assert lines[2].startswith("--keep-score 99%: 2 more sizes by one-shot choices until ")
+    assert (
+        lines[1] == "--keep-score 99%: 4 of 8 experts keep 100.0 % (99.8 - 100.2) by the best one-shot choice, enough"
+    )
+    assert lines[2].startswith("--keep-score 99%: 2 more by one-shot choices until about ")
 
 
 def test_candidates_that_all_fail_keep_too_little_and_a_searched_one_may_be_worse_than_a_one_shot(
@@ -127,6 +115,11 @@ def test_candidates_that_all_fail_keep_too_little_and_a_searched_one_may_be_wors
 def test_what_no_size_keeps_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--keep-score 99%: 7 of 8 experts keep 97.0 % \(96.8 - 97.2\), and fewer"):
         found(monkeypatch, tmp_path, lambda count, _: 0.9 + count / 100)
+
+
+def test_too_few_rows_are_said_after_the_first_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"`dev` has so few rows that .* only known to keep 91.6 % with"):
+        found(monkeypatch, tmp_path, lambda *_: 1.0, full=0.916)
 
 
 def test_networks_of_a_dense_model_become_narrower_by_equal_steps() -> None:
