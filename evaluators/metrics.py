@@ -91,8 +91,19 @@ def confidence_interval(outcomes: ArrayLike, *, metric: str = "mean") -> tuple[f
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the weighted mean that combines scores of tasks into a fitness."""
+    """Return the weighted arithmetic mean."""
     return sum(weight * value for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
+
+def mean_on_scale(scores: Sequence[float], weights: Sequence[float], scale: ScaleName) -> float:
+    """Return the weighted mean of scores of several tasks or seeds that are shown on a scale.
+
+    It is the arithmetic mean, but for perplexities the geometric one, so that their logarithms are averaged: in an
+    arithmetic mean of reciprocals the text with the lowest perplexity would count most.
+    """
+    if scale != "perplexity":
+        return weighted_mean(scores, weights)
+    return math.exp(weighted_mean([math.log(score) for score in scores], weights)) if min(scores) > 0 else 0.0
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:

@@ -13,7 +13,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, or_, select, union
 
 from moevolve.evaluators.errors import suggestion
-from moevolve.evaluators.metrics import scale_of
+from moevolve.evaluators.metrics import mean_on_scale, scale_of
+from moevolve.evaluators.scales import common_scale
 from moevolve.evaluators.types import SCORED, SPLITS, Split
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.leases import running
@@ -76,21 +77,21 @@ def _winners_scores(connection: Connection) -> dict[tuple[str, Split], float]:
         c.engine_fingerprint == s.engine_fingerprint,
     )
     query = (
-        select(s.id, t.split, t.weight, e.score)
+        select(s.id, t.split, t.weight, e.score, c.metric)
         .join_from(searches, individuals, and_(i.search_id == s.id, i.idx == s.winner))
         .join(search_tasks, and_(t.search_id == s.id, t.weight > 0, t.split.in_(("dev", "test"))))
         .outerjoin(contexts, there)
         .outerjoin(evaluations, and_(e.context_id == c.id, e.phenotype_hash == i.phenotype_hash))
         .where(s.winner.is_not(None))
     )
-    found: dict[tuple[str, Split], list[tuple[float, float | None]]] = {}
-    for search_id, split, weight, score in connection.execute(query):
-        found.setdefault((search_id, split), []).append((weight, score))
+    found: dict[tuple[str, Split], list[tuple[float | None, float, str]]] = {}
+    for search_id, split, weight, score, metric in connection.execute(query):
+        found.setdefault((search_id, split), []).append((score, weight, metric))
     means = {}
-    for key, pairs in found.items():
-        known = [(weight, score) for weight, score in pairs if score is not None]
-        if len(known) == len(pairs):
-            means[key] = sum(weight * score for weight, score in known) / sum(weight for weight, _ in known)
+    for key, rows in found.items():
+        scores, weights, metrics = zip(*rows, strict=True)
+        if None not in scores:
+            means[key] = mean_on_scale(scores, weights, common_scale(map(scale_of, metrics)))
     return means
 
 

@@ -165,8 +165,9 @@ class RunConfig(Section):
     Attributes:
         seed: Seed of all of the search's randomness.
         tasks: Tasks whose scores make up the fitness; empty for imported individuals.
-        task_aggregation: What the fitness of several tasks is: the weighted mean of their scores (`mean`), or the
-            smallest share of the unedited model's score that is left on any of them (`worst`).
+        task_aggregation: What the fitness of several tasks is: the weighted mean of their scores (`mean`,
+            geometric for perplexities), or the smallest share of the unedited model's score that is left on any of them
+            (`worst`).
         strategy: Strategy of the phases that don't name their own.
         phases: Phases of the search, in order; empty for imported individuals.
         window: Most individuals that may be under evaluation at once. With 8, the paper's search has as good a result

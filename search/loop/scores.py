@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.metrics import confidence_interval, weighted_mean
+from moevolve.evaluators.metrics import confidence_interval, mean_on_scale, weighted_mean
+from moevolve.evaluators.scales import common_scale
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.store.reader import StoreReader
@@ -46,7 +47,7 @@ def ranking_of(
             )
         score = min(score / (record.score or 1.0) for score, record in zip(scores, full, strict=True))
     else:
-        score = weighted_mean(scores, weights)
+        score = mean_on_scale(scores, weights, common_scale(record.scale for record in evaluations))
     return score, weighted_mean(gold_logprobs, weights) if config.tie_break == "gold_logprob" else 0.0
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.evaluators.metrics import METRICS, confidence_interval
+from moevolve.evaluators.metrics import METRICS, confidence_interval, scale_of
 
 _RESAMPLES = 10_000
 _TINY = 1e-12
@@ -68,6 +68,8 @@ def paired_test(one: Sequence[TaskOutcomes], other: Sequence[TaskOutcomes]) -> S
     by McNemar's test (Psychometrika 12, 1947) in its exact, binomial form. Other outcomes are compared by 10,000 random
     sign flips of the per-example differences, weighted by task; under a geometric mean, of the logarithms' differences.
 
+    Perplexities are compared by their logarithms.
+
     Args:
         one, other: Outcomes of the two models, per task; only seeds that both sides have count.
 
@@ -84,25 +86,27 @@ def paired_test(one: Sequence[TaskOutcomes], other: Sequence[TaskOutcomes]) -> S
     )
     if all((rows == rows[0]).all() for rows, _ in (*left, *right)):
         return _over_examples([(a[0], b[0], of) for (a, of), (b, _) in zip(left, right, strict=True)], seeds)
+    logs = _are_perplexities(of for _, of in left)
     tables = [
-        (_additive(a, of.metric) - _additive(b, of.metric), of.weight)
+        (_additive(a, of.metric, logs) - _additive(b, of.metric, logs), of.weight)
         for (a, of), (b, _) in zip(left, right, strict=True)
     ]
     return Significance(_two_way(tables).p, "seeds x examples", seeds)
 
 
 def score_interval(outcomes: Sequence[TaskOutcomes]) -> tuple[float, float]:
-    """95 % confidence interval of a score, which is the weighted mean over tasks and the mean over seeds.
+    """95 % confidence interval of a score, which is the mean over tasks and seeds (`mean_on_scale`).
 
     With several seeds, seeds and examples are both random samples, as in `paired_test`. With one seed, or the same
     outcomes for every seed, it is `confidence_interval` for one task, and for several a bootstrap over each task's
     examples.
     """
     tables = [(each.values, each) for each in outcomes]
+    logs = _are_perplexities(outcomes)
     if any((rows != rows[0]).any() for rows, _ in tables):
-        found = _two_way([(_additive(rows, of.metric), of.weight) for rows, of in tables])
-        half = found.limit(0.05)
-        return max(0.0, found.mean - half), min(1.0, found.mean + half)
+        found = _two_way([(_additive(rows, of.metric, logs), of.weight) for rows, of in tables])
+        low, high = found.mean - found.limit(0.05), found.mean + found.limit(0.05)
+        return (math.exp(low), min(1.0, math.exp(high))) if logs else (max(0.0, low), min(1.0, high))
     if len(tables) == 1:
         return confidence_interval(tables[0][0][0], metric=tables[0][1].metric)
     rng = np.random.default_rng(0)
@@ -111,8 +115,8 @@ def score_interval(outcomes: Sequence[TaskOutcomes]) -> tuple[float, float]:
     for rows, of in tables:
         values = _logs(rows[0]) if METRICS[of.metric].is_geometric else rows[0]
         drawn = np.array([values[rng.integers(values.size, size=values.size)].mean() for _ in range(len(means))])
-        means += of.weight / total * (np.exp(drawn) if METRICS[of.metric].is_geometric else drawn)
-    low, high = np.quantile(means, [0.025, 0.975])
+        means += of.weight / total * (np.exp(drawn) if METRICS[of.metric].is_geometric and not logs else drawn)
+    low, high = np.quantile(np.exp(means) if logs else means, [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -130,6 +134,11 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     for rank, (p, place) in enumerate(tests):
         corrected[place] = least = max(least, min(1.0, (len(tests) - rank) * p))
     return corrected
+
+
+def _are_perplexities(outcomes: Iterable[TaskOutcomes]) -> bool:
+    """Whether the score over all tasks is a geometric mean, so that it is the logarithms which add up."""
+    return all(scale_of(each.metric) == "perplexity" for each in outcomes)
 
 
 def _over_examples(
@@ -216,11 +225,16 @@ def _two_way(tables: Sequence[tuple[NDArray[np.float64], float]]) -> _TwoWay:
     return _TwoWay(float(per_seed.mean()), by_seeds, max(by_examples - interaction, 0.0), seeds, least)
 
 
-def _additive(values: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
-    """Values, shape (seeds, examples), whose row means are the seeds' scores (for a geometric mean, to first order)."""
+def _additive(values: NDArray[np.float64], metric: str, as_logs: bool) -> NDArray[np.float64]:
+    """Values, shape (seeds, examples), whose row means are the seeds' scores, or their logarithms.
+
+    Those of a geometric mean are linear in the logarithms: scores to first order.
+    """
     if not METRICS[metric].is_geometric:
         return values
     logs = _logs(values)
+    if as_logs:
+        return logs
     means = logs.mean(axis=1, keepdims=True)
     linear: NDArray[np.float64] = np.exp(means) * (1 + logs - means)
     return linear

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from statistics import stdev
 
 import numpy as np
 
-from moevolve.evaluators.metrics import weighted_mean
+from moevolve.evaluators.metrics import mean_on_scale
 from moevolve.evaluators.scales import ScaleName, common_scale
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.loop.final_table import Score
@@ -90,8 +90,9 @@ def mean_scores(models: Sequence[ModelScores], split: Split) -> list[Score]:
     outcomes = task_outcomes(models, split)
     columns = zip(*found, strict=True)
     scales = [common_scale(record.scale for record in column if record is not None) for column in columns]
-    means = [weighted_mean(row, [*weights.values()]) for row in values]
-    scores = [_mean("", split, means, outcomes, common_scale(scales))]
+    scale = common_scale(scales)
+    means = [mean_on_scale(row, [*weights.values()], scale) for row in values]
+    scores = [_mean("", split, means, outcomes, scale)]
     for place, task in enumerate(weights if len(weights) > 1 else ()):
         own = [row[place] for row in values]
         scores.append(_mean(task, split, own, outcomes[place : place + 1], scales[place]))
@@ -102,4 +103,5 @@ def _mean(
     task: str, split: Split, values: Sequence[float], outcomes: Sequence[TaskOutcomes], scale: ScaleName
 ) -> Score:
     low, high = score_interval(outcomes) if outcomes else (None, None)
-    return Score(task, split, fmean(values), low, high, stdev(values) if len(values) > 1 else None, scale=scale)
+    score = mean_on_scale(values, [1.0] * len(values), scale)
+    return Score(task, split, score, low, high, stdev(values) if len(values) > 1 else None, scale=scale)

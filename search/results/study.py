@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean, stdev
 
-from moevolve.evaluators.metrics import weighted_mean
+from moevolve.evaluators.metrics import mean_on_scale, weighted_mean
 from moevolve.evaluators.scales import common_scale
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.loop.final_table import BEFORE_LABEL, BEST_LABEL, FULL_LABEL, START_LABEL, Entry, Score
@@ -181,9 +181,9 @@ def _drawn_scores(entries: _SeedEntries, split: Split) -> Iterator[Score]:
         return
     for place, task in enumerate(("", *weights) if len(weights) > 1 else ("",)):
         shares = [*weights.values()] if not task else [float(place == at) for at in range(1, len(weights) + 1)]
-        values = [weighted_mean([one.score or 0.0 for one in row if one], shares) for row in found]
-        spreads = [weighted_mean([one.spread or 0.0 for one in row if one], shares) for row in found]
         scale = common_scale(one.scale for row in found for one in row if one and task in ("", one.task))
+        values = [mean_on_scale([one.score or 0.0 for one in row if one], shares, scale) for row in found]
+        spreads = [weighted_mean([one.spread or 0.0 for one in row if one], shares) for row in found]
         yield Score(task, split, fmean(values), spread=fmean(spreads), scale=scale)
 
 

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 _WINDOW = 4
 """Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it. Phases have
 about 30 individuals, so that a larger window would leave fewer than 8 rounds (`search/loop/README.md`)."""
+_MOST_CHOICES = 512
+"""Most experts of all layers together whose subsets are searched: with 384 of them 300 candidates still improve on the
+formula that they start from, with 768 none does (`search/strategies/README.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Sizes:
     """What the choice of settings needs to know of a model.
 
     Attributes:
+        layers: MoE layers.
         experts, active: Experts per MoE layer and per token; 0 for a dense model.
         quantised: True if the checkpoint's weights are packed.
         repairs: True if the family's candidates can be repaired.
@@ -65,6 +69,7 @@ class Sizes:
         dense: The networks of a dense model; None for a mixture of experts.
     """
 
+    layers: int
     experts: int
     active: int
     rule: RoutingRule
@@ -102,9 +107,7 @@ def settings_of(
         found, text = dense_settings(request, sizes.dense)
         choices.append(text)
         data = with_preset(data | found, "shrink")
-        if request.repair == "none":
-            data["phases"] = [phase | {"repair": None} for phase in data["phases"]]
-        return _placed(data, request, probe), choices
+        return _placed(data if request.repair != "none" else _with_repair(data, False), request, probe), choices
     if request.active is not None:
         raise UserError(
             f"--active {request.active}: this model is a mixture of experts, of which a token uses {sizes.active} of "
@@ -130,10 +133,25 @@ def settings_of(
         share = fitting_share(budget, sizes.files, sizes.cache_bytes, sizes.experts)
         genome["neuron_share"], preset = _divided(request, share, sizes), shared
     else:
-        own_width = sizes.own_form or not request.custom_code
-        preset = "prune" if not repaired else "repaired" if own_width else "widths"
+        preset = _whole_experts(request, sizes, repaired)
         genome["experts"] = _experts(request, budget, sizes)
-    return _placed(data | {"genome": genome, "preset": preset}, request, probe), choices
+    data |= {"genome": genome, "preset": preset}
+    return _placed(data if preset != "importance" else _with_repair(data, repaired), request, probe), choices
+
+
+def _with_repair(data: dict[str, Any], repaired: bool) -> dict[str, Any]:
+    """The settings with those of their preset, all of whose phases repair candidates or none does."""
+    data = with_preset(data, "shrink")
+    return data | {"phases": [phase | {"repair": {} if repaired else None} for phase in data["phases"]]}
+
+
+def _whole_experts(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> str:
+    """The preset that chooses among experts of the width that they have, or where it may, also their widths."""
+    if repaired and request.custom_code and not sizes.own_form:
+        return "widths"
+    if sizes.layers * sizes.experts > _MOST_CHOICES:
+        return "importance"
+    return "repaired" if repaired else "prune"
 
 
 def _experts(request: ShrinkOptions, budget: SizeBudget | None, sizes: Sizes) -> int:
@@ -272,7 +290,8 @@ def sizes_of(config: RunConfig, stock: bool) -> Sizes:
     repairs = facts.unrepairable is None
     narrows = not (stock and facts.experts) or width_obstacle(meta_model(model)) is None
     sizes = narrows, facts.expert_neurons, files, outline.cache_bytes, facts.dense
-    return Sizes(facts.experts, facts.active, facts.rule, quantised, repairs, own_form, *sizes)
+    layers = len(facts.moe_layers)
+    return Sizes(layers, facts.experts, facts.active, facts.rule, quantised, repairs, own_form, *sizes)
 
 
 def room_for(config: RunConfig) -> tuple[ExpertOffload, int]:

@@ -263,6 +263,9 @@ def test_fitness_and_tie_break_are_weighted_means_task_aggregation() -> None:
     records = [replace(evaluation(0, score, "one"), gold_logprob=gold) for score, gold in ((0.5, -1.0), (0.8, -4.0))]
     assert ranking_of(run_config(), (2.0, 1.0), records, ()) == pytest.approx((0.6, -2.0))
     assert ranking_of(run_config(tie_break="index"), (2.0, 1.0), records, ()) == pytest.approx((0.6, 0.0))
+    # Perplexities of 4 and 32, the first of twice the weight: their logarithms are averaged, 2 * 2 + 5 over 3.
+    texts = [replace(evaluation(0, 1 / ppl, "one"), metric="inverse_perplexity") for ppl in (4, 32)]
+    assert ranking_of(run_config(), (2.0, 1.0), texts, ())[0] == pytest.approx(1 / 8)
 
 
 WORST = {"tasks": [{"name": "one"}, {"name": "two"}, {"name": "three"}], "task_aggregation": "worst"}

@@ -123,6 +123,26 @@ def test_a_geometric_mean_is_compared_on_its_own_scale() -> None:
     assert 2 * 1.5 * spread < high - low < 2 * 5 * spread  # the delta method's, widened for few seeds
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_perplexities_of_several_texts_are_averaged_by_their_logarithms(seeds: int) -> None:
+    rng = np.random.default_rng(8)
+    logs = [-level - rng.random((seeds, 50)) for level in (1.0, 4.0)]
+    low, high = score_interval([outcomes(np.exp(rows), "inverse_perplexity") for rows in logs])
+    centre = np.mean([rows.mean() for rows in logs])
+    assert np.log([low, high]).mean() == pytest.approx(centre, abs=0.01)
+    # Ten per cent more likely on either text is the same gain, however unlikely the text is.
+    better = [[rows + 0.1 * (place == text) for place, rows in enumerate(logs)] for text in (0, 1)]
+    found = [
+        paired_test(
+            [outcomes(np.exp(rows + 0.01 * noise), "inverse_perplexity") for rows in some],
+            [outcomes(np.exp(rows), "inverse_perplexity") for rows in logs],
+        )
+        for noise in [rng.standard_normal((seeds, 50))]
+        for some in better
+    ]
+    assert found[0] is not None and found[1] is not None and found[0].p == pytest.approx(found[1].p, rel=0.5)
+
+
 def differing(rng: np.random.Generator, seeds: int, by_seed: float) -> tuple[NDArray[Any], NDArray[Any]]:
     """Right-or-wrong outcomes of a searched model with every seed, and of one that no seed changes; they are equals."""
     hard = 0.4 * (rng.random((1, 200)) - 0.5)
