@@ -380,7 +380,7 @@ def evaluate_final_table(setup: SearchSetup, store: StoreReader, cache: Evaluati
 
     final = setup.config.final
     leaders = store.best_of_search(setup.search_id, max(1, final.rerank))
-    if final.rerank:
+    if final.rerank and leaders:
         whole = setup.request(None, setup.splits("dev"))
         cache.settle([whole, *(request(row, "dev") for row in leaders)])
     search, history = store.search(setup.search_id), store.history(setup.search_id)

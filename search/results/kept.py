@@ -126,10 +126,10 @@ def winner_kept(store: StoreReader, search: SearchRecord) -> SizePoint | None:
     return SizePoint(search.name, share, kept_share(one, full, worst))
 
 
-def full_kept(store: StoreReader, search: SearchRecord) -> Kept:
-    """What a search's full model keeps of itself: no candidate's bound is higher than its lower one but by luck."""
+def full_kept(store: StoreReader, search: SearchRecord) -> Kept | None:
+    """What a search's full model keeps of itself, whose bounds only depend on the number of rows; None if unscored."""
     full = _on_dev(store, search, FULL_MODEL)
-    return kept_share(full, full)
+    return kept_share(full, full) if full else None
 
 
 def _on_dev(store: StoreReader, search: SearchRecord, phenotype: str) -> list[TaskOutcomes]:

@@ -20,8 +20,8 @@ from moevolve.search.interface.opening import opened_store
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.results.kept import Kept, full_kept, winner_kept
-from moevolve.search.running.execute import ray_pool
-from moevolve.search.running.launch import launch, set_up_new
+from moevolve.search.running.execute import execute, ray_pool
+from moevolve.search.running.launch import recorded, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import with_changes
 from moevolve.search.running.study import SharedWorkers
@@ -183,7 +183,7 @@ class SizeTrials:
         config = one_shots(parsed(self.settings(count)))
         enough = self._keeps(count, config, "the best one-shot choice")
         best = full_kept(self._store, self._store.search(config.name))
-        if best.low < self._least:
+        if best is not None and best.low < self._least:
             raise UserError(
                 f"{self._asked}: `dev` has so few rows that even a candidate with all of the full model's answers is "
                 f"only known to keep {100 * best.low:.1f} % with a confidence of 95 %; give more rows, or a smaller "
@@ -227,7 +227,7 @@ class SizeTrials:
             on_stage=lambda stage: self._observer.on_stage(f"{count} {self._unit}: {stage}"),
             on_progress=self._observer.on_progress,
         )
-        launch(setup, self._store, observer, or_resume=True, probe=self._probe, make_pool=self._workers.lend)
+        execute(recorded(setup, self._store, call=self._probe.call), self._store, observer, self._workers.lend)
         found = winner_kept(self._store, self._store.search(config.name))
         return None if found is None else found.kept
 
