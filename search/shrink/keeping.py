@@ -104,11 +104,14 @@ def settled(
 
 def one_shots(config: RunConfig) -> RunConfig:
     """The search of the one-shot choices that a search begins with; the best on `search` is scored on `dev`."""
-    first, final = config.phases[0], FinalSection(rerank=1, test=False)
+    first, last, final = config.phases[0], config.phases[-1], FinalSection(rerank=1, test=False)
     if not first.named:
         raise UserError("phases.0.init: --keep-score tries sizes by one-shot choices, and it names none")
     count = len(first.named)
-    phase = first.model_copy(update={"evaluations": count, "initial": count, "init": first.named})
+    # The best candidates of a search may be repaired anew at its end, with more tokens.
+    repair = last.repair if last.kind == "repair" else first.repair
+    changes = {"evaluations": count, "initial": count, "init": first.named, "repair": repair}
+    phase = first.model_copy(update=changes)
     return config.model_copy(update={"name": f"{config.name}-one-shots", "phases": (phase,), "final": final})
 
 
@@ -151,9 +154,9 @@ class SizeTrials:
         self._observer, self._probe, self._workers = observer, probe, SharedWorkers(partial(ray_pool, probe=probe))
         self._asked, self._least = f"--keep-score {request.keep_score}", kept_score(request.keep_score)
         self._unit, self._genomes = sizes_of_model(setup.facts)
-        if setup.facts.experts:
-            fixed = {"calibration_tokens": _TOKENS, "calibration_most": _TOKENS}
-            self._data = data | {"genome": fixed | data["genome"]}
+        fixed = {"calibration_tokens": _TOKENS, "calibration_most": _TOKENS} if setup.facts.experts else {}
+        # A winner that is as good as was asked for on `search` may not be on `dev`.
+        self._data = data | {"genome": fixed | data["genome"], "skip_phases_at": None}
         self.counts = list(self._genomes)
         self.kept: dict[int, Kept | None] = {}
         self.took = 0.0
