@@ -165,7 +165,8 @@ def repaired_space(inner: GenomeSpace[Any], phases: Sequence[PhaseConfig], recom
 def repair_summary(settings: RepairSettings) -> str:
     """Describe settings in a few words for listings; `repair_rows` has all of it."""
     filled = "" if settings.neurons is None else ", neurons of all experts"
-    return f"repaired, {settings.target}, {_strength(settings)}, lambda {_lambdas(settings)}{filled}"
+    rounds = f", {settings.input_rounds} rounds of inputs" if settings.input_rounds else ""
+    return f"repaired, {settings.target}, {_strength(settings)}, lambda {_lambdas(settings)}{filled}{rounds}"
 
 
 def repair_rows(settings: RepairSettings) -> tuple[tuple[str, str], ...]:
@@ -176,6 +177,7 @@ def repair_rows(settings: RepairSettings) -> tuple[tuple[str, str], ...]:
         ("ridge lambda", _lambdas(settings)),
         ("fitted on", f"{settings.tokens:,} tokens"),
         ("weight of answers' tokens", f"{settings.answer_weight:.2g}"),
+        ("rounds of gate and up projections", str(settings.input_rounds)),
     ]
     neurons = settings.neurons
     if neurons is None:

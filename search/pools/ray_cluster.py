@@ -58,7 +58,7 @@ def start_ray(workers: WorkersSection, user: object) -> None:
         user: Object that uses Ray until it is passed to `leave_ray`.
 
     Raises:
-        UserError: Ray can't be started on this machine.
+        UserError: Ray can't be started on this machine, or a worker needs more GPUs than it has.
         PoolError: The cluster can't be reached or refuses the connection, or this process is connected to another one.
     """
     if ray.is_initialized():
@@ -67,6 +67,14 @@ def start_ray(workers: WorkersSection, user: object) -> None:
         _users.clear()
         _init_ray(workers)
         _our_connections[_connection()] = workers.address
+    # No node is ever added to this machine, unlike to a cluster, so that the worker would wait in vain.
+    if workers.num_gpus and workers.address is None and _connection() in _our_connections:
+        gpus = ray.cluster_resources().get("GPU", 0.0)
+        if gpus < workers.num_gpus:
+            raise UserError(
+                f"workers.num_gpus={workers.num_gpus:g}: Ray finds {gpus:g} GPUs on this machine; set it to {gpus:g}, "
+                "or workers.address to a cluster whose nodes have them"
+            )
     _users.add(user)
 
 

@@ -269,8 +269,8 @@ def parsed(data: dict[str, Any]) -> RunConfig:
 def with_evaluations(data: dict[str, Any], evaluations: int) -> dict[str, Any]:
     """Settings filled with those of their preset, with so many evaluations in all phases together."""
     data = with_preset(data, "shrink")
-    last = shortened(parsed(data).phases, evaluations)[-1]
-    data["phases"][-1] |= {"evaluations": last.evaluations, "initial": last.initial}
+    for section, phase in zip(data["phases"], shortened(parsed(data).phases, evaluations), strict=True):
+        section |= {"evaluations": phase.evaluations, "initial": phase.initial}
     return data
 
 

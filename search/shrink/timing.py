@@ -112,11 +112,23 @@ def count_tokens(config: RunConfig, prepared: Mapping[Split, Sequence[PreparedSp
 
 
 def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseConfig, ...]:
-    """The phases with so many evaluations together, which the last one is cut or extended to."""
-    *before, last = phases
-    count = max(1, evaluations - sum(phase.evaluations for phase in before))
-    changes = {"evaluations": count, "initial": min(last.initial, count)}
-    return (*before, last.model_copy(update=changes))
+    """The phases with so many evaluations together, which the longest one is cut or extended to.
+
+    A few evaluations leave a repair phase after it a quarter of them.
+    """
+    place, counts = longest(phases), [phase.evaluations for phase in phases]
+    for later in range(place + 1, len(phases)):
+        counts[later] = min(counts[later], max(1, evaluations // 4))
+    counts[place] = max(1, evaluations - sum(counts) + counts[place])
+    pairs = zip(phases, counts, strict=True)
+    return tuple(
+        phase.model_copy(update={"evaluations": count, "initial": min(phase.initial, count)}) for phase, count in pairs
+    )
+
+
+def longest(phases: Sequence[PhaseConfig]) -> int:
+    """Place of the phase with the most evaluations: before it are formulas, and after it the best are repaired anew."""
+    return max(range(len(phases)), key=lambda place: (phases[place].evaluations, place))
 
 
 def chosen(
@@ -135,14 +147,15 @@ def chosen(
     Returns:
         The number, how many seconds everything takes then, and a sentence about it for people.
     """
-    *before, last = config.phases
-    one = found.of(last.kind)
-    fixed = _LOADS * max(0.0, found.other_seconds - found.calibration_seconds) + _APPLIED * one + guard
+    others, last = list(config.phases), config.phases[-1]
+    searched = others.pop(longest(others))
+    one = found.of(searched.kind)
+    fixed = _LOADS * max(0.0, found.other_seconds - found.calibration_seconds) + _APPLIED * found.of(last.kind) + guard
     again = found.final(last.kind, *final_evaluations(config), tokens)
-    again += sum(phase.evaluations * found.of(phase.kind) for phase in before) / found.workers
+    again += sum(phase.evaluations * found.of(phase.kind) for phase in others) / found.workers
     fixed += searches * again - found.individuals * one / found.workers
-    earlier = sum(phase.evaluations for phase in before)
-    most = _MOST * (earlier + last.evaluations)
+    earlier = sum(phase.evaluations for phase in others)
+    most = _MOST * (earlier + searched.evaluations)
     each = searches * one / found.workers
     fitting = earlier + math.floor((seconds_of(text) - spent - fixed) / each)
     least = max(LEAST, earlier + 1)

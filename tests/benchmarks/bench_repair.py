@@ -8,9 +8,9 @@ features than tokens, so the dual form; one lambda is tried. The narrow layer ha
 primal form, and four lambdas. Memory is what the process holds beyond what it held before; what is stated is
 `fit_bytes`, and what blocks of features may take beside it.
 
-Candidates are random ones of a mixture of experts, unrepaired, and filled and repaired as the preset `widths` does it.
-Their processor time is compared with that of `transformers` for one forward pass of the full model over the search
-split. Shares of a repair's time are those of its functions, without the functions listed beside them.
+Candidates are random ones of a mixture of experts, unrepaired, and repaired as in the phases of two presets. Their
+processor time is compared with that of `transformers` for one forward pass of the full model over the search split.
+Shares of a repair's time are those of its functions, without the functions listed beside them.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from moevolve.workers.methods.shared.passes import padded_batches
 from moevolve.workers.worker import EvaluationWorker
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+PRESETS = {"repaired": "eep", "widths": "capacity"}
+"""Presets, and the kind of their genomes."""
 PAGE = 4096
 
 
@@ -91,7 +93,8 @@ def main() -> None:
     memory = options.memory_mb << 20
     fit_layer("Mixtral-8x7B", 4096, 14336, options.tokens, (0.01,), memory, options.device)
     fit_layer("narrow", 256, 512, 16384, (1e-3, 1e-2, 1e-1, 1.0), memory, options.device)
-    candidates_in_passes(options.model, options.task, options.experts)
+    for preset in PRESETS:
+        candidates_in_passes(preset, options.model, options.task, options.experts)
 
 
 @torch.inference_mode()
@@ -144,13 +147,11 @@ def random_features(hidden: int, width: int, tokens: int, device: str) -> Expert
     return ExpertFeatures(ExpertNeurons(module, tensors), drawn(tokens, hidden), weights, chosen, None)
 
 
-def candidates_in_passes(model: str, task: str, experts: int) -> None:
-    """Candidates of a run with the preset `widths`, whose first random one warms up."""
-    genome = {"kind": "capacity", "experts": experts}
-    data = {"name": "cost", "preset": "widths", "model": {"path": model, "device": "cpu"}, "genome": genome}
-    setup = set_up(
-        parse_run_config(with_preset(data | {"tasks": [{"name": task}]}, "bench_repair"), "bench_repair"), "cost"
-    )
+def candidates_in_passes(preset: str, model: str, task: str, experts: int) -> None:
+    """Random candidates of a run with a preset, the first of which warms up, by the repairs of its phases."""
+    data = {"name": "cost", "preset": preset, "model": {"path": model, "device": "cpu"}}
+    data |= {"genome": {"kind": PRESETS[preset], "experts": experts}, "tasks": [{"name": task}]}
+    setup = set_up(parse_run_config(with_preset(data, "bench_repair"), "bench_repair"), "cost")
     config = setup.config
     assert config.model is not None and setup.space.measurement is not None
     worker = EvaluationWorker(config.model, config.engine)
@@ -158,22 +159,25 @@ def candidates_in_passes(model: str, task: str, experts: int) -> None:
     split, rows = (setup.all_prepared[each.fingerprint] for each in (ref, calibration))
     space = setup.space.calibrated(Calibration.from_bytes(worker.calibrate(setup.space.measurement, (rows,))))
     plain = plain_pass(config.model, worker._engine.tokens_of(split).prompts)
+    print(f"{preset}, {experts} experts of {model}; a plain forward pass over {task}: {plain:.2f} s")
     spent = watched()
-    print(f"candidates of {model}, {experts} experts per layer; a plain forward pass over {task}: {plain:.2f} s")
-    for seed in range(3):
-        genome = space.sample(np.random.default_rng(seed), config.phases[-1]).genome
-        base = genome.base.express()
-        unrepaired = EepEdit(base.router_mapping, base.expert_merging, base.active)
-        times = []
-        for edit in (unrepaired, genome.express()):
+    bases = [space.sample(np.random.default_rng(seed), config.phases[0]).genome.base for seed in range(3)]
+    repairs = {phase.repair: f"repaired as in phases.{place}" for place, phase in enumerate(config.phases)}
+    for settings, name in ({None: "unrepaired"} | repairs).items():
+        for place, base in enumerate(bases):
+            edit = base.express()
+            if settings is None:
+                edit = EepEdit(edit.router_mapping, edit.expert_merging, edit.active)
+            else:
+                edit = space.repaired(base, settings).express()
             spent.clear()
             started = time.process_time()
             reply = worker.evaluate(EvaluationRequest(edit, (ref,)), (split,))
             assert reply.failure is None, reply.failure
-            times.append(time.process_time() - started)
-        if seed:
-            shares = ", ".join(f"{name} {taken / times[1]:.0%}" for name, taken in spent.most_common(8))
-            print(f"  unrepaired {times[0] / plain:.2f} passes, repaired {times[1] / plain:.2f}: {shares}")
+            taken = time.process_time() - started
+            if place:
+                shares = ", ".join(f"{each} {part / taken:.0%}" for each, part in spent.most_common(8))
+                print(f"  {name}, {taken / plain:.2f} passes: {shares}")
 
 
 @torch.inference_mode()

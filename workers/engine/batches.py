@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.engine.columns import Columns, Layout, common_start, lay_out
+from moevolve.workers.engine.columns import BLOCK, Columns, Layout, common_start, lay_out
 
 Groups = tuple[tuple[Tokens, ...], ...]
 """The sequences of every example, which must run in the same pass."""
@@ -44,24 +44,28 @@ class Batcher:
         layout: Layout of the sequences of a pass.
         batch_tokens: Upper bound on the columns of a pass, over all rows; every batch has at least one example.
         device: Device of the passes.
-
-    Attributes:
-        batches: Returns the batches of examples. They depend only on the arguments, so an example's batch never
-            changes.
     """
 
     def __init__(self, layout: Layout, batch_tokens: int, device: torch.device) -> None:
         self.layout: Layout = layout
         self._batch_tokens = batch_tokens
         self._device = device
-        self.batches: Callable[[Groups], list[Batch]] = lru_cache(maxsize=32)(self._planned)
+        self._cached = lru_cache(maxsize=32)(self._planned)
 
-    def _planned(self, groups: Groups) -> list[Batch]:
+    def batches(self, groups: Groups, later: int = BLOCK) -> list[Batch]:
+        """Plan the batches of examples; for `later` see `Columns`.
+
+        They depend only on the arguments and the batcher's, so an example's batch never changes.
+        """
+        return self._cached(groups, later)
+
+    def _planned(self, groups: Groups, later: int) -> list[Batch]:
         planned = []
         for examples in plan_batches(groups, self.layout, self._batch_tokens):
             sequences = dict.fromkeys(chain.from_iterable(groups[i] for i in examples))
             rows = {tokens: row for row, tokens in enumerate(sequences)}
-            planned.append(Batch(examples, lay_out(list(rows), self.layout, self._batch_tokens, self._device), rows))
+            columns = lay_out(list(rows), self.layout, self._batch_tokens, self._device, later)
+            planned.append(Batch(examples, columns, rows))
         return planned
 
 

@@ -166,7 +166,7 @@ class Forward:
                 stack.enter_context(packed(self._model, columns.attention))
             # Caches that can't rewind hold more than keys and values, which `complete` couldn't restore.
             if self._reuse is not None and recurs and (cache is None or self.rewinds):
-                stack.enter_context(self._reuse.over(columns.ids, columns.mask, columns.positions))
+                stack.enter_context(self._reuse.over(columns.ids, columns.mask, columns.positions, columns.later))
             read = stack.enter_context(self._reading(places, hidden))
             logits: Tensor = self._model(
                 input_ids=columns.ids,

@@ -137,7 +137,7 @@ class LayerReuse:
         self.work = self.saved = 0
 
     @contextmanager
-    def over(self, ids: Tensor, mask: Tensor | None, positions: Tensor) -> Iterator[None]:
+    def over(self, ids: Tensor, mask: Tensor | None, positions: Tensor, later: int) -> Iterator[None]:
         """Context manager for one pass over these columns, with an empty KV cache.
 
         Skipped layers add nothing to the cache (see `moevolve.workers.engine.forward.Forward.complete`).
@@ -145,13 +145,14 @@ class LayerReuse:
         Args:
             ids, mask, positions: Inputs of the pass. They also identify packed sequences and their attention, because
                 the depths of a prefix tree's tokens in depth-first order determine the tree.
+            later: See `Columns`; with other blocks last digits differ.
         """
         keys = self._keys()
         if keys is None or len(keys) != len(self._layers) or len(keys) < 2:
             yield
             return
         self._count(keys)
-        batch = _digest(ids, positions, *(() if mask is None else (mask,)))
+        batch = _digest(ids, positions, *(() if mask is None else (mask,))) + later.to_bytes(4)
         first, state = self._longest_prefix(batch, ids.device)
         self.work += ids.numel() * len(self._layers)
         self.saved += ids.numel() * first

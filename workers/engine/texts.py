@@ -14,6 +14,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.kernels.products import logsumexp, row_sums
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.engine.batches import Batch
+from moevolve.workers.engine.columns import TEXT_BLOCK
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.tokenizing import TokenizedSplit
 
@@ -122,7 +123,7 @@ class TextScorer:
     def _passes(self, spans: Sequence[Span]) -> Iterator[tuple[list[int], Tensor]]:
         """Run all texts. Yields the indices of a pass's texts and their hidden states to read, [positions, hidden]."""
         groups = tuple((text[:-1],) for text, _ in spans)
-        for batch in self._forward.batcher.batches(groups):
+        for batch in self._forward.batcher.batches(groups, TEXT_BLOCK):
             places = [batch.path(groups[i][0])[-spans[i][1] :] for i in batch.examples]
             yield batch.examples, self._forward.hidden_states(batch.columns, np.concatenate(places))
 

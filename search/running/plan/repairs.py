@@ -14,6 +14,7 @@ from moevolve.search.genomes.contract.phases import divides_neurons
 from moevolve.workers.methods.eep.neuron_pruning import candidate_count, pruning_bytes
 from moevolve.workers.methods.repair.edit import RepairSettings
 from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
+from moevolve.workers.methods.repair.inputs import token_bytes, vector_bytes
 from moevolve.workers.methods.repair.ridge import fit_bytes, has_room
 from moevolve.workers.methods.shared.outputs import choosing
 from moevolve.workers.methods.shared.passes import BATCH_COLUMNS
@@ -115,6 +116,8 @@ class _RepairCounter:
         kept = [4 * fit.width * hidden + (fit is layer[-1]) * states for layer in self._fits for fit in layer]
         dense = not any(fit.pool for fit in fits)
         taken = max(map(self._dense_taken if dense else self._taken, fits))
+        if self._settings.input_rounds:
+            taken = max(taken, *map(self._inputs_taken, fits))
         return RepairWork(
             phase=position,
             kind=kind,
@@ -126,6 +129,15 @@ class _RepairCounter:
             streams=(len(self._fits) + 1) * states,
             kept=_most_kept(kept),
         )
+
+    def _inputs_taken(self, fit: FitOutline) -> int:
+        """Bytes of fitting the gate and up projections of an expert; see `_taken`."""
+        hidden, width = self._outline.hidden, _block_width(fit)
+        rows = width * (self._outline.facts.neuron_parameters // hidden - 1)
+        tokens = int(fit.density * self._tokens)
+        room = min(self._settings.memory_mb << 20, vector_bytes(rows, hidden) + tokens * token_bytes(rows, hidden))
+        # The target, the stream, what is left of the difference, and the stream's own dtype.
+        return room + 4 * 4 * self._tokens * hidden
 
     def _candidates(self, fit: FitOutline) -> int:
         """Count the candidate neurons of a kept expert; 0 if they are no more than its own, so that none is pruned."""

@@ -28,7 +28,7 @@ def kinds(config: RunConfig) -> list[str]:
 def test_a_run_without_phases_gets_the_best_preset(tmp_path: Path) -> None:
     config = load_run_config(written(tmp_path))
     assert config == load_run_config(written(tmp_path, preset="widths"))
-    assert kinds(config) == ["capacity", "capacity"] and config.genome.kind == "capacity"
+    assert kinds(config) == ["capacity", "capacity", "repair"] and config.genome.kind == "capacity"
     assert config.genome.model_dump()["experts"] == 4
 
 
@@ -95,7 +95,9 @@ def test_the_authors_preset_has_their_released_settings(tmp_path: Path) -> None:
 
 
 def test_presets_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="active-neurons, authors, counts-and-widths, counts, kept-neurons, p"):
+    with pytest.raises(
+        UserError, match="active-neurons, authors, counts-and-widths, counts, importance, kept-neurons, p"
+    ):
         load_run_config(written(tmp_path, preset="nope"))
     with pytest.raises(UserError, match="paper is for genome kind eep, not tomoe"):
         load_run_config(written(tmp_path, preset="paper", genome={"kind": "tomoe", "experts": 4}))

@@ -62,6 +62,9 @@ def test_a_search_gets_another_ray_if_it_does_not_fit_into_the_one_before(
         enough = int(cpus())
         with used(num_cpus=enough) as second:
             assert second == first
+        said = r"^workers\.num_gpus=999: Ray finds \d+ GPUs on this machine; set it to \d+, or workers\.address"
+        with pytest.raises(UserError, match=said), used(num_gpus=999):
+            pass
         for wanted in ({"count": 2, "num_cpus": enough}, {"address": ray_address}, {"address": "auto"}):
             with pytest.raises(PoolError, match=rf"is in the Ray at \S+ already, with {enough} CPUs"), used(**wanted):
                 pass
@@ -89,7 +92,13 @@ def test_a_folder_that_ray_can_not_use_is_named(tmp_path: Path, monkeypatch: pyt
 def test_a_ray_that_is_the_users_own_is_taken_and_never_left(ray_address: str) -> None:
     ray.init(ray_address, log_to_driver=False)
     mine = cluster_name()
-    for settings in ({}, {"count": 2, "num_cpus": 64}, {"address": "auto"}, {"address": ray_address}):
+    for settings in (
+        {},
+        {"count": 2, "num_cpus": 64},
+        {"num_gpus": 999},
+        {"address": "auto"},
+        {"address": ray_address},
+    ):
         with used(**settings) as found:
             assert found == mine
     with pytest.raises(PoolError, match=r"call ray\.shutdown\(\) first"), used(address="127.0.0.1:1"):

@@ -13,6 +13,7 @@ import pytest
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SPLITS
 from moevolve.search.config.files import parse_run_config, with_preset
+from moevolve.search.genomes.contract.phases import PrunePhase, RepairPhase
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.records import Pilot
@@ -65,6 +66,14 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
     assert (first.evaluations, last.evaluations, last.initial) == (3, 1, 1)
 
 
+def test_the_longest_phase_is_cut_or_extended() -> None:
+    prune = PrunePhase(evaluations=60, initial=8)
+    for evaluations, counts in ((200, (197, 3)), (63, (60, 3)), (9, (7, 2)), (4, (3, 1)), (1, (1, 1))):
+        phases = shortened((prune, RepairPhase(evaluations=3, initial=3)), evaluations)
+        assert tuple(phase.evaluations for phase in phases) == counts
+        assert all(phase.initial == min(most, phase.evaluations) for phase, most in zip(phases, (8, 3), strict=True))
+
+
 def test_times_have_units() -> None:
     assert [seconds_of(text) for text in ("2h", "90 min", "1.5d", "30s")] == [7200, 5400, 129600, 30]
     asked = ShrinkRequest("model", experts="50%", data=("chats.jsonl",))
@@ -104,11 +113,11 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
     notes: list[str] = []
     observer = Observer(on_note=notes.append)
     asked = ShrinkRequest("model", experts="50%", data=("chats.jsonl",), time="30s")
-    with pytest.raises(UserError, match=r"--time 30s: 4 candidates, the fewest .*, everything about .*; give a longer"):
+    with pytest.raises(UserError, match=r"--time 30s: 6 candidates, the fewest .*, everything about .*; give a longer"):
         plan_time(asked, config, monotonic(), probe, observer)
     assert not notes
     with pytest.raises(UserError, match="--time 30s: 50% of it is over, and 1 of 7 candidates are measured; give a"):
         plan_time(asked, config, monotonic() - 16, probe, observer)
     count, said = plan_time(replace(asked, force=True, dry_run=True), config, monotonic(), probe, observer)
-    assert count == 4 and notes[0].startswith(f"{said}, until ")
+    assert count == 6 and notes[0].startswith(f"{said}, until ")
     assert kept == [config.store, None], "a dry run makes no store"

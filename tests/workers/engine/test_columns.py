@@ -61,6 +61,20 @@ def test_packed_tokens_attend_to_those_before_them(sequences: list[Tokens], shar
     assert all(part.rows == 1 or part.rows * part.length <= most for part in columns.attention.parts)
 
 
+def test_blocks_of_attention_depend_on_positions_alone() -> None:
+    rng = np.random.default_rng(0)
+    long = tuple(rng.integers(0, 1000, size=200).tolist())
+    # Beginnings that end within blocks of both sizes, so that rows begin there.
+    sequences = [long, (*long[:70], *long[:90]), (*long[:20], *long[:30]), long[:9], (1, 2, 3)]
+    columns = lay_out(sequences, "packed", 4096, CPU, later=64)
+    seen = attended_by(columns)
+    for tokens, path in zip(sequences, columns.places, strict=True):
+        assert all(seen[int(path[place])] == path[: place + 1].tolist() for place in range(len(tokens)))
+    assert columns.attention is not None
+    expected = {(0, 16), (16, 32), (32, 48), (48, 64), (64, 128), (128, 192), (192, 256)}
+    assert {block for part in columns.attention.parts for block in part.blocks} == expected
+
+
 @settings(max_examples=40)
 @given(sequences_of_few_tokens)
 def test_a_beginning_runs_once(sequences: list[Tokens]) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.workers.contract.fitting import NeuronSettings
+from moevolve.workers.methods.shared.outputs import Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,9 @@ class ExpertNeurons:
         """Rows of `gate_up` that belong to neurons [count]: [2 count], or [count] without gates."""
         if not self._gated:
             return neurons
-        if getattr(self.module, "is_concatenated", True):
-            return torch.cat((neurons, neurons + self.width))
-        return torch.stack((2 * neurons, 2 * neurons + 1), dim=1).flatten()
+        if self._interleaved:
+            return torch.stack((2 * neurons, 2 * neurons + 1), dim=1).flatten()
+        return torch.cat((neurons, neurons + self.width))
 
     @property
     def scales_inputs(self) -> bool:
@@ -101,6 +102,20 @@ class ExpertNeurons:
             return self.activations(expert, neurons, hidden * weights.to(hidden.dtype)).float()
         return self.activations(expert, neurons, hidden).float() * weights
 
+    def network(self, expert: int, tokens: Tensor, hidden: Tensor, weights: Tensor) -> Network:
+        """An expert on tokens with inputs [tokens, hidden] and routing weights, float32 [tokens, 1]."""
+        if self.scales_inputs:
+            hidden, weights = hidden * weights.to(hidden.dtype), torch.ones_like(weights)
+        weight = self.gate_up(expert)
+        bias = self.tensors[f"{self._inner}_bias"].data[expert] if self._biased else None
+        every = torch.arange(self.width, device=weight.device)
+        neurons = torch.empty(len(weight), dtype=torch.int64, device=weight.device)
+        neurons[self.gate_up_rows(every)] = (
+            every.repeat_interleave(2) if self._interleaved else every.repeat(len(weight) // self.width)
+        )
+        activate = self.module._apply_gate if self._gated else self.module.act_fn  # noqa: SLF001 - as `transformers` does
+        return Network(tokens, hidden, weights, weight, bias, self.down(expert), neurons, activate)
+
     def picked(self, ids: Tensor) -> ExpertNeurons:
         """One expert that has copies of some neurons, int64 [count], numbered as in `copy_from`."""
         tensors = {
@@ -132,6 +147,10 @@ class ExpertNeurons:
     @property
     def _gated(self) -> bool:
         return bool(getattr(self.module, "has_gate", True))
+
+    @property
+    def _interleaved(self) -> bool:
+        return self._gated and not getattr(self.module, "is_concatenated", True)
 
     @property
     def _inner(self) -> str:

@@ -32,6 +32,7 @@ from moevolve.workers.methods.eep.router import EditableRouter, RatioHistogram, 
 from moevolve.workers.methods.shared.outputs import (
     FeatureBlock,
     Features,
+    Network,
     NeuronSelection,
     Recorded,
     choosing,
@@ -106,6 +107,13 @@ class ExpertOutputs:
             return self._shared.weights[columns.start - self._routed :][:count]
         expert, start = divmod(columns.start, neurons.width)
         return neurons.down(expert)[start : start + count]
+
+    def networks(self, recorded: Recorded) -> Iterator[Network]:
+        hidden, weights, chosen = recorded
+        neurons, added = self._neurons(), self._added(weights).float()
+        for expert in range(neurons.count):
+            tokens, place = (chosen == expert).nonzero(as_tuple=True)
+            yield neurons.network(expert, tokens, hidden[tokens], added[tokens, place][:, None])
 
     @property
     def _routed(self) -> int:

@@ -42,7 +42,7 @@ from moevolve.workers.methods.shared.dense import (
     weights_of,
     write_native_dense,
 )
-from moevolve.workers.methods.shared.dense_outputs import ActiveMask, CopyOnWriteWeights, NetworkOutput, check_additive
+from moevolve.workers.methods.shared.dense_outputs import ActiveMask, NetworkCopies, NetworkOutput, check_additive
 from moevolve.workers.methods.shared.outputs import Repairable
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class FactorLlmApplicator(Repairable):
         self._replacements = tuple(Replacement(layer) for layer in layers)
         self.networks = tuple(FactorizedNetwork(layer).eval() for layer in layers)
         self.orders = tuple(NeuronOrder(layer) for layer in layers)
-        self._weights = tuple(CopyOnWriteWeights(layer.down) for layer in layers)
+        self._weights = tuple(map(NetworkCopies.of, layers))
 
     def apply(self, edit: Edit) -> None:
         assert isinstance(edit, FactorLlmEdit)

@@ -139,6 +139,8 @@ class RepairApplicator(Applicator):
             rows.append(("gate", f"divergence from the unedited model {where}, in nats: {tried}"))
         if self.selections:
             rows.append(("neurons", "chosen among all experts of a layer; see neurons.npz"))
+        if settings.input_rounds:
+            rows.append(("gate and up projections", f"fitted in {settings.input_rounds} rounds of least squares"))
         routed = sum(each.rows is not None for each in self.selections.values())
         if routed:
             where = f"{routed} of {len(self.selections)} layers"

@@ -40,6 +40,8 @@ class RepairSettings:
         strength: How each layer is fitted. `none`: not at all, which leaves the edit, or the choice of `neurons`, as it
             is. `scalar`: one factor on the layer's output. `ridge`: ridge regression of all weights. `matched`: the
             same, scaled so that the layer's output has the energy of the target.
+        input_rounds: Rounds in which also the gate and up projections of experts and networks are fitted, and the
+            output projections again (`moevolve.workers.methods.repair.inputs`). A round takes as long as 30 passes.
         gate: Choose the strength, up to `strength`, by the whole model's predictions: the one with the least divergence
             from the unedited model on sequences that nothing is fitted on.
         memory_mb: MiB that the fit of a layer may take in addition to the model.
@@ -58,12 +60,17 @@ class RepairSettings:
     shared_expert: Literal["fitted", "kept"] = "fitted"
     neurons: NeuronSettings | None = None
     strength: Strength = "ridge"
+    input_rounds: Annotated[int, Ge(0), Le(100)] = 0
     gate: bool = False
     memory_mb: Annotated[int, Ge(1), Le(100_000_000)] = 8192
 
     def __post_init__(self) -> None:
         if self.strength == "none" and self.neurons is None:
             raise ValueError("a repair of strength none does nothing without neurons; leave it out, or choose another")
+        if self.input_rounds and self.strength != "ridge":
+            raise ValueError(
+                f"input_rounds: it is 0 with strength {self.strength}, since only ridge fits weights again"
+            )
 
     @property
     def text(self) -> str:

@@ -14,12 +14,14 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.methods.repair.edit import RepairedEdit, Strength
+from moevolve.workers.methods.repair.inputs import fit_inputs
 from moevolve.workers.methods.repair.ridge import Fit, FitOutcome, LayerSystem, fit_ridge, fit_scalar, match_energy
 from moevolve.workers.methods.repair.streams import ResidualStreams
 from moevolve.workers.methods.shared.outputs import (
     Features,
     HeldFeatures,
     LayerOutput,
+    NetworksOutput,
     NeuronSelectingOutput,
     NeuronSelection,
     Recorded,
@@ -221,7 +223,24 @@ class LayerFits:
             trial = self._try_pruned(output, tokens, selection)
         else:
             trial = self._try_fit(output, tokens, selection)
+        if self._strength == "ridge" and self._settings.input_rounds and isinstance(output, NetworksOutput):
+            return self._fit_inputs(output, tokens, trial, state.dtype)
         return self._apply(trial, output, state.dtype)
+
+    def _fit_inputs(self, output: NetworksOutput, tokens: _Tokens, trial: _Trial, dtype: torch.dtype) -> FittedLayer:
+        """Apply a fit, then fit inputs and outputs in turn. Such layers aren't cached: few candidates have them."""
+        first, target = trial, tokens.target.float()
+        stream = self._apply(trial, output, torch.float32).state
+        for _ in range(self._settings.input_rounds):
+            assert stream is not None
+            residual = target - stream
+            fit_inputs(output.networks(tokens.recorded), residual, tokens.checked, tokens.weights, self._memory)
+            trial = self._try_fit(output, replace(tokens, after=target - residual), None)
+            stream = self._apply(trial, output, torch.float32).state
+        assert stream is not None
+        before = first.error if first.fit is None else first.fit.outcome.before
+        outcome = FitOutcome(None if trial.fit is None else trial.fit.outcome.ridge_lambda, before, trial.error)
+        return FittedLayer(first.selection, (), stream.to(dtype), outcome, first.pruned)
 
     def _run(self, output: LayerOutput, state: Tensor) -> tuple[NeuronSelection | None, Recorded, Tensor]:
         """Run the layer, and put the neurons of largest importance in place, unless the experts keep their own."""

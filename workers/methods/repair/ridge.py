@@ -41,7 +41,7 @@ class FitOutcome:
     """Result of a fit.
 
     Attributes:
-        ridge_lambda: The ridge lambda taken; None for a fit of one factor.
+        ridge_lambda: The ridge lambda taken; None for a fit of one factor, or if the last of several changed nothing.
         before, after: Squared error on held-out tokens, without and with the change.
     """
 

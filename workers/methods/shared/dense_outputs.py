@@ -17,7 +17,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_ffn import activations
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.shared.dense import weights_of
-from moevolve.workers.methods.shared.outputs import FeatureBlock, Recorded, recording
+from moevolve.workers.methods.shared.outputs import FeatureBlock, Network, Recorded, recording
 
 WithoutEdit = Callable[[], AbstractContextManager[None]]
 """Removes the edit of a part of a layer within a `with` block."""
@@ -38,6 +38,11 @@ class CopyOnWriteWeights:
         part.copy_(before + change.t())
         return (part.float() - before).t()
 
+    def replace(self, weight: Tensor) -> None:
+        """Use a weight [outputs, inputs] in place of the loaded one."""
+        self._use_copy()
+        self._linear.weight.data.copy_(weight)
+
     def columns(self, columns: slice) -> Tensor:
         return self._linear.weight.data[:, columns].t().float()
 
@@ -55,6 +60,24 @@ class CopyOnWriteWeights:
                 self._copy = torch.empty_like(self._loaded)
             self._copy.copy_(self._loaded)
             self._linear.weight.data = self._copy
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NetworkCopies:
+    """A network's weights: of its output projection, and of its gate, if it has one, and its up projection."""
+
+    down: CopyOnWriteWeights
+    inner: tuple[CopyOnWriteWeights, ...]
+
+    @classmethod
+    def of(cls, layer: DenseLayer) -> NetworkCopies:
+        inner = [layer.up] if layer.gate is None else [layer.gate, layer.up]
+        return cls(CopyOnWriteWeights(layer.down), tuple(map(CopyOnWriteWeights, inner)))
+
+    def restore(self) -> None:
+        """Use the loaded weights again."""
+        for each in (self.down, *self.inner):
+            each.restore()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +130,7 @@ class NetworkOutput(_DenseOutput):
     """The down projection of one feed-forward network as a `LayerOutput`.
 
     The first input of `input_module` is the network's. `active_mask` computes the active neurons for inputs
-    [tokens, hidden]; without it all are active.
+    [tokens, hidden]; without it all are active. `inner` are the weights of its gate, if it has one, and up projections.
     """
 
     next_part = None
@@ -115,17 +138,41 @@ class NetworkOutput(_DenseOutput):
     def __init__(
         self,
         layer: DenseLayer,
-        weights: CopyOnWriteWeights,
+        weights: NetworkCopies,
         input_module: nn.Module,
         active_mask: Callable[[Tensor], ActiveMask] | None,
         without_edit: WithoutEdit,
     ) -> None:
-        super().__init__(layer, weights, input_module, without_edit)
-        self._active_mask = active_mask
+        super().__init__(layer, weights.down, input_module, without_edit)
+        self._inner, self._active_mask = weights.inner, active_mask
 
     def features(self, recorded: Recorded) -> _NetworkFeatures:
         (hidden,) = recorded
         return _NetworkFeatures(self._layer, hidden, None if self._active_mask is None else self._active_mask(hidden))
+
+    def networks(self, recorded: Recorded) -> Iterator[Network]:
+        (hidden,) = recorded
+        network, width = weights_of(self._layer), self._layer.width
+        tokens, factor = torch.arange(len(hidden), device=hidden.device), hidden.new_ones(len(hidden), 1)
+        if self._active_mask is not None:
+            active = self._active_mask(hidden)
+            tokens, mask = active.on(slice(0, width))
+            factor = active.scale * (factor[tokens] if mask is None else mask)
+        inner = [(network.up, network.up_bias)]
+        if network.gate is not None:
+            inner.insert(0, (network.gate, network.gate_bias))
+        weight = torch.cat([each for each, _ in inner])
+        bias = None if network.up_bias is None else torch.cat([each for _, each in inner if each is not None])
+        neurons = torch.arange(width, device=hidden.device).repeat(len(inner))
+
+        def activate(rows: Tensor) -> Tensor:
+            first, *ups = rows.split(width, dim=1)
+            return network.activation(first) * ups[0] if ups else network.activation(first)
+
+        inputs = hidden[tokens]
+        yield Network(tokens, inputs, factor.float(), weight, bias, network.down.t(), neurons, activate)
+        for copy, changed in zip(self._inner, weight.split(width), strict=True):
+            copy.replace(changed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -132,6 +132,47 @@ class NeuronSelection:
         return sum(each.nbytes for each in (self.neurons, *(self.rows or ())) if each is not None)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Network:
+    """An expert or a network on the tokens that use it: `(factor * activate(inputs weight^T + bias)) down`.
+
+    Attributes:
+        tokens: Indices of the tokens, int64 [t], ascending.
+        inputs: What the expert takes, [t, hidden].
+        factor: Routing weights, float32 [t, 1], or masks of the neurons [t, neurons].
+        weight: A view of the gate and up projections, [rows, hidden].
+        bias: Their biases [rows], if there are any.
+        down: A view of the output projection, [neurons, hidden].
+        neurons: The neuron that each row belongs to, int64 [rows].
+        activate: Activations [t, neurons] of `inputs weight^T + bias` [t, rows].
+    """
+
+    tokens: Tensor
+    inputs: Tensor
+    factor: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    down: Tensor
+    neurons: Tensor
+    activate: Callable[[Tensor], Tensor]
+
+    def activated(self, part: Tensor) -> Tensor:
+        """Activations of some of the tokens, float32 [part, neurons]."""
+        return self.activate(self._rows(part))
+
+    @torch.inference_mode(False)  # in which there are no derivatives, not even of an activation
+    def slopes(self, part: Tensor) -> Tensor:
+        """Derivatives of the neurons' activations by the rows that they have, float32 [part, rows]."""
+        rows = self._rows(part).clone().requires_grad_()
+        with torch.enable_grad():
+            total = self.activate(rows).sum()
+        return torch.autograd.grad(total, rows)[0]
+
+    def _rows(self, part: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return nn.functional.linear(self.inputs[part].float(), self.weight.float(), bias)
+
+
 class LayerOutput(Protocol):
     """The linear map that ends a part of a decoder layer: it adds `features @ weights` to the residual stream."""
 
@@ -162,6 +203,17 @@ class LayerOutput(Protocol):
 
     def unedited(self) -> AbstractContextManager[None]:
         """Let this part compute what the unedited model's part does within a `with` block."""
+
+
+@runtime_checkable
+class NetworksOutput(LayerOutput, Protocol):
+    """The output of experts or of a network whose other projections can be fitted, too."""
+
+    def networks(self, recorded: Recorded) -> Iterator[Network]:
+        """The experts in use, or the network, on recorded tokens.
+
+        Changes of a weight in place count once the next one, or the end, is asked for.
+        """
 
 
 @runtime_checkable

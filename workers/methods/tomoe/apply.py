@@ -23,6 +23,7 @@ from moevolve.workers.methods.shared.dense_outputs import (
     ActiveMask,
     AttentionOutput,
     CopyOnWriteWeights,
+    NetworkCopies,
     NetworkOutput,
     check_additive,
 )
@@ -126,7 +127,8 @@ class ToMoeApplicator(Repairable):
         self.networks = tuple(MaskedNetwork(layer).eval() for layer in layers)
         self._heads: list[_MaskedHeads] = []
         self._edit: ToMoeEdit | None = None
-        self._weights: dict[nn.Module, CopyOnWriteWeights] = {}
+        self._weights = tuple(map(NetworkCopies.of, layers))
+        self._projections: dict[nn.Module, CopyOnWriteWeights] = {}
 
     def apply(self, edit: Edit) -> None:
         """A network whose experts keep all neurons isn't replaced."""
@@ -148,20 +150,17 @@ class ToMoeApplicator(Repairable):
         assert self._edit is not None, "there is no edit on the model"
         check_additive(self._layers[0])
         found: list[LayerOutput] = []
-        parts = zip(self._layers, self.networks, self._replacements, strict=True)
-        for i, (layer, network, replacement) in enumerate(parts):
+        parts = zip(self._layers, self._weights, self.networks, self._replacements, strict=True)
+        for i, (layer, weights, network, replacement) in enumerate(parts):
             if self._edit.heads is not None:
                 projection: Any = layer.attention.o_proj
-                found.append(AttentionOutput(layer, self._weights_of(projection), self._heads[i].without_masks))
-            weights = self._weights_of(layer.down)
+                weight = self._projections.setdefault(projection, CopyOnWriteWeights(projection))
+                found.append(AttentionOutput(layer, weight, self._heads[i].without_masks))
             if self._edit.widths[i] < layer.width:
                 found.append(NetworkOutput(layer, weights, network, network.active_mask, replacement.suspended))
             else:
                 found.append(NetworkOutput(layer, weights, layer.up, None, nullcontext))
         return tuple(found)
-
-    def _weights_of(self, linear: nn.Linear) -> CopyOnWriteWeights:
-        return self._weights.setdefault(linear, CopyOnWriteWeights(linear))
 
     def revert(self) -> None:
         for replacement in self._replacements:
@@ -169,7 +168,7 @@ class ToMoeApplicator(Repairable):
         for heads in self._heads:
             heads.remove()
         self._heads = []
-        for weights in self._weights.values():
+        for weights in (*self._weights, *self._projections.values()):
             weights.restore()
 
     def _check(self, edit: ToMoeEdit) -> None:

@@ -1,0 +1,140 @@
+"""Fits of experts' gate and up projections to what a fit of the output projections leaves of a layer's error.
+
+An expert gives `(q * act(x W^T + b)) D` for an input x, its routing weight or mask q, and its output projection D.
+Linearised in the change of W, what it gives changes by `(q * (slopes * (x dW^T))) D`, where the slopes are the
+derivatives of the activation. `dW` is the damped least-squares solution for the layer's error (Gauss-Newton with
+Levenberg's damping; Nocedal and Wright, Numerical Optimization, 2006, Sec. 10.3), computed by conjugate gradients,
+which only need products with W. Experts follow one another, each with the error that those before it leave. No
+derivative passes through the model: a layer is fitted to the unedited model's hidden states, as the output projections
+are.
+
+Of every expert's step a whole, a half or a quarter is taken, whichever leaves the least error on held-out tokens, or
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.methods.repair.ridge import squared_norm
+from moevolve.workers.methods.shared.outputs import Network
+
+# Iterations of conjugate gradients.
+_ITERATIONS = 12
+# Damping as a multiple of the mean square of what a weight's unit change does.
+_DAMPING = 0.01
+_STEPS = (1.0, 0.5, 0.25)
+
+
+def fit_inputs(
+    networks: Iterable[Network], residual: Tensor, checked: Tensor, token_weights: Tensor | None, memory: int
+) -> None:
+    """Change the gate and up projections of a layer's experts, one after the other, in place.
+
+    Args:
+        networks: The experts, each with the tokens that are routed to it.
+        residual: Target minus output of the layer, float32 [tokens, hidden]; afterwards what is left of it.
+        checked: Mask of held-out tokens, bool [tokens].
+        token_weights: Factors of the tokens' squares, float32 [tokens]; None for 1.
+        memory: Bytes that activations may take.
+    """
+    roots = torch.ones(len(residual), 1, device=residual.device)
+    if token_weights is not None:
+        roots = token_weights.to(residual.device).sqrt()[:, None]
+    for network in networks:
+        held_out = checked[network.tokens]
+        if not held_out.any() or held_out.all():
+            continue
+        system = _System(network, roots, ~held_out, memory)
+        change, before, given = system.solve(residual), network.weight.clone(), system.given()
+        left = residual[network.tokens]
+        best, weight = left, before
+        least = squared_norm((left * roots[network.tokens])[held_out])
+        for step in _STEPS:
+            network.weight.copy_(before.float() + step * change)
+            trial = left + given - system.given()
+            error = squared_norm((trial * roots[network.tokens])[held_out])
+            if error < least:
+                least, best, weight = error, trial, network.weight.clone()
+        network.weight.copy_(weight)
+        residual[network.tokens] = best
+
+
+def vector_bytes(rows: int, hidden: int) -> int:
+    """Bytes of what has the size of an expert's gate and up projections, in float32: three copies, five vectors."""
+    return 8 * 4 * rows * hidden
+
+
+def token_bytes(rows: int, hidden: int) -> int:
+    """Bytes per token, in float32: the rows' values, slopes and changes, and inputs and outputs."""
+    return 4 * (6 * rows + 4 * hidden)
+
+
+class _System:
+    """The linearised least squares of one expert: `normal` is what conjugate gradients multiply with."""
+
+    def __init__(self, network: Network, roots: Tensor, fitted: Tensor, memory: int) -> None:
+        self._network, self._roots, self._fitted = network, roots, fitted
+        rows, hidden = network.weight.shape
+        needed = vector_bytes(rows, hidden)
+        if needed > memory:
+            raise UserError(
+                f"repair.input_rounds: fitting {rows} rows of gate and up projections takes {needed / 2**20:,.0f} MiB, "
+                f"and memory_mb is {memory >> 20:,}; allow more"
+            )
+        self._chunk = max(1, (memory - needed) // token_bytes(rows, hidden))
+        self._down = network.down.float()
+
+    def solve(self, residual: Tensor) -> Tensor:
+        """The change of the weight, float32 [rows, hidden], that leaves least of a residual [tokens, hidden]."""
+        right, diagonal = self._right(residual)
+        change, direction, rest = torch.zeros_like(right), right.clone(), right
+        square = rest.square().sum()
+        for _ in range(_ITERATIONS):
+            if not square > 0:
+                break
+            image = self._normal(direction) + _DAMPING * diagonal * direction
+            length = square / (direction * image).sum()
+            change += length * direction
+            rest = rest - length * image
+            before, square = square, rest.square().sum()
+            direction = rest + square / before * direction
+        return change if bool(change.isfinite().all()) else torch.zeros_like(change)
+
+    def given(self) -> Tensor:
+        """What the expert gives now, float32 [its tokens, hidden]."""
+        network = self._network
+        parts = torch.arange(len(network.tokens), device=network.tokens.device).split(self._chunk)
+        return torch.cat([(network.factor[part] * network.activated(part)) @ self._down for part in parts])
+
+    def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Tokens of the layer, inputs, slopes and factors, of fitted tokens, some at a time."""
+        network = self._network
+        for part in self._fitted.nonzero()[:, 0].split(self._chunk):
+            tokens = network.tokens[part]
+            yield tokens, network.inputs[part].float(), network.slopes(part), network.factor[part] * self._roots[tokens]
+
+    def _right(self, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The right side of the normal equations, and the mean of their diagonal."""
+        right = torch.zeros_like(self._network.weight, dtype=torch.float32)
+        diagonal, neurons = torch.zeros((), device=right.device), self._network.neurons
+        lengths = self._down.square().sum(dim=1)[neurons]
+        for tokens, inputs, slopes, factor in self._parts():
+            back = (residual[tokens] * self._roots[tokens]) @ self._down.t() * factor
+            right += (back[:, neurons] * slopes).t() @ inputs
+            moved = (factor.expand_as(back)[:, neurons] * slopes).square() @ lengths
+            diagonal += (moved * inputs.square().mean(dim=1)).sum()
+        return right, diagonal / len(neurons)
+
+    def _normal(self, change: Tensor) -> Tensor:
+        neurons, image = self._network.neurons, torch.zeros_like(change)
+        for _, inputs, slopes, factor in self._parts():
+            moved = inputs.new_zeros(len(inputs), len(self._down))
+            moved.index_add_(1, neurons, slopes * nn.functional.linear(inputs, change))
+            back = ((factor * moved) @ self._down) @ self._down.t() * factor
+            image += (back[:, neurons] * slopes).t() @ inputs
+        return image
