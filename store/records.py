@@ -15,6 +15,7 @@ from pydantic import computed_field
 
 from moevolve.evaluators.errors import FailureKind
 from moevolve.evaluators.metrics import scale_of
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.types import Split
 
@@ -61,6 +62,8 @@ class SearchRecord:
         tags: The users' words for the search, without white space.
         archived: True for a search that listings leave out by default.
     """
+
+    __repr__ = short_repr
 
     id: str
     name: str
@@ -116,6 +119,8 @@ class Progress:
         scale: Scale that `best` and `full` are shown on.
     """
 
+    __repr__ = short_repr
+
     done: int
     total: int
     phase: str
@@ -159,6 +164,8 @@ class Control:
         claim: Workers that the search could use; None if it has not joined a cluster.
         fault: Damage to the lease's row; None if there is none.
     """
+
+    __repr__ = short_repr
 
     owner: str | None
     epoch: int
@@ -260,6 +267,8 @@ class SearchSummary:
         scale, mean_scale: Scales that the fitness, and `dev` and `test`, are shown on.
     """
 
+    __repr__ = short_repr
+
     search: SearchRecord
     individuals: int
     evaluated: int
@@ -299,6 +308,8 @@ class IndividualRecord:
         fitness: Weighted mean of the search-split scores over the search's tasks, less a penalty if one is configured.
         tie_break: Rank among individuals of equal fitness, larger is better: usually the mean gold log-probability.
     """
+
+    __repr__ = short_repr
 
     __pydantic_config__ = BYTES_AS_TEXT
     index: int
@@ -343,6 +354,8 @@ class EvaluationRecord:
         experts, active, parameters, active_parameters: Size of the edited model, as in `IndividualRecord`; None for the
             full model. Repeated here so that rankings by number of experts and Pareto fronts read a single index.
     """
+
+    __repr__ = short_repr
 
     __pydantic_config__ = BYTES_AS_TEXT
     phenotype_hash: str
@@ -396,6 +409,8 @@ class IndividualDetail:
         scale: Scale that its fitness is shown on.
     """
 
+    __repr__ = short_repr
+
     search: SearchRecord
     individual: IndividualRecord
     evaluations: tuple[EvaluationRecord, ...]
@@ -419,6 +434,8 @@ class BestRow:
         index: Index of the earliest individual with this phenotype.
         scale: Scale that the scores are shown on.
     """
+
+    __repr__ = short_repr
 
     task: str
     ranked_by: Split
@@ -463,6 +480,8 @@ class BestRow:
 class LineageNode:
     """One individual of a lineage graph."""
 
+    __repr__ = short_repr
+
     index: int
     depth: int
     phase: str
@@ -480,6 +499,8 @@ class LineageGraph:
         edges: Pairs of indices (parent, child) among the nodes, in ascending order.
         scale: Scale that the fitness is shown on.
     """
+
+    __repr__ = short_repr
 
     search_id: str
     search_name: str

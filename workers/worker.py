@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -65,6 +66,11 @@ class EvaluationWorker:
             else:
                 self._engine = VllmEngine(self.resident, engine, engine.vllm, shortcuts, self._reuse)
         self._name = f"{socket.gethostname()}/{os.getpid()}"  # where users look for its process and log
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """See `GenerationEngine.memory`."""
+        return self._engine.memory
 
     def info(self, node: str = "") -> WorkerInfo:
         return WorkerInfo(self._name, node, str(self.resident.device))

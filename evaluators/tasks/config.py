@@ -23,6 +23,7 @@ from moevolve.evaluators.fitness.base import Fitness
 from moevolve.evaluators.fitness.kinds import DEFAULT_FITNESS, FITNESSES, task_fitnesses
 from moevolve.evaluators.matching.registry import MATCHERS
 from moevolve.evaluators.metrics import METRICS
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.tasks.installed import DOMAINS, SOURCE_SPLITS
 from moevolve.evaluators.types import Example, HarnessTask, Matching, Positions, PreparedSplit, Split
 from moevolve.evaluators.yaml_files import explain_validation
@@ -195,6 +196,8 @@ class TaskConfig(TaskFileSection):
         chat: Put prompts into the model's chat template, if it has one.
         window: See `PreparedSplit`; an incomplete last window is dropped.
     """
+
+    __repr__ = short_repr
 
     name: str = Field(min_length=1)
     description: str = ""

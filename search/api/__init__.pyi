@@ -7,6 +7,7 @@ from ._records import load_config as load_config
 from ._records import load_study as load_study
 from ._records import tasks as tasks
 from ._records import write_analysis as write_analysis
+from ._runs import load as load
 from ._verbs import analyse as analyse
 from ._verbs import answers as answers
 from ._verbs import apply as apply

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
+from textwrap import fill
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_args, overload
+
+from pydantic.fields import FieldInfo
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.interface.opening import is_server, opened_reader, opened_store, refuse_server
@@ -15,6 +19,7 @@ from moevolve.search.interface.request import (
     answer_parameters,
     fields_of,
     one_line_errors,
+    option_names,
     summary_of,
     verb_of,
 )
@@ -126,16 +131,28 @@ def function_of(kind: Any) -> Any:
     own += [each.replace(annotation=get_args(each.annotation)[0]) for each in further.values()]
     store = inspect.Parameter("store", inspect.Parameter.POSITIONAL_ONLY, annotation="str | StoreReader")
     about = {"store": _STORE} if stores else {}
-    about |= {name: field.description or "" for name, field in fields.items()}
+    about |= {name: _in_python(field.description or "", fields) for name, field in fields.items()}
     about |= {name: each.annotation.__metadata__[0].description for name, each in further.items()}
     errors = (inspect.getdoc(kind) or "").partition("\n\nRaises:")[2]
-    lines = [f"    {name}: {text}" for name, text in about.items()]
+    lines = [
+        fill(f"{name}: {text}", 110, initial_indent=" " * 4, subsequent_indent=" " * 8) for name, text in about.items()
+    ]
     call.__name__ = verb_of(kind)
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [store][:stores] + own, return_annotation=kind.answer.__annotations__["return"]
     )
     call.__doc__ = "\n".join([summary_of(kind), "", "Args:", *lines, "", f"Raises:{errors}"])
     return call
+
+
+def _in_python(text: str, fields: Mapping[str, FieldInfo]) -> str:
+    """Name the parameters in a description as Python does, instead of the options of commands."""
+    names = {option: name for name, field in fields.items() for option in option_names(name, field)}
+
+    def parameter(found: re.Match[str]) -> str:
+        return f"`{names.get(found[0], found[0].removeprefix('--').replace('-', '_'))}`"
+
+    return re.sub(r"--[a-z][a-z-]*", parameter, text).replace("; repeatable", "")
 
 
 class Watched(Protocol[P, T_co]):

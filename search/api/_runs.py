@@ -4,35 +4,55 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
 from moevolve._asking import Watched, ask
-from moevolve.evaluators.scales import SCALES
-from moevolve.evaluators.types import SCORED
+from moevolve.evaluators.scales import SCALES, Scale
+from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.interface.parameters import SILENT
-from moevolve.search.interface.plot import PlotRequest
+from moevolve.search.interface.plot import PlotFileRequest, PlotRequest
+from moevolve.search.interface.request import one_line_errors
+from moevolve.search.interface.searches import FinalTableRequest
 from moevolve.search.interface.tables import data_frame, html_table
-from moevolve.search.loop.final_table import FinalTable, Score
+from moevolve.search.loop.final_table import Entry, FinalTable
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from moevolve.search.config.run import RunConfig
     from moevolve.search.running.observer import Observer
+    from moevolve.store.reader import StoreReader
 
 P = ParamSpec("P")
 
 
-@dataclass(frozen=True)
 class Picture:
-    """A picture, as the text of an SVG document, that notebooks show."""
+    """A search's picture, which notebooks show and `save` writes."""
 
-    svg: str = field(repr=False)
+    def __init__(self, store: str, search: str, individual: str | None) -> None:
+        self._store, self._search, self._individual = store, search, individual
+        self._svg = ask(store, PlotRequest(search, individual=individual)).decode()
+
+    def save(self, path: str | Path) -> Path:
+        """Write the picture to a file (.png, .svg, .pdf), and return its path.
+
+        Raises:
+            UserError: the file can't be written, or has another ending.
+        """
+        with one_line_errors():
+            request = PlotFileRequest(self._search, path=Path(path), individual=self._individual)
+        ask(self._store, request)
+        return request.path
 
     def _repr_svg_(self) -> str:
-        return self.svg
+        return self._svg
+
+    def __repr__(self) -> str:
+        shown = self._search if self._individual is None else f"{self._search} and {self._individual}"
+        return f"<picture of {shown}: a notebook shows it, save(path) writes it as .png, .svg or .pdf>"
 
 
 class Run(FinalTable):
@@ -56,32 +76,55 @@ class Run(FinalTable):
         Raises:
             UserError: nothing was evaluated, or the search was stored without the facts of its model.
         """
-        return Picture(ask(self._store, PlotRequest(self.search, individual=individual)).decode())
+        return Picture(self._store, self.search, individual)
 
     def to_pandas(self) -> pd.DataFrame:
-        """The final table as a data frame: a row for each model and task, scores in [0, 1].
+        """The final table as a data frame: a row for each model and task.
+
+        Scores are in %, or perplexities where `scale` is `perplexity`.
 
         Raises:
             UserError: pandas isn't installed.
         """
-        return data_frame(self._rows())
+        rows = self._rows(Scale.value)
+        for row in rows:
+            found = (each.scale for entry in self.entries for each in entry.scores if each.task == row["task"])
+            row["scale"] = next(found, None)
+        return data_frame(rows)
 
     def _repr_html_(self) -> str:
-        return html_table(self._rows(lambda score: SCALES[score.scale].phrase(score.score)))
+        return html_table(self._rows(Scale.phrase))
 
-    def _rows(self, shown: Callable[[Score], Any] = lambda score: score.score) -> list[dict[str, Any]]:
+    def _rows(self, show: Callable[[Scale, float], Any]) -> list[dict[str, Any]]:
+        def shown(entry: Entry, task: str, split: Split) -> Any:
+            found = entry.score(task, split)
+            return None if found is None or found.score is None else show(SCALES[found.scale], found.score)
+
         return [
             {
                 "model": entry.label,
                 "individual": entry.ref,
                 "task": task,
-                **{split: None if (found := entry.score(task, split)) is None else shown(found) for split in SCORED},
+                **{split: shown(entry, task, split) for split in SCORED},
                 "parameters": entry.parameters,
                 "active_parameters": entry.active_parameters,
             }
             for task in (*self.tasks, *self.others)
             for entry in self.entries
         ]
+
+
+def load(store: str | StoreReader, search: str) -> Run:
+    """Load a stored search as `launch` returns it, without continuing it: its final table as far as it is measured.
+
+    Args:
+        store: URL of the store, or of a server; or an open store, which is left open.
+        search: Name or id of the search.
+
+    Raises:
+        StoreError: there is no such store or search.
+    """
+    return Run.of(ask(store, FinalTableRequest(search)), store if isinstance(store, str) else store.url)
 
 
 @overload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moevolve._asking import function_of, watched
+from moevolve._progress import progress_of, progress_of_study, shown
 from moevolve._runs import run_of
 from moevolve.search.interface.analyse import AnalyseRequest
 from moevolve.search.interface.answers import AnswersRequest, PromptsRequest, StoredAnswersRequest
@@ -27,10 +28,10 @@ from moevolve.search.interface.submit import LogsRequest, SubmitRequest
 from moevolve.search.server.serve import ServeRequest
 from moevolve.search.shrink.request import ShrinkRequest
 
-shrink = watched(function_of(ShrinkRequest))
-launch = run_of(function_of(LaunchRequest))
-resume = run_of(function_of(ResumeRequest))
-retry = run_of(function_of(RetryRequest))
+shrink = shown(watched(function_of(ShrinkRequest)), progress_of)
+launch = shown(run_of(function_of(LaunchRequest)), progress_of)
+resume = shown(run_of(function_of(ResumeRequest)), progress_of)
+retry = shown(run_of(function_of(RetryRequest)), progress_of)
 submit = function_of(SubmitRequest)
 logs = function_of(LogsRequest)
 pause = function_of(PauseRequest)
@@ -38,7 +39,7 @@ stop = function_of(StopRequest)
 cancel = function_of(CancelRequest)
 scale = function_of(ScaleRequest)
 estimate = watched(function_of(EstimateRequest))
-study = watched(function_of(StudyRequest))
+study = shown(watched(function_of(StudyRequest)), progress_of_study)
 
 searches = function_of(SearchesRequest)
 label = function_of(LabelRequest)

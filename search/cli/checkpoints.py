@@ -58,6 +58,8 @@ def _print_report(report: moevolve.ExportReport, parts: str) -> None:
     )
     for title, names in report.changes:
         output.print(f"{title}: {names}", soft_wrap=True)
+    if report.pushed is not None:
+        output.print(f"uploaded to {report.pushed}", soft_wrap=True)
     if report.form == "mask":
         output.print(f"{report.directory / 'README.md'} says how to apply it", soft_wrap=True)
         return

@@ -25,10 +25,11 @@ from moevolve.search.cli.output.console import (
     stages,
 )
 from moevolve.search.cli.output.final_table import print_final_table
-from moevolve.search.cli.output.progress import line_observer, watch
+from moevolve.search.cli.output.progress import print_line, watch
 from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.interface.launch import LaunchRequest
 from moevolve.search.interface.plan import EstimateRequest
+from moevolve.search.interface.progress import line_observer
 from moevolve.search.interface.request import fields_of
 from moevolve.search.interface.resume import ResumeRequest, RetryRequest
 from moevolve.search.interface.study import StudyRequest
@@ -160,7 +161,7 @@ def study(
 
     def observer(place: int, cell: StudyCell) -> Observer:
         # A study takes hours and its log is read afterwards, so each search prints two lines.
-        return line_observer(f"[{place + 1}/{len(read.cells)}] {cell.config.name}", 2)
+        return line_observer(print_line, f"[{place + 1}/{len(read.cells)}] {cell.config.name}", 2)
 
     for path in (csv, markdown):
         _check_writable(path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import moevolve
+from moevolve.evaluators.scales import SCALES
 from moevolve.search.cli._requests import JsonOption, takes
 from moevolve.search.cli.checkpoints import how_to_load
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from moevolve import ShrinkResult
     from moevolve.search.shrink.loops import Loops
-    from moevolve.search.shrink.page import TaskCheck
+    from moevolve.search.shrink.page import QuantisedCheckpoint, TaskCheck
 
 _AGAIN = "give the same command again to go on"
 
@@ -44,8 +45,10 @@ def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
                 output.print(str(gain), soft_wrap=True)
         for choice in found.choices if found.sizes else ():  # what was found comes last
             output.print(choice, soft_wrap=True)
-    if isinstance(found, moevolve.ShrinkResult) and found.written is None:
-        raise typer.Exit(1)
+    if isinstance(found, moevolve.ShrinkResult):
+        refused = found.quantised is not None and not found.quantised.kept
+        if found.written is None or refused:
+            raise typer.Exit(1)
 
 
 def _print_page(found: ShrinkResult) -> None:
@@ -89,8 +92,20 @@ def _print_page(found: ShrinkResult) -> None:
     for title, names in written.changes:
         output.print(f"{title}: {names}", soft_wrap=True)
     output.print(how_to_load(written.directory, written.form), soft_wrap=True)
+    if found.quantised is not None:
+        _print_quantised(found.quantised)
     output.print(
         f"the search is {found.table.search} in {found.store}; its settings are in {found.run_file}", soft_wrap=True
+    )
+
+
+def _print_quantised(found: QuantisedCheckpoint) -> None:
+    _print_checks(found.checks, found.loops)
+    done = "wrote" if found.kept else "did not keep"
+    scores = ", ".join(f"{each.task} {SCALES[each.scale].phrase(each.score)}" for each in found.entry.scores)
+    output.print(
+        f"{done} {found.directory} ({found.kind}, weight files {memory_size(found.weight_bytes)}; on test: {scores})",
+        soft_wrap=True,
     )
 
 

@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from moevolve.evaluators.preparation.registry import load_task
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.search.config.loggers import AnyLoggerSection
 from moevolve.search.genomes.contract.base import GenomeSpace
 from moevolve.search.genomes.contract.phases import MOST_EVALUATIONS, EvolutionSection, Phase, Section, StrategySection
 from moevolve.search.genomes.registry import AnyGenomeSection, make_space
@@ -177,8 +179,12 @@ class RunConfig(Section):
             the phases before it are evaluated.
         tie_break: Criterion between equal scores, before the smaller index decides: the mean log-probability of the
             gold answers (`gold_logprob`), or nothing (`index`).
+        loggers: Programs that keep experiments, which get the search's numbers; like `workers`, they may differ between
+            launch and resume.
         store: SQLAlchemy URL.
     """
+
+    __repr__ = short_repr
 
     name: SearchName
     model: ModelConfig
@@ -194,6 +200,7 @@ class RunConfig(Section):
     tie_break: Literal["gold_logprob", "index"] = "gold_logprob"
     workers: WorkersSection = WorkersSection()
     final: FinalSection = FinalSection()
+    loggers: tuple[AnyLoggerSection, ...] = ()
     store: str = "sqlite:///moevolve.db"
 
     @classmethod
@@ -227,10 +234,11 @@ class RunConfig(Section):
     def config_hash(self) -> str:
         """SHA-256 (hex) of the settings that determine the population.
 
-        Execution settings, the name and the store aren't part of it, nor are the model's revision and own dtype and the
-        folders of model and tasks: fingerprints identify them on whatever machine a search is launched or resumed.
+        Execution settings, loggers, the name and the store aren't part of it, nor are the model's revision and own
+        dtype and the folders of model and tasks: fingerprints identify them on whatever machine a search is launched
+        or resumed.
         """
-        content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
+        content = self.model_dump(mode="json", exclude={"name", "workers", "loggers", "store", "final"})
         for found in ("revision", "own_dtype"):
             del content["model"][found]
         for place, key in ((content["model"], "path"), *((task, "name") for task in content["tasks"])):

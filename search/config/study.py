@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, field_validator
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.yaml_files import explain_validation, read_yaml
 from moevolve.search.config.files import (
     PRESET,
@@ -93,6 +94,8 @@ class StudyCell:
 @dataclass(frozen=True, slots=True)
 class Study:
     """A validated study: its name, and all searches, ordered by task, then budget, method and seed."""
+
+    __repr__ = short_repr
 
     name: str
     cells: tuple[StudyCell, ...]

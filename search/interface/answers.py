@@ -12,6 +12,7 @@ from pydantic import Field
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.scoring import Answer
 from moevolve.evaluators.metrics import scale_of, score
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.types import Example, Split
 from moevolve.search.config.run import LONGEST_NAME
@@ -92,6 +93,8 @@ class Answers:
         rows: The rows that the request selects.
         scale: Scale that scores and outcomes are shown on.
     """
+
+    __repr__ = short_repr
 
     task: str
     split: str
@@ -218,6 +221,8 @@ class StoredAnswers:
         scale: Scale that outcomes are shown on.
     """
 
+    __repr__ = short_repr
+
     task: str
     split: Split
     models: tuple[str, str]
@@ -322,6 +327,8 @@ class AskedRow:
         gold: The right answer as it follows the prompt, whose log-probability is taken; empty where there is none.
         choices: Every choice as it follows the prompt; empty where answers are open.
     """
+
+    __repr__ = short_repr
 
     row: int
     prompt: str

@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from pydantic import computed_field
 
+from moevolve.evaluators.records import short_repr
 from moevolve.search.config.files import override_lines
 from moevolve.search.interface.parameters import (
     IndividualOrFull,
@@ -35,6 +36,8 @@ class Evaluation:
         ref: `SEARCH:INDEX`, or `full`.
         record: What is stored, with per-example outcomes.
     """
+
+    __repr__ = short_repr
 
     ref: str
     record: EvaluationRecord = field(repr=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,8 @@ from moevolve.search.interface.parameters import (
     Mtp,
     OnStage,
     PadExperts,
+    Public,
+    Push,
     Requantise,
     Threads,
 )
@@ -24,7 +27,7 @@ from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL, interval, with_outcomes
 from moevolve.search.running.candidates import Candidate, bound_candidate
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import ExportRecord, IndividualDetail
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import ExportCard, ExportReport, ExportScore
 from moevolve.workers.contract.edits import Edit
@@ -108,7 +111,8 @@ class ExportRequest(CheckpointRequest):
 
     Raises:
         ExportError: the checkpoint failed its verification; its files are kept as `DIRECTORY.unverified`.
-        UserError: the folder exists, the model can't be loaded, or the form can't express the individual.
+        UserError: the folder exists, the model can't be loaded, or the form can't express the individual; or the
+            checkpoint is complete but can't be pushed.
         StoreError: there is no such store or individual.
     """
 
@@ -118,14 +122,26 @@ class ExportRequest(CheckpointRequest):
     _: KW_ONLY
     model: ModelPath = None
     threads: Threads = None
+    push: Push = None
+    public: Public = False
 
     def answer(self, store: Store, *, on_stage: OnStage = lambda _: None) -> ExportReport:
+        from moevolve.workers.export.push import check_login, push
+
         if self.individual == FULL:
             raise UserError(f"{FULL}: the full model is a checkpoint already; name an individual as SEARCH:INDEX")
+        if self.push is not None:
+            check_login(self.push)
+        elif self.public:
+            raise UserError("--public: it is of --push, which isn't given")
         on_stage("reading the search and the checkpoint")
         candidate = bound_candidate(store, self.individual, model=self.model)
         on_stage("writing the checkpoint, and comparing it with the model")
-        return self.export(store, candidate)
+        report = self.export(store, candidate)
+        if self.push is None:
+            return report
+        on_stage(f"uploading to {self.push}")
+        return replace(report, pushed=push(report.directory, self.push, self.public))
 
     def export(self, store: Store, candidate: Candidate, notes: tuple[str, ...] = ()) -> ExportReport:
         """Export an individual that is restored already; `notes` are paragraphs of the model card."""
@@ -168,15 +184,25 @@ def _card(store: StoreReader, detail: IndividualDetail) -> ExportCard:
         search_id=detail.search.id,
         individual=detail.ref,
         lineage=lines,
-        scores=scores_of(store, detail),
+        scores=scores_of(store, detail.evaluations),
+        full_scores=scores_of(store, _of_full(store, detail)),
     )
 
 
-def scores_of(store: StoreReader, detail: IndividualDetail) -> tuple[ExportScore, ...]:
-    """The scores of an individual with their intervals."""
+def _of_full(store: StoreReader, detail: IndividualDetail) -> list[EvaluationRecord]:
+    """The full model's evaluations on the individual's rows."""
+    rows = [one.task_fingerprint for one in detail.evaluations]
+    search = detail.search
+    found = store.evaluations(FULL_MODEL, search.model_fingerprint, search.engine_fingerprint, rows)
+    return sorted(found, key=lambda one: rows.index(one.task_fingerprint))
+
+
+def scores_of(store: StoreReader, evaluations: Sequence[EvaluationRecord]) -> tuple[ExportScore, ...]:
+    """The scores of an individual's evaluations with their intervals."""
     found = []
-    for item in detail.evaluations:
+    for item in evaluations:
         if item.score is not None:
             low, high = interval(with_outcomes(store, item))
-            found.append(ExportScore(item.task, item.split, item.score, item.examples_seen, low, high, item.scale))
+            score = ExportScore(item.task, item.split, item.score, item.examples_seen, low, high)
+            found.append(replace(score, scale=item.scale, metric=item.metric))
     return tuple(found)

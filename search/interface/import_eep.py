@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.records import short_repr
 from moevolve.search.config.files import changed_loading, find_model, load_run_config, override_lines
 from moevolve.search.config.run import LONGEST_NAME, RunConfig
 from moevolve.search.genomes.contract.base import Offspring
@@ -42,6 +43,8 @@ class _ReadFile:
 @dataclass(frozen=True, slots=True)
 class Imported:
     """One stored coefficient file; `ref` is its individual as `SEARCH:INDEX`."""
+
+    __repr__ = short_repr
 
     ref: str
     path: Path

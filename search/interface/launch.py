@@ -51,9 +51,7 @@ class LaunchRequest(Request):
     ] = None
     name: NewSearchName = None
     address: RayAddress = None
-    or_resume: Annotated[
-        bool, about("Continue the search of this name if it exists. The command exits with 0 if it is stopped.")
-    ] = False
+    or_resume: Annotated[bool, about("Continue the search of this name if it exists.")] = False
     search_id: Annotated[
         str | None, about("Id of the search, which continues if it exists; default: a new one."), Flag("--id")
     ] = None

@@ -79,6 +79,15 @@ PadExperts = Annotated[
         ge=1,
     ),
 ]
+Push = Annotated[
+    str | None,
+    about(
+        "Upload the verified checkpoint to a new repository of the hub, which is private unless --public is given.",
+        pattern=r"^[\w.-]+/[\w.-]+$",
+    ),
+    Flag(metavar="OWNER/NAME"),
+]
+Public = Annotated[bool, about("Let everyone see the repository that --push makes."), Flag("--public")]
 ModelSettings = Annotated[
     Overrides, about("Change settings of the search's `model.*` or `engine.*` for this once."), SETTINGS
 ]

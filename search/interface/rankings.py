@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.types import Split
 from moevolve.search.config.files import parse_stored_config
@@ -65,6 +66,8 @@ class Pareto:
         candidates: All candidates, counted in cells of a chart; sizes in parameters. Empty unless asked for.
         scales: Scale that the scores on each task are shown on.
     """
+
+    __repr__ = short_repr
 
     tasks: tuple[str, ...]
     split: Split

@@ -205,7 +205,7 @@ def _recipe(store: StoreReader, candidate: Candidate) -> Recipe:
         skipping=None if base.skip_rows is None else packed_rows(base.skip_rows),
         parameters=detail.individual.parameters,
         tasks={f"{one.task}/{one.split}": one.task_fingerprint for one in detail.evaluations},
-        scores=scores_of(store, detail),
+        scores=scores_of(store, detail.evaluations),
         phenotype=edit.phenotype_hash,
     )
 

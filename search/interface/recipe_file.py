@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import StrictInt, TypeAdapter, ValidationError
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.yaml_files import explain_validation
 from moevolve.workers.contract.card import ExportScore
 from moevolve.workers.contract.edits import Edit
@@ -116,6 +117,8 @@ class Recipe(_Strict):
         tasks: Hashes of the tasks' splits that it was evaluated on, by `TASK/SPLIT`.
         phenotype: Hash of the edit, which applying it must give again.
     """
+
+    __repr__ = short_repr
 
     recipe: int
     moevolve: str

@@ -27,7 +27,7 @@ class ResumeRequest(Request):
     writes = True
     search: SearchRef
     _: KW_ONLY
-    overrides: Annotated[Overrides, about("Change settings of `workers.*` or `final.*`."), SETTINGS] = ()
+    overrides: Annotated[Overrides, about("Change settings of `workers.*` or `final.*`, or `loggers`."), SETTINGS] = ()
     address: RayAddress = None
 
     def answer(self, store: Store, *, observer: Watcher = SILENT) -> FinalTable | None:

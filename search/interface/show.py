@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
+from moevolve.evaluators.records import short_repr
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.registry import outline_of
@@ -38,6 +39,8 @@ class GenomeView:
         ref, against: The individuals as SEARCH:INDEX.
         outline, other: What they keep, and their settings.
     """
+
+    __repr__ = short_repr
 
     ref: str
     outline: GenomeOutline

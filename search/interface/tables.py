@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from html import escape
@@ -15,7 +15,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.scales import SCALES
+from moevolve.evaluators.scales import SCALES, Scale
 from moevolve.store.records import SearchSummary
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ class Rows(list[T]):
     """A listing's records: a list that notebooks show, and `print` prints, as a table."""
 
     def to_pandas(self) -> pd.DataFrame:
-        """The records as a data frame with all their columns.
+        """The records as a data frame with all their columns; scores are in %, or perplexities, as `scale` says.
 
         Raises:
             UserError: pandas isn't installed.
         """
-        return data_frame(list(map(flat, self)))
+        return data_frame([_scaled(record, Scale.value) for record in self])
 
     def _repr_html_(self) -> str:
         return html_table(self._shown())
@@ -57,8 +57,13 @@ class Rows(list[T]):
     def __str__(self) -> str:
         return text_table(self._shown())
 
+    def __repr__(self) -> str:
+        kind = f" of {type(self[0]).__name__}" if self else ""
+        return f"<{len(self)} rows{kind}: print() shows the table, to_pandas() makes a data frame>"
+
     def _shown(self) -> list[dict[str, Any]]:
-        return [{name: value for name, value in _phrased(record).items() if name in _SHOWN} for record in self]
+        rows = [_scaled(record, Scale.phrase) for record in self]
+        return [{name: value for name, value in row.items() if name in _SHOWN} for row in rows]
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -75,12 +80,12 @@ def flat(record: Any) -> dict[str, Any]:
     return ref | {name: _plain(value) for name, value in own.items() if not isinstance(value, bytes)}
 
 
-def _phrased(record: Any) -> dict[str, Any]:
-    """A record's columns, with scores as people read them."""
+def _scaled(record: Any, show: Callable[[Scale, float], Any]) -> dict[str, Any]:
+    """A record's columns, with scores on the scales that people read them on."""
     columns = flat(record)
     for name, scale in _SCALED.items():
         if columns.get(name) is not None and scale in columns:
-            columns[name] = SCALES[columns[scale]].phrase(columns[name])
+            columns[name] = show(SCALES[columns[scale]], columns[name])
     return columns
 
 

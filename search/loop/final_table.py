@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.config.run import RunConfig
@@ -44,6 +45,8 @@ class Score:
         scale: Scale that it is shown on.
     """
 
+    __repr__ = short_repr
+
     task: str
     split: Split
     score: float | None
@@ -66,6 +69,8 @@ class Entry:
         draws: Number of random individuals in the mean; 0 for a single model.
         phenotype: Phenotype hash of the evaluations; None for means over draws.
     """
+
+    __repr__ = short_repr
 
     label: str
     ref: str | None
@@ -103,6 +108,8 @@ class FinalTable:
         parameters_full: Number of parameters of the unedited model; None before the first individual.
         dtype_bytes: Bytes per parameter; None for dtype `auto` if the checkpoint's own isn't stored.
     """
+
+    __repr__ = short_repr
 
     search: str
     tasks: tuple[str, ...]

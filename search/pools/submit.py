@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.records import short_repr
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_jobs import LIMIT_BYTES, JobLabel, JobServer, is_loopback
@@ -36,6 +37,8 @@ class Submitted:
         new: True if this call submitted the job.
         status: Status of the search in the store; None if it isn't stored yet, or the store can't be reached from here.
     """
+
+    __repr__ = short_repr
 
     id: str
     name: str

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName, common_scale
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.loop.final_table import FULL_LABEL, Score
@@ -25,7 +26,7 @@ from moevolve.store.records import FULL_MODEL, Course, CourseAxis, SearchRecord,
 
 _NEVER = ("name", "store")
 """Settings that say where a search is, not what it does."""
-_OF_A_RUN = ("seed", "workers")
+_OF_A_RUN = ("seed", "workers", "loggers")
 """Settings in which the searches of a group may differ."""
 
 
@@ -128,6 +129,8 @@ class Comparison:
         models: The full model, and the winners of every group.
         comparable: Whether all have the same tasks with the same examples, without which scores can't be compared.
     """
+
+    __repr__ = short_repr
 
     by: CourseAxis
     searches: tuple[ComparedSearch, ...]

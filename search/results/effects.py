@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import SCALES, Scale, ScaleName
 from moevolve.evaluators.types import Floats
 from moevolve.search.genomes.contract.outline import GenomeOutline
@@ -124,6 +125,8 @@ class Effects:
         rows: Their values. Empty unless asked for.
         scale: Scale that scores and effects are shown on.
     """
+
+    __repr__ = short_repr
 
     search: str
     individuals: int

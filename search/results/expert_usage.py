@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.records import short_repr
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.usage import Usage
 
@@ -24,6 +25,8 @@ class Analysis:
         before: The full model's usage; None where that has no experts to compare with.
         after: The individual's usage.
     """
+
+    __repr__ = short_repr
 
     ref: str
     search_id: str

@@ -8,6 +8,7 @@ from itertools import groupby
 from statistics import fmean, stdev
 
 from moevolve.evaluators.metrics import mean_on_scale, weighted_mean
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import common_scale
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.loop.final_table import BEFORE_LABEL, BEST_LABEL, FULL_LABEL, START_LABEL, Entry, Score
@@ -43,6 +44,8 @@ class StudyRow:
         refs: The individuals as SEARCH:INDEX, one per seed.
         failure: Reason why the row is empty, or lacks seeds or the scores of a split.
     """
+
+    __repr__ = short_repr
 
     task: str
     budget: str

@@ -20,6 +20,7 @@ from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.pools.shares import contender_of, shares
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.lease_heartbeat import LeaseHeartbeat
+from moevolve.search.running.loggers.feeding import feeding_loggers
 from moevolve.search.running.observer import Observer, logged_as
 from moevolve.search.running.webhooks import posting_webhooks
 from moevolve.search.strategies.phased import make_strategy
@@ -137,6 +138,7 @@ def execute(
         logged_as(setup.config.name),
         LeaseHeartbeat(store, setup.search_id, workers.lease_s, workers.priority, share.request) as heartbeat,
         posting_webhooks(store, setup.search_id),
+        feeding_loggers(setup, store, observer) as observer,
     ):
         lease = heartbeat.lease
         record = check_not_cancelled(store, lease)  # its status is the last driver's

@@ -80,7 +80,7 @@ def set_up_stored(
     refuse_cancelled(record)
     config = adjust(stored)
     if (config.config_hash, config.name) != (stored.config_hash, stored.name):
-        raise UserError("resume: only `workers` and `final` settings may change; others would make it another search")
+        raise UserError("resume: only `workers`, `final` and `loggers` may change; others would make it another search")
     setup = set_up(config, record.id, call)
     check_checkpoint(config.model.path, setup.facts, record)
     tasks = store.search_tasks(record.id, auxiliary=True)

@@ -140,9 +140,12 @@ def settings_of(
 
 
 def _with_repair(data: dict[str, Any], repaired: bool) -> dict[str, Any]:
-    """The settings with those of their preset, all of whose phases repair candidates or none does."""
+    """The settings with those of their preset, without repairs, or as `repaired` has them."""
     data = with_preset(data, "shrink")
-    return data | {"phases": [phase | {"repair": {} if repaired else None} for phase in data["phases"]]}
+    kept = [phase for phase in data["phases"] if phase["kind"] != "repair"]
+    phases = [phase | {"repair": {"tokens": 4096} if repaired else None} for phase in kept]
+    anew = [{"kind": "repair", "evaluations": 3, "initial": 3, "repair": {"input_rounds": 2}}] if repaired else []
+    return data | {"phases": phases + anew}
 
 
 def _whole_experts(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> str:

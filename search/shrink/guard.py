@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import TypeAdapter
 
@@ -30,10 +30,11 @@ from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.page import TaskCheck
 from moevolve.search.shrink.timing import guard_seconds
 from moevolve.workers.contract.edits import Edit, IdentityEdit
-from moevolve.workers.contract.messages import EvaluationRequest
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 if TYPE_CHECKING:
-    from moevolve.workers.worker import EvaluationWorker
+    from moevolve.evaluators.fitness.scoring import Answer
+    from moevolve.workers.model.resident import ResidentModel
 
 _KNOWN = 100.0
 """Perplexity of the full model above which it doesn't know a general domain, which then isn't judged."""
@@ -85,29 +86,48 @@ _ADAPTER = TypeAdapter(tuple[tuple[str, str | None, int, int | None, str | None]
 """Kept checks, after what they were made of: search, winner, and what limits the answers."""
 
 
+class Answering(Protocol):
+    """What of a worker is needed here."""
+
+    @property
+    def resident(self) -> ResidentModel: ...
+
+    def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply: ...
+
+    def answer(self, edit: Edit, *splits: PreparedSplit) -> tuple[tuple[Answer, ...], ...]: ...
+
+
 def check_winner(
-    subject: Candidate, table: FinalTable, request: ShrinkOptions, path: Path, on_stage: OnStage = lambda _: None
+    subject: Candidate,
+    table: FinalTable,
+    request: ShrinkOptions,
+    path: Path,
+    on_stage: OnStage = lambda _: None,
+    worker: Answering | None = None,
 ) -> Checks:
     """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
 
-    The file at `path` keeps the result, so that a request with other limits loads no model again.
+    The file at `path` keeps the result, so that a request with other limits loads no model again. A `worker` answers
+    instead of the one that the search's model and settings make.
     """
     of = subject.search.id, table.winner, request.guard_prompts, request.guard_tokens, request.guard_time
     kept = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else None
     if kept is None or kept[0] != of:
-        kept = of, _answered(subject, table, request, on_stage)
+        kept = of, _answered(subject, table, request, on_stage, worker)
         path.write_bytes(_ADAPTER.dump_json(kept))
     checks, loops = kept[1]
     judged = tuple(replace(check, faults=faults_of(check, request)) for check in checks)
     return judged, loops.judged(request.max_looping)
 
 
-def _answered(subject: Candidate, table: FinalTable, request: ShrinkOptions, on_stage: OnStage) -> Checks:
+def _answered(
+    subject: Candidate, table: FinalTable, request: ShrinkOptions, on_stage: OnStage, worker: Answering | None
+) -> Checks:
     """The checks, made with a worker in this process."""
     from moevolve.workers.checkpoints.loading import placed
     from moevolve.workers.worker import EvaluationWorker
 
-    worker = EvaluationWorker(placed(subject.config.model), subject.config.engine)
+    worker = worker or EvaluationWorker(placed(subject.config.model), subject.config.engine)
     probes = [*_held_out(subject, table), *general_set()]
     try:
         return check_edit(worker, subject.edit, probes, request, on_stage)
@@ -116,7 +136,7 @@ def _answered(subject: Candidate, table: FinalTable, request: ShrinkOptions, on_
 
 
 def check_edit(
-    worker: EvaluationWorker,
+    worker: Answering,
     edit: Edit,
     probes: Sequence[Probe],
     request: ShrinkOptions,
@@ -192,7 +212,7 @@ def general_set() -> list[Probe]:
     return probes
 
 
-def _scores(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe]) -> list[tuple[float, float]]:
+def _scores(worker: Answering, edit: Edit, probes: Sequence[Probe]) -> list[tuple[float, float]]:
     """Of every domain, the score of its first rows, and the reciprocal perplexity of their prompts and answers.
 
     The latter is 0 if the perplexity isn't finite.
@@ -214,7 +234,7 @@ _Answer = tuple[str, bool]
 
 
 def _pairs(
-    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], request: ShrinkOptions, on_stage: OnStage
+    worker: Answering, edit: Edit, splits: Sequence[PreparedSplit], request: ShrinkOptions, on_stage: OnStage
 ) -> tuple[list[list[tuple[_Answer, _Answer]]], Loops]:
     """Pairs of both models' answers to the same prompts by domain, for as long as they are needed and there is time."""
     begun, seconds = time.monotonic(), guard_seconds(request)
@@ -245,7 +265,7 @@ def _loops(pairs: Sequence[Sequence[tuple[_Answer, _Answer]]]) -> list[tuple[boo
 
 
 def _answer(
-    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], rows: Sequence[tuple[int, int]]
+    worker: Answering, edit: Edit, splits: Sequence[PreparedSplit], rows: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, tuple[_Answer, _Answer]]]:
     """Answers of both models to rows, each given by the places of its split and in that; yields the former with them.
 
@@ -270,7 +290,7 @@ def _answer(
             yield place, (judged(old.text), judged(new.text))
 
 
-def _longest(worker: EvaluationWorker, splits: Sequence[PreparedSplit], least: int, seconds: float) -> int:
+def _longest(worker: Answering, splits: Sequence[PreparedSplit], least: int, seconds: float) -> int:
     """Tokens of the longest answers.
 
     They stay within the model's positions, and both models answer the fewest prompts within so many seconds.

@@ -174,6 +174,12 @@ class ShrinkOptions(Request):
             "checkpoint's generation_config.json."
         ),
     ] = False
+    quantise: Annotated[
+        Literal["fp8", "int4"] | None,
+        about(
+            "Also write the checkpoint with weights of 8 or 4 bits (compressed-tensors), beside it and checked like it."
+        ),
+    ] = None
     dry_run: Annotated[
         bool,
         about(

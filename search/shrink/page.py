@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import SCALES, ScaleName
-from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.loop.final_table import Entry, FinalTable
 from moevolve.search.results.gain import Gain
 from moevolve.search.results.kept import SizePoint
 from moevolve.search.shrink.loops import Loops
@@ -20,6 +21,8 @@ _SHOWN = 160
 @dataclass(frozen=True, slots=True)
 class ShrinkPlan:
     """The run file of a dry run, for `moevolve launch`, and its content."""
+
+    __repr__ = short_repr
 
     run_file: Path
     content: str
@@ -237,6 +240,27 @@ class FirstLook:
         return [*lines, *map(str, self.routing)]
 
 
+@dataclass(frozen=True, slots=True)
+class QuantisedCheckpoint:
+    """The new checkpoint once more in fewer bits, if the checks let it pass.
+
+    Attributes:
+        kind: Its format.
+        weight_bytes: Size of its weight files.
+        entry: Its scores on `test`.
+        checks, loops: What its answers are like, as of the winner.
+        kept: False if the checks refused it, so that it was removed.
+    """
+
+    kind: str
+    directory: Path
+    weight_bytes: int
+    entry: Entry
+    checks: tuple[TaskCheck, ...]
+    loops: Loops
+    kept: bool
+
+
 @dataclass(frozen=True)
 class ShrinkResult:
     """A shrunk model, or a search without a candidate to export.
@@ -256,8 +280,11 @@ class ShrinkResult:
         speed: Measured speeds; None if nothing was written, or they couldn't be measured.
         sizes: What winners of different sizes keep of the full model's score, with --keep-score; else empty.
         written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
+        quantised: The same in fewer bits; None if that wasn't asked for, or nothing was written.
         seconds: Duration of each stage by its title; those of a search that was continued are of its last part.
     """
+
+    __repr__ = short_repr
 
     model: str
     run_file: Path
@@ -276,4 +303,5 @@ class ShrinkResult:
     speed: Speed | None
     sizes: tuple[SizePoint, ...]
     written: Written | None
+    quantised: QuantisedCheckpoint | None
     seconds: Mapping[str, float]

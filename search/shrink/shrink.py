@@ -29,6 +29,7 @@ from moevolve.search.shrink.guard import Checks, check_winner, checks_table
 from moevolve.search.shrink.keeping import refuse_other_settings
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.page import FirstLook, ShrinkPlan, ShrinkResult, Speed, Written
+from moevolve.search.shrink.quantising import check_quantisable, quantised_folder, quantised_winner
 from moevolve.search.shrink.run_file import choices_of, files_of, has_run_file, read_run, run_file
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
 from moevolve.search.shrink.timing import guard_seconds
@@ -85,6 +86,12 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
             sizes = () if request.keep_score is None else kept_by_size(store, store.search(table.search))
             if sizes:
                 save(kept_figure(sizes), path.with_name("sizes.svg"))
+            quantised = None
+            if written is not None and request.quantise is not None:
+                assert table.winner is not None
+                with _timed("quantising", seconds):
+                    subject = bound_candidate(store, table.winner)
+                    quantised = quantised_winner(request, subject, table, written, path, observer.on_stage)
             return ShrinkResult(
                 model=setup.config.model.path,
                 run_file=path,
@@ -103,6 +110,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
                 speed=speed,
                 sizes=sizes,
                 written=written,
+                quantised=quantised,
                 seconds=seconds,
             )
 
@@ -115,12 +123,16 @@ def _checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     if request.time is not None and request.evaluations is not None:
         raise UserError("--time and --evaluations both set the number of candidates; give one of them")
     guard_seconds(request)
+    if request.quantise is not None:
+        check_quantisable(request)
     if request.sampling and request.model.endswith(".gguf"):
         raise UserError("--sampling: programs that run GGUF files read no generation_config.json; leave it out")
     folder = folder_of(request)
-    taken = (folder.exists() or folder.is_symlink()) and not (folder.is_dir() and not any(folder.iterdir()))
-    if taken and not has_run_file(request):  # the same request may have written it
-        raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
+    folders = [folder] if request.quantise is None else [folder, quantised_folder(folder, request.quantise)]
+    for each in folders:
+        taken = (each.exists() or each.is_symlink()) and not (each.is_dir() and not any(each.iterdir()))
+        if taken and not has_run_file(request):  # the same request may have written it
+            raise UserError(f"--output {each}: there is something already; choose another folder, or remove it")
     return budget
 
 

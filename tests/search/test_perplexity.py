@@ -16,9 +16,9 @@ from starlette.testclient import TestClient
 import moevolve
 from moevolve._runs import Run
 from moevolve.evaluators.scales import SCALES
-from moevolve.search.cli.output.progress import describe
 from moevolve.search.config.files import load_run_config
 from moevolve.search.interface.export import scores_of
+from moevolve.search.interface.progress import describe
 from moevolve.search.loop.final_table import FinalTable, build_final_table
 from moevolve.search.server.app import make_app
 from moevolve.search.server.settings import ServerSettings
@@ -121,7 +121,7 @@ def test_progress_notebooks_and_cards(searched: Searched) -> None:
     assert describe(progress) == "best 18.90 ppl (#3), full 10.00 ppl"
     with Store.open(searched.url) as store:
         texts = [each.text for each in store.latest_events(store.search("texts").id) if each.kind == "best"]
-        scores = scores_of(store, store.individual(searched.best))
+        scores = scores_of(store, store.individual(searched.best).evaluations)
     assert texts and all(text.endswith(" ppl") for text in texts)
     assert all(score.scale == "perplexity" and score.cells[0].endswith(" ppl") for score in scores)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import SCALES, ScaleName
 
 CheckpointForm = Literal["stock", "native", "source", "mask"]
@@ -53,6 +54,7 @@ class ExportScore:
         examples: Number of examples scored.
         low, high: 95 % confidence interval; both None if unknown.
         scale: Scale that it is shown on.
+        metric: Name of the metric; empty if unknown.
     """
 
     task: str
@@ -62,6 +64,7 @@ class ExportScore:
     low: float | None = None
     high: float | None = None
     scale: ScaleName = "percent"
+    metric: str = ""
 
     @property
     def cells(self) -> tuple[str, str]:
@@ -81,6 +84,7 @@ class ExportCard:
         search_name, search_id: Search that found the edit.
         individual: Reference of the individual within its search.
         lineage: Description of every ancestor, nearest first.
+        scores, full_scores: Scores of the individual, and of the full model on the same rows.
         notes: Further paragraphs.
     """
 
@@ -92,6 +96,7 @@ class ExportCard:
     individual: str = ""
     lineage: tuple[str, ...] = ()
     scores: tuple[ExportScore, ...] = ()
+    full_scores: tuple[ExportScore, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -163,7 +168,10 @@ class ExportReport:
         anew: In the source form, the number of tensors that were written anew, read back and found as they were packed.
         difference: Largest difference of a tensor that was packed anew from the edited model's, relative to the latter.
         changes: What was written anew and how, each as a title and patterns of names; also in the model card.
+        pushed: URL of the hub's repository that it was uploaded to.
     """
+
+    __repr__ = short_repr
 
     directory: Path
     form: CheckpointForm
@@ -176,6 +184,7 @@ class ExportReport:
     anew: int = 0
     difference: float = 0.0
     changes: tuple[tuple[str, str], ...] = ()
+    pushed: str | None = None
 
 
 class ExportError(RuntimeError):

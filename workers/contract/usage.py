@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from pydantic import PlainSerializer, PlainValidator, computed_field
 
 # Arrays are lists in JSON.
+from moevolve.evaluators.records import short_repr
+
 _AS_LISTS = PlainSerializer(lambda array: array.tolist())
 WholeNumbers = Annotated[NDArray[np.int64], PlainValidator(partial(np.asarray, dtype=np.int64)), _AS_LISTS]
 RealNumbers = Annotated[NDArray[np.float64], PlainValidator(partial(np.asarray, dtype=np.float64)), _AS_LISTS]
@@ -89,6 +91,8 @@ class Usage:
         words: Text of the most frequent tokens, at most `WORDS`, in descending order of frequency.
         active: Mean number of experts per token and layer; below k where dynamic skipping applies.
     """
+
+    __repr__ = short_repr
 
     tokens: int
     routed: tuple[RoutedLayer, ...] = field(default=(), repr=False)

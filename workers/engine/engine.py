@@ -26,7 +26,15 @@ from moevolve.workers.engine.decoding import DecodedAnswers, decode, decoded_tog
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.engine.reuse import LayerReuse
-from moevolve.workers.engine.texts import TextScorer, compared_spans, divergence, overlap, score_choices, whole_texts
+from moevolve.workers.engine.texts import (
+    Span,
+    TextScorer,
+    compared_spans,
+    divergence,
+    overlap,
+    score_choices,
+    whole_texts,
+)
 from moevolve.workers.engine.tokenizing import PromptTokenizer, TokenizedSplit, end_tokens
 
 if TYPE_CHECKING:
@@ -139,6 +147,11 @@ class GenerationEngine:
     @torch.inference_mode()
     def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
         return self._scorer.logprobs(whole_texts(split, self.tokens_of(split)))
+
+    @property
+    def memory(self) -> dict[str, tuple[Sequence[Span], list[Tensor]]]:
+        """What is kept of the unedited model. Another model with the same output head can be compared with it."""
+        return self._scorer.remembered
 
     @torch.inference_mode()
     def remember(self, split: PreparedSplit) -> None:

@@ -74,11 +74,14 @@ class TextScorer:
     and normalised in float32, so no tensor of tokens x vocabulary exists. Of the unedited model the same hidden states
     are kept on the host. Edits don't change the output head, so its logits can be recomputed from them, bit for bit.
     Methods raise CandidateError if logits are not finite.
+
+    Attributes:
+        remembered: Texts and hidden states of the unedited model by key.
     """
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
-        self._remembered: dict[str, tuple[Sequence[Span], list[Tensor]]] = {}
+        self.remembered: dict[str, tuple[Sequence[Span], list[Tensor]]] = {}
 
     def logprobs(self, texts: Sequence[Tokens]) -> NDArray[np.float64]:
         """Compute the mean log-probability of every text's tokens after the first, in nats, float64 [texts]."""
@@ -93,7 +96,7 @@ class TextScorer:
         return means
 
     def knows(self, key: str) -> bool:
-        return key in self._remembered
+        return key in self.remembered
 
     def remember(self, key: str, spans: Sequence[Span]) -> None:
         """Store the predictions of the model, which must be unedited, on texts of at least two tokens.
@@ -106,11 +109,11 @@ class TextScorer:
             if not hidden.sum(dtype=torch.float32).isfinite():
                 raise UserError("the unedited model's hidden states are not finite; try model.dtype: float32")
             kept.append(hidden.cpu())
-        self._remembered[key] = spans, kept
+        self.remembered[key] = spans, kept
 
     def compare(self, key: str, compare: Callable[[Tensor, Tensor], Tensor]) -> NDArray[np.float64]:
         """Average `divergence` or `overlap` with the stored predictions over each text's positions, float64 [texts]."""
-        spans, remembered = self._remembered[key]
+        spans, remembered = self.remembered[key]
         means = np.zeros(len(spans), dtype=np.float64)
         for (batch, hidden), full in zip(self._passes(spans), remembered, strict=True):
             parts = [

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.loading import load_config
+from moevolve.workers.checkpoints.loading import checkpoint_folder, load_config
 from moevolve.workers.checkpoints.shards import ShardWriter
 from moevolve.workers.checkpoints.state import SavedNames, frame_state, layers_prefix
 from moevolve.workers.contract.card import CardFacts, CheckpointForm, ExportCard, ExportReport
@@ -98,7 +98,8 @@ def _export(
         # The neurons of every kept expert, [kept experts, neurons]: neuron j of expert e is e * width + j.
         np.savez_compressed(part / "neurons.npz", **arrays)  # type: ignore[arg-type]  # its stub's `allow_pickle`
     shown = replace(summary, rows=(*summary.rows, *resident.report()))
-    write_card(part, card, CardFacts(shown, form, parameters, resident.applied.phenotype_hash))
+    facts = CardFacts(shown, form, parameters, resident.applied.phenotype_hash)
+    write_card(part, card, facts, checkpoint_folder(resident.config))
     try:
         agreement = verify(part, form, resident, record_activations(resident), checksums)
     except torch.OutOfMemoryError as error:

@@ -19,6 +19,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.files import read_json
 from moevolve.workers.checkpoints.native import render
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportError, ExportReport
+from moevolve.workers.export.metadata import metadata_of
 from moevolve.workers.export.servers import loads_in
 from moevolve.workers.families.registry import UNLISTED
 
@@ -119,10 +120,11 @@ def loader_of(directory: Path) -> str:
     return name if own else "AutoModelForCausalLM"
 
 
-def write_card(part: Path, card: ExportCard, facts: CardFacts) -> None:
-    """Write the model card, `README.md`."""
+def write_card(part: Path, card: ExportCard, facts: CardFacts, source: Path) -> None:
+    """Write the model card, `README.md`; `source` is the folder of the unedited checkpoint."""
     created = datetime.now(UTC).strftime("%Y-%m-%d")
     known = {"card": card, "facts": facts, "version": version("moevolve"), "created": created}
+    known["metadata"] = metadata_of(card, facts, source)
     file = part / "config.json"
     settings = read_json(file) if file.is_file() else {}
     # 4.57 masks groups with 0, which is above a negative score, so that it chooses experts of other groups.

@@ -79,7 +79,7 @@ def export_mask(model: ModelConfig, edit: Edit, directory: Path, card: ExportCar
         write_json(part / MASK_SETTINGS, settings)
         note = f"It has the {len(tensors)} biases that differ from the base model's, and nothing else."
         summary = exporter.selection_summary(edit, facts, note)
-        write_card(part, card, CardFacts(summary, "mask", facts.parameters, edit.phenotype_hash))
+        write_card(part, card, CardFacts(summary, "mask", facts.parameters, edit.phenotype_hash), source.folder)
     report = ExportReport(
         part, "mask", summary.experts, summary.active, facts.parameters, 0, agreement=None, copied=len(tensors)
     )

@@ -203,7 +203,7 @@ def export_source(
         summary = pruning_exporter(edit).selection_summary(underlying(edit), plan.source.facts, _note(plan))
         summary = replace(summary, rows=(*summary.rows, *found.rows()))
         parameters = parameters_after(plan.source.facts, plan.selection.retained)
-        write_card(part, card, CardFacts(summary, "source", parameters, edit.phenotype_hash))
+        write_card(part, card, CardFacts(summary, "source", parameters, edit.phenotype_hash), plan.source.folder)
     anew = sum(each.anew is not None for each in plan.kept)
     report = ExportReport(
         part,

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, computed_field
 
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
@@ -228,6 +229,8 @@ class ProfileReport:
     Attributes:
         models: Ratios are relative to the first.
     """
+
+    __repr__ = short_repr
 
     settings: ProfileSettings
     models: tuple[ModelProfile, ...]

@@ -80,7 +80,8 @@ def _shortened(setup: SearchSetup, individuals: int, folder: Path) -> SearchSetu
         count = min(share, phase.evaluations)
         phases.append(phase.model_copy(update={"evaluations": count, "initial": min(count, phase.initial)}))
     final = FinalSection(rerank=0, test=False)
-    short = with_changes(setup, phases=tuple(phases), final=final, store=f"sqlite:///{folder / 'pilot.db'}")
+    store = f"sqlite:///{folder / 'pilot.db'}"
+    short = with_changes(setup, phases=tuple(phases), final=final, loggers=(), store=store)
     searched = {name: short.prepared[name] for name in short.prepared if name not in ("dev", "test")}
     return replace(short, prepared=searched, held_out=())
 

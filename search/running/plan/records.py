@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import computed_field
 
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.types import Split
 from moevolve.search.running.plan.counts import ModelSize, PhaseCount
 from moevolve.search.running.plan.repairs import RepairWork
@@ -80,6 +81,8 @@ class Estimate:
         remarks: Lines on rows set aside for calibration, phases of few rounds and workers without work.
         pilot: Measurements on this machine; None without a pilot.
     """
+
+    __repr__ = short_repr
 
     name: str
     model: str

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import is_dataclass
+from inspect import isclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands_here import worker_here
+from fake_hub import TOKEN, fake_hub
+from huggingface_hub import ModelCard
+from pydantic import BaseModel
 
 import moevolve
+from moevolve.evaluators.records import short_repr
 
 README = Path(__file__).parents[3] / "README.md"
 Launched = tuple[str, "moevolve.FinalTable", list[str]]
@@ -58,15 +64,69 @@ def test_six_lines(launched: Launched, tmp_path: Path) -> None:
         assert [row.search.name for row in moevolve.searches(store)] == ["demo"], "it was left open"
     assert run.winner in [row.ref for row in top]
     assert list(top.to_pandas()["individual"]) == [row.ref for row in top] and run.winner in str(top)
-    assert "<svg" in run.plot()._repr_svg_()
+    picture = run.plot()
+    assert "<svg" in picture._repr_svg_() and repr(picture).startswith("<picture of demo: a notebook shows it, save(")
+    assert picture.save(tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(moevolve.UserError, match="form: Input should be 'svg', 'png' or 'pdf'"):
+        picture.save(tmp_path / "demo.txt")
     frame = run.to_pandas()
     assert list(frame["individual"])[-1] == run.winner
-    assert frame["test"].iloc[-1] == run.best.score("pick", "test").score and run.winner in run._repr_html_()
+    percent = 100 * run.best.score("pick", "test").score
+    assert (frame["test"].iloc[-1], frame["scale"].iloc[-1]) == (percent, "percent")
+    assert run.winner in run._repr_html_() and f"<td>{percent:.1f} %</td>" in run._repr_html_()
     assert top[0].dev_score == max(row.dev_score for row in top if row.dev_score is not None)
     exported = moevolve.export(url, run.winner, tmp_path / "smaller")
     assert (tmp_path / "smaller" / "config.json").exists()
     assert moevolve.show(url, run.winner).exports[0].path == str(exported.directory)
     assert told == [f"begin demo in {url}", "starting workers", "evaluating", "re-ranking and final scores"]
+
+
+def test_a_stored_search_is_loaded_as_it_was_launched(launched: Launched) -> None:
+    url, run, _ = launched
+    with moevolve.open_reader(url) as store:
+        loaded = moevolve.load(store, "demo")
+        assert loaded == run == moevolve.load(url, "demo")
+    assert "<svg" in loaded.plot("demo:0")._repr_svg_()
+    with pytest.raises(moevolve.StoreError, match="demi"):
+        moevolve.load(url, "demi")
+
+
+def test_every_record_is_a_short_line(launched: Launched) -> None:
+    url, run, _ = launched
+    kinds = [getattr(moevolve, name) for name in moevolve.__all__]
+    records = [kind for kind in kinds if is_dataclass(kind) or (isclass(kind) and issubclass(kind, BaseModel))]
+    assert [kind for kind in records if kind.__repr__ is not short_repr] == [moevolve.Observer]
+    found = [run, run.best, moevolve.show(url, f"{run.search}:0"), *moevolve.best(url), *moevolve.tasks()]
+    found += [*moevolve.searches(url), moevolve.lineage(url, f"{run.search}:0"), moevolve.compare(url, ["demo"])]
+    found += [moevolve.searches(url), moevolve.load_config("configs/runs/demo.yaml")]
+    lines = list(map(repr, found))
+    assert all(len(line) <= 200 and "\n" not in line for line in lines), max(lines, key=len)
+    assert lines[0].startswith("Run(search='demo', tasks=('pick',), others=(), entries=<3 Entry>, winner='demo:")
+
+
+def test_an_export_is_pushed_once_it_is_verified(
+    launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, run, _ = launched
+    with pytest.raises(moevolve.UserError, match="--public: it is of --push"):
+        moevolve.export(url, run.winner, tmp_path / "none", public=True)
+    with pytest.raises(moevolve.UserError, match="push: String should match pattern"):
+        moevolve.export(url, run.winner, tmp_path / "none", push="small")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(moevolve.UserError, match="HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"):
+        moevolve.export(url, run.winner, tmp_path / "none", push="me/small")
+    with fake_hub() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        report = moevolve.export(url, run.winner, tmp_path / "small", push="me/small")
+        assert report.pushed == f"{hub.url}/me/small"
+        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+        with pytest.raises(moevolve.UserError, match=f"complete in {tmp_path}/kept, but .* 401 Invalid username"):
+            moevolve.export(url, run.winner, tmp_path / "kept", push="me/kept")
+    assert {path for _, path in hub.files} == {file.name for file in (tmp_path / "kept").iterdir()}
+    card = ModelCard.load(tmp_path / "kept" / "README.md")
+    assert [each.dataset_split for each in card.data.eval_results] == ["test"] and "| full model | pick" in card.text
 
 
 def test_evaluations_have_intervals_and_are_kept(launched: Launched) -> None:
@@ -110,7 +170,7 @@ def test_a_taken_name_and_other_settings_are_refused(tiny: Any, launched: Launch
         moevolve.launch(config, store=url)
     with pytest.raises(moevolve.UserError, match="with other settings than this configuration has now"):
         moevolve.launch(config, store=url, overrides={"seed": 9}, or_resume=True)
-    with pytest.raises(moevolve.UserError, match="only `workers` and `final` settings may change"):
+    with pytest.raises(moevolve.UserError, match="only `workers`, `final` and `loggers` may change"):
         moevolve.resume(url, "demo", overrides=["seed=9"])
     with pytest.raises(moevolve.UserError, match="demo:0: say in which store it is"):
         moevolve.profile(None, ["demo:0"])

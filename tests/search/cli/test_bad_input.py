@@ -109,7 +109,7 @@ def test_a_search_that_is_there_is_not_changed(tiny: Any, tmp_path: Path) -> Non
         assert words in message
     for change in ("name=other", "seed=9"):
         message = refusal("resume", "again", "--store", url, "--set", change)
-        assert "only `workers` and `final` settings may change" in message
+        assert "only `workers`, `final` and `loggers` may change" in message
 
 
 def test_a_study_knows_before_it_runs_where_its_tables_cannot_go(tiny: Any, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from moevolve.evaluators.scales import SCALES
 from moevolve.search.cli.models import _mark
 from moevolve.search.cli.output import console
 from moevolve.search.cli.output.final_table import print_final_table
-from moevolve.search.cli.output.progress import line_observer
+from moevolve.search.cli.output.progress import print_line
 from moevolve.search.interface.answers import AnsweredRow, Answers
+from moevolve.search.interface.progress import line_observer
 from moevolve.search.loop.final_table import Entry, FinalTable, Score
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
@@ -98,7 +99,7 @@ def test_answers_are_shown_as_they_are(in_process: Any, monkeypatch: pytest.Monk
 
 
 def test_a_search_after_a_pilot_prints_lines_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    observer = line_observer("shrink")
+    observer = line_observer(print_line, "shrink")
     for total in (4, 20):
         observer.on_stage("evaluating")
         for done in range(total + 1):

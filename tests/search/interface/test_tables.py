@@ -29,8 +29,13 @@ def test_a_listing_is_a_list_that_prints_itself() -> None:
     tamed = "'=<b>\ufffd]0;x\ufffd"
     assert (first["note"], first["tasks"], first["test"], second["search"]) == (tamed, "rte cb", "", tamed)
     frame = rows.to_pandas()
-    assert frame["best"][0] == 0.75 and list(frame["individuals"]) == [3, 3] and frame["note"][0] == EVIL
-    assert str(Rows()) == ""
+    assert (
+        (frame["best"][0], frame["scale"][0]) == (75.0, "percent")
+        and list(frame["individuals"]) == [3, 3]
+        and frame["note"][0] == EVIL
+    )
+    assert repr(rows) == "<2 rows of SearchSummary: print() shows the table, to_pandas() makes a data frame>"
+    assert (str(Rows()), repr(Rows())[:8]) == ("", "<0 rows:")
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_a_task_that_names_its_fitness_is_compared_by_agreement(monkeypatch: pyt
 def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def answered(subject: Any, table: Any, request: ShrinkRequest, on_stage: Any) -> guard.Checks:
+    def answered(subject: Any, table: Any, *_: Any) -> guard.Checks:
         made.append(table.winner)
         return (GOOD,), LOOPS
 

@@ -158,7 +158,7 @@ def test_only_the_positions_that_predict_the_answer_count(
     pairs = [pair for pair in zip(*plain, strict=True) if len(pair[0]) > 3]
     expected = [compare(before[-2:], now[-2:]) for before, now in pairs]
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-5)
-    ((_, kept),) = engine._scorer._remembered.values()
+    ((_, kept),) = engine._scorer.remembered.values()
     assert sum(part.shape[0] for part in kept) == 2 * len(texts), "nothing but these positions is kept"
 
 
@@ -233,7 +233,7 @@ def test_what_is_remembered_stays_and_lies_on_the_host_in_the_models_dtype(
     with changed(model):
         engine.remember(replace(split))  # known by its fingerprint: the edited model must not take its place
         assert engine.divergences(split).min() > 0
-    ((_, kept),) = engine._scorer._remembered.values()
+    ((_, kept),) = engine._scorer.remembered.values()
     assert sum(part.shape[0] for part in kept) == sum(map(len, texts))  # the opening token predicts, the last does not
     assert {(part.shape[1], part.dtype, part.device.type) for part in kept} == {(32, torch.bfloat16, "cpu")}
 

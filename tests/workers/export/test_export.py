@@ -12,6 +12,7 @@ import pytest
 import torch
 from edit_checks import Found
 from family_samples import edit_of_kind
+from huggingface_hub import ModelCard
 from live_bytes import LiveBytes
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -23,6 +24,7 @@ from moevolve.workers.contract.methods import Blueprint
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export import export, folder
 from moevolve.workers.export.export import export_model
+from moevolve.workers.export.metadata import source_license
 from moevolve.workers.export.verify import compare, verify
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.export import EepExporter
@@ -45,8 +47,10 @@ CARD = ExportCard(
     scores=(
         ExportScore("rte", "dev", 0.75, 200, 0.69, 0.81),
         ExportScore("rte", "search", 0.8, 300),
-        ExportScore("web", "dev", 0.1, 40, 0.08, 0.125, "perplexity"),
+        ExportScore("web", "test", 0.1, 40, 0.08, 0.125, "perplexity", "inverse_perplexity"),
+        ExportScore("rte", "test", 0.7, 277, 0.65, 0.75, metric="accuracy"),
     ),
+    full_scores=(ExportScore("rte", "dev", 0.9, 200, 0.85, 0.93),),
 )
 
 
@@ -63,10 +67,43 @@ def test_the_card_tells_where_the_model_comes_from(model_config: Configs, make_e
         edit.phenotype_hash,
     ):
         assert text in card
-    assert "| rte | dev | 75.0 % | 69.0 - 81.0 | 200 |\n| rte | search | 80.0 % | - | 300 |\n" in card
-    assert "| web | dev | 10.00 ppl | 8.000 - 12.50 | 40 |\n" in card and "better where they are lower" in card
+    for row in (
+        "| this model | rte | dev | 75.0 % | 69.0 - 81.0 | 200 |\n| this model | rte | search | 80.0 % | - | 300 |\n",
+        "| this model | web | test | 10.00 ppl | 8.000 - 12.50 | 40 |\n",
+        "| 277 |\n| full model | rte | dev | 90.0 % | 85.0 - 93.0 | 200 |\n\n",
+        "Perplexities (ppl) are better where they are lower.",
+    ):
+        assert row in card
     assert "1. trial#9 (swap)\n2. trial#3 (random)\n" in card
     assert f"{report.parameters:,}" in card
+
+
+def test_the_hub_reads_the_metadata_of_the_card(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
+    """Licence of the source, the base model, and results on `test` in the hub's form."""
+    source = tmp_path / "source"
+    shutil.copytree(model_config("mixtral").path, source)
+    (source / "README.md").write_text("---\nlicense: other\nlicense_name: own\nlanguage: [en]\n---\n# Base\n")
+    model, card = replace(model_config("mixtral"), path=str(source)), replace(CARD, base_model="someone/base")
+    export_model(model, make_edit("mixtral", "prune"), tmp_path / "out", card)
+    data = ModelCard.load(tmp_path / "out" / "README.md").data
+    assert (data.base_model, data.license, data.license_name) == ("someone/base", "other", "own")
+    assert data.library_name == "transformers"
+    assert data.tags == ["mixture-of-experts", "expert-pruning", "moevolve"] and data.language is None
+    found = data.eval_results
+    results = [(each.dataset_name, each.dataset_split, each.metric_type, each.metric_value) for each in found]
+    assert results == [("web", "test", "perplexity", 10.0), ("rte", "test", "accuracy", 70.0)]
+    assert found[0].metric_name == "perplexity (ppl), lower is better"
+
+
+def test_a_licence_is_found_in_the_card_or_the_config(tmp_path: Path) -> None:
+    assert source_license(tmp_path) == {}
+    (tmp_path / "config.json").write_text('{"license": "mit", "model_type": "mixtral"}')
+    assert source_license(tmp_path) == {"license": "mit"}
+    for card in ("# No metadata\n", "---\n: : [\n---\n", "---\ntags: [a]\n---\n", "---\n- a\n---\n"):
+        (tmp_path / "README.md").write_text(card)
+        assert source_license(tmp_path) == {"license": "mit"}, card
+    (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    assert source_license(tmp_path) == {"license": "apache-2.0"}
 
 
 def test_a_taken_target_is_refused_and_untouched(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:

@@ -115,6 +115,14 @@ class ExpertOutputs:
             tokens, place = (chosen == expert).nonzero(as_tuple=True)
             yield neurons.network(expert, tokens, hidden[tokens], added[tokens, place][:, None])
 
+    def inputs(self) -> list[Tensor]:
+        neurons = self._neurons()
+        return [neurons.gate_up(expert) for expert in range(neurons.count)]
+
+    def use_inputs(self, weights: Sequence[Tensor]) -> None:
+        for present, weight in zip(self.inputs(), weights, strict=True):
+            present.copy_(weight)
+
     @property
     def _routed(self) -> int:
         """Number of features that are neurons of routed experts."""

@@ -68,7 +68,8 @@ class FittedLayer:
 
     Attributes:
         selection: Neurons in place; None for the edit's own neurons.
-        changes: Changes of the weights by columns of the features.
+        changes: Changes of the weights by columns of the features, in the order in which they were made.
+        inputs: Gate and up projections, as `NetworksOutput.inputs` has them; empty if they weren't fitted.
         state: Residual stream after the layer, [tokens, hidden]; None if a later part of the layer is fitted, too.
         outcome: Result of the fit; None if it changed nothing.
         pruned: False if pruning led to neurons that leave more error than the most important ones.
@@ -79,10 +80,11 @@ class FittedLayer:
     state: Tensor | None
     outcome: FitOutcome | None
     pruned: bool = True
+    inputs: tuple[Tensor, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        held = sum(each.nbytes for each in (self.state, self.selection) if each is not None)
+        held = sum(each.nbytes for each in (self.state, self.selection, *self.inputs) if each is not None)
         return held + sum(change.nbytes for _, change in self.changes)
 
 
@@ -206,6 +208,9 @@ class LayerFits:
             if fitted.selection is not None:
                 assert isinstance(output, NeuronSelectingOutput)
                 output.use_neurons(fitted.selection)
+            if fitted.inputs:
+                assert isinstance(output, NetworksOutput)
+                output.use_inputs(fitted.inputs)
             for columns, change in fitted.changes:
                 output.add(columns, change)
         return fitted
@@ -228,19 +233,22 @@ class LayerFits:
         return self._apply(trial, output, state.dtype)
 
     def _fit_inputs(self, output: NetworksOutput, tokens: _Tokens, trial: _Trial, dtype: torch.dtype) -> FittedLayer:
-        """Apply a fit, then fit inputs and outputs in turn. Such layers aren't cached: few candidates have them."""
+        """Apply a fit, then fit inputs and outputs in turn."""
         first, target = trial, tokens.target.float()
-        stream = self._apply(trial, output, torch.float32).state
+        fitted = self._apply(trial, output, torch.float32)
+        changes = fitted.changes
         for _ in range(self._settings.input_rounds):
-            assert stream is not None
-            residual = target - stream
+            assert fitted.state is not None
+            residual = target - fitted.state
             fit_inputs(output.networks(tokens.recorded), residual, tokens.checked, tokens.weights, self._memory)
             trial = self._try_fit(output, replace(tokens, after=target - residual), None)
-            stream = self._apply(trial, output, torch.float32).state
-        assert stream is not None
+            fitted = self._apply(trial, output, torch.float32)
+            changes += fitted.changes
+        assert fitted.state is not None
         before = first.error if first.fit is None else first.fit.outcome.before
         outcome = FitOutcome(None if trial.fit is None else trial.fit.outcome.ridge_lambda, before, trial.error)
-        return FittedLayer(first.selection, (), stream.to(dtype), outcome, first.pruned)
+        inputs = tuple(each.clone() for each in output.inputs())
+        return FittedLayer(first.selection, changes, fitted.state.to(dtype), outcome, first.pruned, inputs)
 
     def _run(self, output: LayerOutput, state: Tensor) -> tuple[NeuronSelection | None, Recorded, Tensor]:
         """Run the layer, and put the neurons of largest importance in place, unless the experts keep their own."""

@@ -6,7 +6,7 @@ weights, never those that were loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -37,6 +37,11 @@ class CopyOnWriteWeights:
         before = part.to(torch.float32, copy=True)
         part.copy_(before + change.t())
         return (part.float() - before).t()
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight in use, [outputs, inputs]."""
+        return self._linear.weight.data
 
     def replace(self, weight: Tensor) -> None:
         """Use a weight [outputs, inputs] in place of the loaded one."""
@@ -171,8 +176,14 @@ class NetworkOutput(_DenseOutput):
 
         inputs = hidden[tokens]
         yield Network(tokens, inputs, factor.float(), weight, bias, network.down.t(), neurons, activate)
-        for copy, changed in zip(self._inner, weight.split(width), strict=True):
-            copy.replace(changed)
+        self.use_inputs(weight.split(width))
+
+    def inputs(self) -> list[Tensor]:
+        return [each.weight for each in self._inner]
+
+    def use_inputs(self, weights: Sequence[Tensor]) -> None:
+        for copy, weight in zip(self._inner, weights, strict=True):
+            copy.replace(weight)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -215,6 +215,12 @@ class NetworksOutput(LayerOutput, Protocol):
         Changes of a weight in place count once the next one, or the end, is asked for.
         """
 
+    def inputs(self) -> Sequence[Tensor]:
+        """The gate and up projections in use."""
+
+    def use_inputs(self, weights: Sequence[Tensor]) -> None:
+        """Use gate and up projections of an earlier fit."""
+
 
 @runtime_checkable
 class NeuronSelectingOutput(LayerOutput, Protocol):

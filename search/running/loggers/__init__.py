@@ -1,0 +1,1 @@
+"""Programs that keep experiments, and what a search tells them."""

@@ -1,0 +1,88 @@
+"""What functions that search show while they run, unless they get an observer or are asked to be silent."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import moevolve
+from moevolve._progress import progress_of, shown
+from moevolve.store.records import Progress
+
+
+def run(observer: Any = None) -> None:
+    """Search.
+
+    Args:
+        observer: Its callbacks are called.
+
+    Raises:
+        UserError: never.
+    """
+    if observer is not None:
+        observer.on_note("3 rows set aside")
+        observer.on_stage("evaluating")
+        for done in range(3):
+            observer.on_progress(Progress(done, 2, "prune", (0, 0.5), 1.0, 0, 0, done, None, None))
+        observer.on_stage("final\x1b[2J scores")
+
+
+LINES = [
+    "3 rows set aside",
+    "evaluating",
+    *(f"prune {done}/2 best 50.0 (#0), full 100.0" for done in range(3)),
+    "final\N{REPLACEMENT CHARACTER}[2J scores",
+]
+
+
+def test_steps_are_lines_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    watched = shown(run, progress_of)
+    watched()
+    printed = capsys.readouterr()
+    assert (printed.err.splitlines(), printed.out) == (LINES, "")
+    watched(progress=False)
+    watched(observer=moevolve.Observer())
+    assert capsys.readouterr().err == ""
+
+
+def test_a_notebook_shows_one_text_that_grows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+
+    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Any:
+        assert raw and display_id
+        texts.append(data["text/plain"])
+        return SimpleNamespace(update=lambda data, raw: texts.append(data["text/plain"]))
+
+    package, module = ModuleType("IPython"), ModuleType("IPython.display")
+    vars(package)["get_ipython"] = lambda: SimpleNamespace(kernel=None)
+    vars(module)["display"] = display
+    monkeypatch.setitem(sys.modules, "IPython", package)
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    shown(run, lambda: progress_of("[1] demo"))()
+    assert capsys.readouterr().err == "" and texts[0] == "[1] demo\n3 rows set aside"
+    assert texts[-1].splitlines() == ["[1] demo", *LINES[:2], *LINES[-2:]], "the last state of the evaluations stays"
+    vars(package)["get_ipython"] = object
+    shown(run, progress_of)()
+    assert capsys.readouterr().err.splitlines() == LINES, "IPython in a terminal has no kernel"
+
+
+@pytest.mark.parametrize("name", ["launch", "resume", "retry", "shrink", "study"])
+def test_whatever_searches_shows_it(name: str) -> None:
+    function = getattr(moevolve, name)
+    assert inspect.signature(function).parameters["progress"].default is True
+    assert "\n    progress: Show steps and scores" in function.__doc__ and "\n\nRaises:\n    " in function.__doc__
+
+
+def test_parameters_are_described_by_their_names_in_python() -> None:
+    text = " ".join(str(moevolve.shrink.__doc__).split())
+    assert "Instead of `experts`, the share" in text and "default: a tenth of `time`" in text
+    functions = [getattr(moevolve, name) for name in moevolve.__all__]
+    described = {each.__name__: str(each.__doc__) for each in functions if inspect.isfunction(each)}
+    described.pop("as_data")  # it compares itself with a command
+    assert not [name for name, text in described.items() if "--" in text or "repeatable" in text]
