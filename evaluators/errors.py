@@ -103,4 +103,10 @@ def own_words(error: BaseException) -> str:
     message = " ".join(str(error).split())
     if not message or isinstance(error, LookupError | AttributeError | TypeError):
         message = f"{type(error).__name__}: {message}".removesuffix(": ")
-    return message if len(message) <= _LONGEST else f"{message[:_LONGEST]} ..."
+    return one_line(message, _LONGEST)
+
+
+def one_line(text: str, longest: int) -> str:
+    """Return a text in one line of at most about so many characters, with `...` where it is cut."""
+    text = " ".join(text.split())
+    return text if len(text) <= longest else f"{text[:longest].rstrip()} ..."

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
+
+_LONGEST_CELL = 1 << 27
+"""Bytes of a table's cell; Python's own limit is shorter than long prompts."""
 
 
 def read_lines(path: Path, missing: str = "") -> list[str]:
@@ -29,19 +33,81 @@ def read_lines(path: Path, missing: str = "") -> list[str]:
         raise UserError(f"{path}: can't be read: {error.strerror}") from None
 
 
-def parse_line(line: str, place: str) -> dict[str, Any]:
-    """Read a JSON object from a line; `place` is its `file:line` for messages.
+ROW_FILES = (".jsonl", ".json", ".csv", ".tsv")
+"""Names of files that `read_rows` reads end in one of these."""
+Row = dict[str, Any]
+_SHOWN_FAULTS = 3
+"""Malformed rows that a message names."""
+
+
+def read_rows(path: Path, missing: str = "") -> Iterator[tuple[str, Row | UserError]]:
+    """Read rows with named fields, each with its place for messages, from a file of one of `ROW_FILES`.
+
+    They are JSON objects, one a line or in one array, or lines of a table whose first line has the names; its empty
+    cells are left out. A malformed row is an error in the place of the row, so that all of them can be counted.
+    `missing` is added to the message if there is no such file.
 
     Raises:
-        UserError: It isn't JSON that `parse_json` reads, or no object.
+        UserError: The file is missing, not UTF-8, or can't be read.
     """
+    lines = read_lines(path, missing)
+    if path.suffix.lower() in (".csv", ".tsv"):
+        yield from _read_table(lines, path)
+        return
+    if next((line.lstrip()[0] for line in lines if line.strip()), "") == "[" and path.suffix.lower() == ".json":
+        try:
+            found = parse_json("\n".join(lines))
+        except ValueError as error:
+            raise UserError(f"{path}: {error}") from None
+        for number, row in enumerate(found, start=1):
+            place = f"{path}: row {number}"
+            yield place, _checked_row(row, place)
+        return
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            place = f"{path}:{number}"
+            try:
+                yield place, _checked_row(parse_json(line), place)
+            except ValueError as error:
+                yield place, UserError(f"{place}: {error}")
+
+
+def _checked_row(row: Any, place: str) -> Row | UserError:
+    if isinstance(row, dict):
+        return row
+    return UserError(f"{place}: expected a JSON object with named fields, got {type(row).__name__}")
+
+
+def _read_table(lines: Sequence[str], path: Path) -> Iterator[tuple[str, Row | UserError]]:
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
+    reader = csv.reader((f"{line}\n" for line in lines), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
     try:
-        row = parse_json(line)
-    except ValueError as error:
-        raise UserError(f"{place}: {error}") from None
-    if not isinstance(row, dict):
-        raise UserError(f"{place}: expected a JSON object with named fields, got {type(row).__name__}")
-    return row
+        names = next(reader, [])
+        begun = reader.line_num + 1
+        for cells in reader:
+            place, begun = f"{path}:{begun}", reader.line_num + 1
+            if len(cells) > len(names):
+                yield place, UserError(f"{place}: it has {len(cells)} cells, and the first line {len(names)} names")
+            elif any(cells):
+                yield place, {name: cell for name, cell in zip(names, cells, strict=False) if cell}
+    except csv.Error as error:
+        raise UserError(f"{path}:{reader.line_num}: not a table: {error}") from None
+
+
+def refuse_faults(path: Path, faults: Sequence[UserError], rows: int) -> None:
+    """Raise an error that counts the malformed rows of a file and names the first ones, if there are any.
+
+    Args:
+        path: The file.
+        faults: An error for each malformed row.
+        rows: Number of all rows.
+    """
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        named = "; ".join(map(str, faults[:_SHOWN_FAULTS]))
+        more = "" if len(faults) <= _SHOWN_FAULTS else "; ..."
+        raise UserError(f"{path}: {len(faults):,} of {rows:,} rows can't be used: {named}{more}")
 
 
 def parse_json(text: str) -> Any:

@@ -49,10 +49,14 @@ class Matching:
     Attributes:
         kind: Name of the matcher (`option`, `exact`, `contains`, `f1` ...).
         stop: Stop strings; an answer ends before the first of them.
+        function, source: Name of the function that scores answers, and the Python text that defines it; for the kind
+            `function` only.
     """
 
     kind: str = "exact"
     stop: tuple[str, ...] = ("\n",)
+    function: str = ""
+    source: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,8 @@ class PreparedSplit:
         content = asdict(self)
         if self.harness is not None:
             del content["harness"]["yaml"]  # the path can differ between machines
+        if not self.matching.function:  # so that fingerprints of other tasks stay what they were
+            del content["matching"]["function"], content["matching"]["source"]
         payload = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(payload.encode()).hexdigest()
 

@@ -61,13 +61,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def explain_validation(error: ValidationError, data: Any, known: Collection[str] = ()) -> str:
     """Put pydantic's errors about plain data into one line that names every field once.
 
-    For an unknown key at the top level the nearest of the `known` ones is suggested.
+    For an unknown key the nearest of the `known` ones beside it is suggested; they are dotted paths.
     """
     findings: dict[str, list[str]] = {}
     for item in error.errors():
         field = _field(item["loc"], data, missing=item["type"] == "missing")
         message = _message(item["type"], item["msg"], item.get("ctx", {}))
-        near = difflib.get_close_matches(field[0], known, n=1) if message == _UNKNOWN_KEY and len(field) == 1 else []
+        beside = [name.split(".")[-1] for name in known if name.split(".")[:-1] == field[:-1]]
+        near = difflib.get_close_matches(field[-1], beside, n=1) if message == _UNKNOWN_KEY else []
         findings.setdefault(".".join(field), []).append(message + (f" (did you mean `{near[0]}`?)" if near else ""))
     # A field of a union type has an error for every member of the union.
     return "; ".join(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import ClassVar
 
-from moevolve.evaluators.types import Example
+from moevolve.evaluators.types import Example, Matching
 
 
 def cut(text: str, stop: Sequence[str], trim: bool = True) -> tuple[str, bool]:
@@ -50,8 +50,8 @@ class Matcher(ABC):
     stop: ClassVar[tuple[str, ...]] = ("\n",)
     trims: ClassVar[bool] = True
 
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop = tuple(stop)
+    def __init__(self, matching: Matching) -> None:
+        self._stop = matching.stop
 
     # Cached, since different candidates often give the same answer to an example.
     @lru_cache(maxsize=65536)  # noqa: B019 - matchers are few, and live as long as the process

@@ -12,6 +12,7 @@ from moevolve.evaluators.matching.eep import (
     EepRecordMatcher,
     EepSquadMatcher,
 )
+from moevolve.evaluators.matching.function import FunctionMatcher
 from moevolve.evaluators.matching.general import (
     CapitalMatcher,
     ContainsMatcher,
@@ -36,6 +37,7 @@ MATCHERS: dict[str, type[Matcher]] = {
     "em": EmMatcher,
     "exact": ExactMatcher,
     "f1": F1Matcher,
+    "function": FunctionMatcher,
     "label": LabelMatcher,
     "number": NumberMatcher,
     "option": OptionMatcher,
@@ -46,4 +48,4 @@ MATCHERS: dict[str, type[Matcher]] = {
 @lru_cache(maxsize=64)
 def make_matcher(matching: Matching) -> Matcher:
     """Return the matcher for a task's settings."""
-    return MATCHERS[matching.kind](matching.stop)
+    return MATCHERS[matching.kind](matching)

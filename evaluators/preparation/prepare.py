@@ -9,9 +9,10 @@ from functools import cache
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.config import Selection, TaskConfig
-from moevolve.evaluators.tasks.datasets import Row, Table, load_table
+from moevolve.evaluators.tasks.datasets import Table, load_table
 from moevolve.evaluators.tasks.selection import check_disjoint, select_rows, unshared_rows, value_key
 from moevolve.evaluators.tasks.templates import ExampleTemplate
+from moevolve.evaluators.text_files import Row
 from moevolve.evaluators.types import SCORED, SPLITS, Example, PreparedSplit, Split
 
 Shot = tuple[str, str]

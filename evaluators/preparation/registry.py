@@ -14,11 +14,18 @@ from typing import Any
 from moevolve.evaluators.errors import UserError, suggestion
 from moevolve.evaluators.fitness.kinds import task_fitnesses
 from moevolve.evaluators.harness.files import PREFIX
+from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.tasks.config import TaskConfig
+from moevolve.evaluators.text_files import read_lines
+from moevolve.evaluators.types import Matching
 from moevolve.evaluators.yaml_files import read_yaml
 
 FOLDERS_VARIABLE = "MOEVOLVE_TASKS"
 """Environment variable with additional task folders, separated as in PATH."""
+
+CODE_VARIABLE = "MOEVOLVE_TASK_CODE"
+"""Environment variable that is `refuse` where tasks with a function of their own aren't loaded: on servers, whose
+clients may name tasks."""
 
 _SUFFIX = ".yaml"
 
@@ -107,6 +114,12 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise UserError(f"{path}: an @ in a task's name sets another fitness; rename the file")
     _make_absolute(raw, path.parent)
     _read_indices(raw, path)
+    matching = raw.get("matching")
+    if isinstance(matching, dict) and "function" in matching:
+        if os.environ.get(CODE_VARIABLE) == "refuse":
+            raise UserError(f"{path}: field matching.function: it is a program, which servers don't run for others")
+        if "source" not in matching:
+            raw["matching"] = matching | read_function(str(matching["function"]), path.parent)
     base = raw.pop("extends", None)
     if base is None:
         return raw
@@ -114,6 +127,28 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise UserError(f"{path}: field extends: expected a task's name or the path of its .yaml")
     parent = path.parent / base if base.endswith(_SUFFIX) else _find(base)
     return _read(parent, (*seen, path)) | raw
+
+
+def read_function(given: str, folder: Path, option: str = "matching.function") -> dict[str, str]:
+    """Read a function of the user's own, given as `FILE.py:NAME`, as settings of a task's `matching`.
+
+    Args:
+        given: File, which may be relative to `folder`, and name.
+        folder: Folder of relative files.
+        option: What the user gave it to, for messages.
+
+    Raises:
+        UserError: There is no such file or function, or the file isn't Python.
+    """
+    file, _, name = given.rpartition(":")
+    if not file.endswith(".py") or not name.isidentifier():
+        raise UserError(f"{option} {given}: give FILE.py:NAME, a function of an answer and the expected one")
+    matching = Matching("function", (), name, "\n".join(read_lines(folder / file)))
+    try:
+        make_matcher(matching)
+    except UserError as error:
+        raise UserError(f"{option} {given}: {error}") from None
+    return {"kind": matching.kind, "function": name, "source": matching.source}
 
 
 def _make_absolute(raw: dict[str, Any], folder: Path) -> None:

@@ -156,13 +156,23 @@ class MatchingConfig(TaskFileSection):
 
     Attributes:
         stop: Stop strings of an answer; None for the matcher's default, mostly a line break.
+        function, source: See `Matching`. In a file, `function: FILE.py:NAME` stands for both and for the kind.
     """
 
     kind: Annotated[str, _one_of("matching kind", MATCHERS)] = "exact"
     stop: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
+    function: str = ""
+    source: str = Field(default="", repr=False)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.kind == "function") != bool(self.function and self.source):
+            raise ValueError("kind `function` and `function: FILE.py:NAME` go together")
+        return self
 
     def build(self) -> Matching:
-        return Matching(kind=self.kind, stop=MATCHERS[self.kind].stop if self.stop is None else self.stop)
+        stop = MATCHERS[self.kind].stop if self.stop is None else self.stop
+        return Matching(self.kind, stop, self.function, self.source)
 
 
 class TaskConfig(TaskFileSection):

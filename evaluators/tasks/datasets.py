@@ -1,4 +1,4 @@
-"""Loading rows from JSONL files, the Hugging Face hub or installed text; the only file that imports `datasets`."""
+"""Loading rows from local files, the Hugging Face hub or installed text; the only file that imports `datasets`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from datasets import Dataset, concatenate_datasets, load_dataset
 from moevolve.evaluators.errors import UserError, first_line, opening
 from moevolve.evaluators.tasks.config import Source
 from moevolve.evaluators.tasks.installed import rows_of
-from moevolve.evaluators.text_files import parse_line, read_lines
-
-Row = dict[str, Any]
+from moevolve.evaluators.text_files import Row, read_rows, refuse_faults
 
 _RELATIVE = "; `source.files` paths are relative to the task file's folder"
 _OFFLINE = (
@@ -70,7 +68,7 @@ def load_table(source: Source, split: str) -> Table:
         UserError: A file is missing, empty or malformed (with its line), or the hub dataset can't be loaded.
     """
     if source.files is not None:
-        return read_jsonl(source.files[split])
+        return read_files(source.files[split])
     if source.installed is not None:
         name = f"installed text {source.installed}, {split}"
         return Table(name, as_dataset(rows_of(source.installed, split), name))
@@ -83,8 +81,8 @@ def load_table(source: Source, split: str) -> Table:
     return Table(name, data)
 
 
-def read_jsonl(paths: Sequence[Path]) -> Table:
-    """Read JSONL files, one JSON object per line, into memory; blank lines are skipped.
+def read_files(paths: Sequence[Path]) -> Table:
+    """Read the rows of files into memory; see `read_rows`. A file of another name is read as JSONL.
 
     Raises:
         UserError: A file is missing, empty, not UTF-8 or malformed; the message names file and line.
@@ -93,11 +91,14 @@ def read_jsonl(paths: Sequence[Path]) -> Table:
     rows: list[Row] = []
     places: list[str] = []
     for path in paths:
-        before = len(rows)
-        for number, line in enumerate(read_lines(path, _RELATIVE), start=1):
-            if line.strip():
-                rows.append(parse_line(line, f"{path}:{number}"))
-                places.append(f"{path}:{number}")
+        before, faults = len(rows), list[UserError]()
+        for place, row in read_rows(path, _RELATIVE):
+            if isinstance(row, UserError):
+                faults.append(row)
+            else:
+                rows.append(row)
+                places.append(place)
+        refuse_faults(path, faults, len(rows) - before + len(faults))
         if len(rows) == before:
             raise UserError(f"{path}: no rows; put one JSON object on each line")
     name = ", ".join(str(path) for path in paths)

@@ -11,8 +11,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.config import TaskConfig
-from moevolve.evaluators.tasks.datasets import Row
 from moevolve.evaluators.tasks.selection import value_key
+from moevolve.evaluators.text_files import Row
 from moevolve.evaluators.types import Example
 
 

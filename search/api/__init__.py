@@ -1,6 +1,7 @@
 """moevolve makes mixture-of-experts language models smaller and faster for your tasks, using inference only.
 
-Every command is a function of the same name here (`plan` is `estimate`), and returns what the command prints:
+Every command is a function of the same name here (`plan` is `estimate`, and `show` of a search is `overview`), and
+returns what the command prints:
 
     import moevolve
 

@@ -24,6 +24,7 @@ from ._verbs import label as label
 from ._verbs import launch as launch
 from ._verbs import lineage as lineage
 from ._verbs import logs as logs
+from ._verbs import overview as overview
 from ._verbs import pareto as pareto
 from ._verbs import pause as pause
 from ._verbs import plot as plot
@@ -42,6 +43,7 @@ from ._verbs import stop as stop
 from ._verbs import stored_answers as stored_answers
 from ._verbs import study as study
 from ._verbs import submit as submit
+from ._verbs import watch as watch
 from .evaluators.errors import UserError as UserError
 from .evaluators.tasks.config import TaskConfig as TaskConfig
 from .search.config.run import RunConfig as RunConfig
@@ -49,11 +51,13 @@ from .search.config.study import Study as Study
 from .search.interface.answers import Answers as Answers
 from .search.interface.answers import AskedRow as AskedRow
 from .search.interface.answers import StoredAnswers as StoredAnswers
+from .search.interface.control import SearchState as SearchState
 from .search.interface.evaluate import Evaluation as Evaluation
 from .search.interface.import_eep import Imported as Imported
 from .search.interface.rankings import Pareto as Pareto
 from .search.interface.recipe_file import Recipe as Recipe
 from .search.interface.show import GenomeView as GenomeView
+from .search.interface.show import SearchOverview as SearchOverview
 from .search.loop.final_table import Entry as Entry
 from .search.loop.final_table import FinalTable as FinalTable
 from .search.loop.final_table import Score as Score
@@ -78,5 +82,5 @@ from .store.records import SearchSummary as SearchSummary
 from .store.repository import Store as Store
 from .workers.contract.card import ExportError as ExportError
 from .workers.contract.card import ExportReport as ExportReport
+from .workers.profiling.report import ProfileError as ProfileError
 from .workers.profiling.report import ProfileReport as ProfileReport
-from .workers.profiling.run import ProfileError as ProfileError

@@ -8,7 +8,7 @@ from moevolve._runs import run_of
 from moevolve.search.interface.analyse import AnalyseRequest
 from moevolve.search.interface.answers import AnswersRequest, PromptsRequest, StoredAnswersRequest
 from moevolve.search.interface.compare import CompareRequest
-from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest
+from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest, WatchRequest
 from moevolve.search.interface.effects import EffectsRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
 from moevolve.search.interface.export import ExportRequest
@@ -22,7 +22,7 @@ from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
 from moevolve.search.interface.report import ReportFileRequest
 from moevolve.search.interface.resume import ResumeRequest, RetryRequest
 from moevolve.search.interface.searches import LabelRequest, SearchesRequest
-from moevolve.search.interface.show import GenomeRequest, LineageRequest, ShowRequest
+from moevolve.search.interface.show import GenomeRequest, LineageRequest, OverviewRequest, ShowRequest
 from moevolve.search.interface.study import StudyRequest
 from moevolve.search.interface.submit import LogsRequest, SubmitRequest
 from moevolve.search.server.serve import ServeRequest
@@ -34,6 +34,7 @@ resume = shown(run_of(function_of(ResumeRequest)), progress_of)
 retry = shown(run_of(function_of(RetryRequest)), progress_of)
 submit = function_of(SubmitRequest)
 logs = function_of(LogsRequest)
+watch = function_of(WatchRequest)
 pause = function_of(PauseRequest)
 stop = function_of(StopRequest)
 cancel = function_of(CancelRequest)
@@ -48,6 +49,7 @@ effects = function_of(EffectsRequest)
 best = function_of(BestRequest)
 pareto = function_of(ParetoRequest)
 show = function_of(ShowRequest)
+overview = function_of(OverviewRequest)
 genome = function_of(GenomeRequest)
 lineage = function_of(LineageRequest)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from inspect import Parameter
+from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -30,11 +31,14 @@ from moevolve.search.interface.request import (
 
 DEFAULT_STORE = "sqlite:///moevolve.db"
 
+_PLACEHOLDERS = {Path: "PATH", str: "TEXT", int: "N", float: "NUMBER"}
+"""What stands in help for a value of a type."""
 StoreOption = Annotated[
     str,
     typer.Option(
         "--store",
         "--server",
+        metavar="URL",
         envvar=[SERVER_VARIABLE, STORE_VARIABLE],
         help="SQLAlchemy URL of the store, or http(s) URL of a server.",
     ),
@@ -144,12 +148,14 @@ def _parameter(name: str, field: FieldInfo) -> Parameter:
 
 def _option(name: str, field: FieldInfo, more: str = "") -> Any:
     flag = flag_of(field)
+    plain = _typed(field.annotation)
+    kinds = {each for part in (plain, *get_args(plain)) for each in (part, *get_args(part))}
     # Only the least value is shown: upper bounds are there to protect servers.
     least: Any = next((each.ge for each in field.metadata if isinstance(each, Ge)), None)
     return typer.Option(
         *option_names(name, field),
         help=" ".join(filter(None, (field.description, more))),
-        metavar=flag.metavar,
+        metavar=flag.metavar or next((word for kind, word in _PLACEHOLDERS.items() if kind in kinds), None),
         envvar=list(flag.variables) or None,
         min=least,
     )

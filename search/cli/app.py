@@ -9,8 +9,11 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperArgument, TyperOption
 
 import moevolve
 from moevolve.search.cli.output.console import errors
@@ -44,41 +47,106 @@ def set_up_logging() -> None:
         logging.getLogger("moevolve").setLevel(logging.INFO)
 
 
-COMMANDS = {
-    "shrink": "shrinking",
-    **dict.fromkeys(("launch", "resume", "retry", "pause", "stop", "cancel", "scale", "logs"), "running"),
-    **dict.fromkeys(("plan", "study"), "running"),
-    **dict.fromkeys(
-        ("searches", "label", "compare", "effects", "best", "pareto", "show", "lineage", "tasks"),
-        "searches",
-    ),
-    **dict.fromkeys(("evaluate", "answers"), "models"),
-    **dict.fromkeys(("export", "recipe", "apply", "import_eep", "profile"), "checkpoints"),
-    "plot": "searches",
-    "analyse": "models",
-    **dict.fromkeys(("report", "serve"), "searches"),
-    **dict.fromkeys(("db.upgrade", "db.check", "db.prune", "db.copy"), "db"),
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Start": {
+        "shrink": "shrinking",
+        **dict.fromkeys(("plan", "launch", "study"), "running"),
+        "tasks": "searches",
+    },
+    "Follow": {
+        "watch": "following",
+        **dict.fromkeys(("logs", "scale", "pause", "stop", "cancel", "resume", "retry"), "running"),
+    },
+    "Look": {
+        **dict.fromkeys(("searches", "show", "best", "pareto", "compare", "effects", "lineage"), "searches"),
+        **dict.fromkeys(("answers", "evaluate", "analyse"), "models"),
+        **dict.fromkeys(("plot", "report", "serve"), "searches"),
+    },
+    "Use": dict.fromkeys(("export", "profile", "recipe", "apply"), "checkpoints"),
+    "Maintain": {
+        "label": "searches",
+        "import_eep": "checkpoints",
+        **dict.fromkeys(("db.upgrade", "db.check", "db.prune", "db.copy"), "db"),
+    },
 }
-"""File of each command, which is a function of that name. Users type dashes for underscores, and a space for the dot
-behind the name of a group, which the file's docstring describes."""
+"""The groups of commands in the order of `--help`, with the file of each command, which is a function of that name.
+Users type dashes for underscores, and a space for the dot behind the name of a group of its own, which the file's
+docstring describes."""
+COMMANDS: Mapping[str, str] = {name: file for group in GROUPS.values() for name, file in group.items()}
+
+_EXAMPLES = {
+    "shrink": (
+        "moevolve shrink ./model --data chats.jsonl --experts 50% -o small",
+        "moevolve shrink ./model --data alpaca.json --size 16GiB --time 2h",
+        "moevolve shrink ./model --data q.csv --columns prompt=q,answer=a --experts 4",
+    ),
+    "plan": ("moevolve plan run.yaml --pilot 20", "moevolve plan run.yaml --model mixtral-8x7b"),
+    "launch": (
+        "moevolve launch run.yaml --set genome.experts=4",
+        "moevolve launch run.yaml --submit http://HEAD:8265 --name second",
+    ),
+    "watch": ("moevolve watch demo", "moevolve watch demo --server http://HOST:8080"),
+    "resume": ("moevolve resume demo",),
+    "searches": ("moevolve searches --status running", "moevolve searches --sort test --csv > searches.csv"),
+    "show": ("moevolve show demo", "moevolve show demo:137", "moevolve show demo:137 --against demo:0"),
+    "best": ("moevolve best --task boolq --experts 4", "moevolve best --search demo --csv > best.csv"),
+    "pareto": ("moevolve pareto boolq --size bytes", "moevolve pareto --search demo"),
+    "answers": ("moevolve answers demo:137 --task boolq", "moevolve answers demo:137 --task boolq --stored"),
+    "export": ("moevolve export demo:137 ./smaller",),
+    "profile": ("moevolve profile demo:137",),
+    "db.copy": ("moevolve db copy demo --to sqlite:///copy.db",),
+    "db.prune": ("moevolve db prune demo --dry-run",),
+}
+"""Commands to begin with, by the verb whose help shows them."""
+
+
+def _placeholder(parameter: Any, ctx: Any) -> str | None:
+    """What stands in help for an option's value; None for flags, and for arguments, which have names."""
+    if isinstance(parameter, TyperArgument) or parameter.is_flag:
+        return None
+    return parameter.metavar or parameter.display_type(ctx)
+
+
+for _kind in (TyperArgument, TyperOption):
+    # Typer shows Python's types instead: <bool> behind a flag, <list[str]> behind an argument.
+    setattr(_kind, "display_type_rich", _placeholder)  # noqa: B010
 
 
 def make_app(commands: Mapping[str, str] = COMMANDS) -> typer.Typer:
     """Make the command line, with the commands in this order."""
+    panels = {name: title for title, group in GROUPS.items() for name in group}
     app = typer.Typer(
-        help="Make mixture-of-experts language models smaller and faster for your tasks, using inference only.",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
+        no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
     )
+    app.callback()(_about)
     groups: dict[str, typer.Typer] = {"": app}
     for name, file in commands.items():
         group, _, verb = name.rpartition(".")
         module = import_module(f"moevolve.search.cli.{file}")
         if group not in groups:
-            groups[group] = typer.Typer(help=module.__doc__, no_args_is_help=True)
-            app.add_typer(groups[group], name=group)
-        groups[group].command(verb.replace("_", "-"))(getattr(module, verb))
+            groups[group] = typer.Typer(no_args_is_help=True)
+            app.add_typer(groups[group], name=group, help=module.__doc__, rich_help_panel=panels.get(name))
+        examples = _EXAMPLES.get(name)
+        groups[group].command(
+            verb.replace("_", "-"),
+            rich_help_panel=None if group else panels.get(name),
+            epilog=None if examples is None else "\n  ".join(("\b\nExamples:", *examples)),
+        )(getattr(module, verb))
     return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"moevolve {version('moevolve')}")
+        raise typer.Exit
+
+
+def _about(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Make mixture-of-experts language models smaller and faster for your tasks, using inference only."""
 
 
 app = make_app()

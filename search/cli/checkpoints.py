@@ -125,15 +125,15 @@ def _print_profile(report: ProfileReport) -> None:
         lengths = f"{task.shortest} to {task.longest} tokens, {task.mean} on average"
         prompts = f"prompts of {task.task} ({task.split}), {lengths},"
     scored = any(model.score is not None for model in report.models)
-    headings = f"model | {'>score | ' if scored else ''}>parameters | >active | >weights | >FLOPs\nper token | >batch"
-    headings += " | >peak\nmemory | >prefill\ntokens/s | >decode\ntokens/s | >answers/s"
+    headings = f"model | {'>score | ' if scored else ''}>parameters | ?>active | >weights | ?>FLOPs\nper token | >batch"
+    headings += " | >peak\nmemory | ?>prefill\ntokens/s | >decode\ntokens/s | ?>answers/s"
     print_table(
         f"{machine}, {ran.dtype}, {prompts} and {settings.new_tokens} new tokens, "
         f"medians of {settings.timed_runs}; ratios to {reference.label}",
         headings,
         [row for model in report.models for row in _profile_rows(model, reference, scored)],
     )
-    output.print(f"peak memory: {report.peak_memory}")
+    output.print(f"peak memory: {report.peak_memory}", soft_wrap=True)
     for note in report.notes:
         output.print(note, soft_wrap=True)
 

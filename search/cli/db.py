@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 @shows(UpgradeRequest)
 def upgrade(done: Upgrade, _: UpgradeRequest) -> None:
     if done.before == done.after:
-        output.print(f"nothing to do: the store has schema {done.after}")
+        output.print(f"nothing to do: the store has schema {done.after}", soft_wrap=True)
     else:
-        output.print(f"upgraded from schema {done.before} to {done.after}")
+        output.print(f"upgraded from schema {done.before} to {done.after}", soft_wrap=True)
 
 
 @takes(CheckRequest)

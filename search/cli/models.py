@@ -34,7 +34,7 @@ def evaluate(request: EvaluateRequest, store: StoreOption = DEFAULT_STORE, as_js
         return
     record, bounds = found.record, found.interval
     if record.score is None or bounds is None:
-        output.print(f"{found.ref} failed on {record.task} ({record.split}): {record.failure}")
+        output.print(f"{found.ref} failed on {record.task} ({record.split}): {record.failure}", soft_wrap=True)
         raise typer.Exit(1)
     scale = SCALES[record.scale]
     scores = scale.text(record.score), scale.interval(*bounds)
@@ -130,7 +130,9 @@ def _print_answered(title: str, found: Answers | StoredAnswers, only: AnswerFilt
         return
     lines: list[list[str | Text]] = []
     ends = []
-    for row in found.rows:
+    # Where all models answer alike there is least to see.
+    rows = sorted(found.rows, key=lambda row: len({(each.outcome, each.text) for each in row.answers}) == 1)
+    for row in rows:
         lines.append([str(row.row), "prompt", "", row.prompt if whole else _abridged(row.prompt)])
         lines.append(["", "right", "", " | ".join(row.references) or "-"])
         for name, answer in zip(found.models, row.answers, strict=True):

@@ -80,7 +80,7 @@ def _print_submitted(sent: Submitted, as_json: bool) -> None:
         done = f"is on {sent.cluster} already, as job {sent.job}"
     else:
         done = f"is in the store already: {sent.status}"
-    lines = [f"search {sent.name} ({sent.id}) {done}"]
+    lines = [f"search {sent.name} ({sent.id}) {done}", f"its results go to {sent.store}"]
     if sent.job is not None:
         lines.append(f"follow it with: moevolve logs {sent.name} --follow --cluster {sent.cluster}")
     output.print("\n".join(lines), soft_wrap=True)
@@ -152,8 +152,15 @@ def plan(
 @takes(StudyRequest)
 def study(
     request: StudyRequest,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Also write the rows to this CSV file.")] = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", help="Also write the tables to this file.")] = None,
+    outputs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Also write the rows to a .csv file, or the tables to a .md file; repeatable.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run searches and baselines side by side and print one table. Ctrl-C leaves it resumable: run it again."""
@@ -163,7 +170,7 @@ def study(
         # A study takes hours and its log is read afterwards, so each search prints two lines.
         return line_observer(print_line, f"[{place + 1}/{len(read.cells)}] {cell.config.name}", 2)
 
-    for path in (csv, markdown):
+    for path in outputs or ():
         _check_writable(path)
     hint = "run the same command again to go on"
     with exit_with_message(f"{INTERRUPTED}, {hint}", moevolve.PoolError, hint):
@@ -171,20 +178,21 @@ def study(
     # Imported late, since it loads what studies are made with.
     from moevolve.search.cli.output.study import print_tables, write_csv, write_markdown
 
-    if csv is not None:
-        write_csv(rows, csv)
-    if markdown is not None:
-        write_markdown(read.name, rows, markdown)
+    for path in outputs or ():
+        if path.suffix == ".csv":
+            write_csv(rows, path)
+        else:
+            write_markdown(read.name, rows, path)
     if as_json:
         print_json(rows)
     else:
         print_tables(read.name, rows)
 
 
-def _check_writable(path: Path | None) -> None:
+def _check_writable(path: Path) -> None:
     # Checked before hours of searches rather than after.
-    if path is None:
-        return
+    if path.suffix not in (".csv", ".md"):
+        raise moevolve.UserError(f"--output {path}: the name must end in .csv (rows) or .md (tables)")
     if not path.parent.is_dir():
         raise moevolve.UserError(f"{path}: the folder {path.parent} doesn't exist")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):

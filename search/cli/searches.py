@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import moevolve
+from moevolve.evaluators.errors import one_line
 from moevolve.evaluators.scales import SCALES, Scale, scales_title
 from moevolve.evaluators.types import SCORED
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, shows, takes
@@ -20,17 +22,30 @@ from moevolve.search.interface.plot import PlotFileRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import ReportFileRequest
 from moevolve.search.interface.searches import LabelRequest, SearchesRequest
-from moevolve.search.interface.show import GenomeRequest, LineageRequest, ShowRequest
+from moevolve.search.interface.show import GenomeRequest, LineageRequest
 from moevolve.search.interface.tables import plain
 from moevolve.search.server.serve import ServeRequest
 from moevolve.search.text import flop_count, memory_size, parameter_count, score_lines
 from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
-    from moevolve import BestRow, Comparison, Effects, IndividualDetail, LineageGraph, Pareto, SearchSummary
+    from moevolve import (
+        BestRow,
+        Comparison,
+        Effects,
+        IndividualDetail,
+        LineageGraph,
+        Pareto,
+        SearchOverview,
+        SearchSummary,
+    )
     from moevolve.search.interface.tables import Rows
     from moevolve.store.pareto import FrontRow, Mark
     from moevolve.store.records import SearchRecord
+
+
+_LONGEST_REASON = 50
+"""Characters of an error that a cell shows; `show` has all of it."""
 
 
 @shows(SearchesRequest, csv=True)
@@ -39,7 +54,7 @@ def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
     rows = [
         [
             row.search.name,
-            row.search.status + (f" ({reason})" if reason else ""),
+            row.search.status + (f" ({one_line(reason, _LONGEST_REASON)})" if reason else ""),
             row.search.genome_kind,
             ", ".join(row.tasks),
             str(row.individuals),
@@ -52,9 +67,9 @@ def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
         for row in found
         for reason in ["its driver is gone: resume it" if row.is_orphaned else row.search.status_reason]
     ]
-    headings = "search | status | genome | tasks | >individuals | >failed | >best on search | >winner's dev | >test"
+    headings = "search | status | ?genome | ?tasks | ?>individuals | ?>failed | >best on search | >winner's dev | >test"
     title = scales_title(scale for row in found for scale in (row.scale, row.mean_scale))
-    print_table(title, f"{headings}{' | tags and note' if noted else ''} | created", rows)
+    print_table(title, f"{headings}{' | tags and note' if noted else ''} | ?created", rows)
 
 
 @shows(LabelRequest)
@@ -78,7 +93,7 @@ def compare(found: Comparison, _: CompareRequest) -> None:
     title = f"best fitness so far, {scale.title}: mean (range) over searches that differ only in the seed"
     print_table(title, ">" + " | >".join(headings), courses)
     if not found.models:
-        output.print("no search has finished: there are no winners to compare")
+        output.print("no search has finished: there are no winners to compare", soft_wrap=True)
         return
     models = [
         [
@@ -90,7 +105,7 @@ def compare(found: Comparison, _: CompareRequest) -> None:
         ]
         for model in found.models
     ]
-    headings = ["winners", *(f">{split}" for split in SCORED), ">parameters", ">p (Holm)", "test"]
+    headings = ["winners", *(f">{split}" for split in SCORED), ">parameters", ">p (Holm)", "?test"]
     title = scales_title(score.scale for model in found.models for score in model.scores)
     print_table(f"{title}, with 95 % intervals", " | ".join(headings), models)
     output.print(found.note, soft_wrap=True)
@@ -138,24 +153,42 @@ def effects(found: Effects, _: EffectsRequest) -> None:
     output.print(found.note, soft_wrap=True)
 
 
+def _differing(genomes: Sequence[str]) -> tuple[list[str], str]:
+    """What each of some genomes has that not all of them have, and what all have."""
+    parts = [genome.split(", ") for genome in genomes]
+    shared = [part for part in (parts[0] if len(parts) > 1 else ()) if all(part in each for each in parts)]
+    return [", ".join(part for part in each if part not in shared) for each in parts], ", ".join(shared)
+
+
+def _print_shared(shared: str) -> None:
+    if shared:
+        output.print(f"all of them: {shared}", soft_wrap=True)
+
+
 @shows(BestRequest, csv=True)
 def best(found: Rows[BestRow], _: BestRequest) -> None:
+    genomes, shared = _differing([row.summary for row in found])
+    tasks = {row.task for row in found}
+    several = len(tasks) != 1
     rows = [
         [
             row.ref,
-            row.task,
+            *([row.task] if several else []),
             *map(SCALES[row.scale].text, (row.search_score, row.dev_score, row.test_score)),
             str(row.experts),
             str(row.active),
             f"{parameter_count(row.parameters)} ({100 * row.parameters / row.parameters_full:.0f} %)",
-            row.summary,
+            genome,
             str(row.depth),
         ]
-        for row in found
+        for row, genome in zip(found, genomes, strict=True)
     ]
     parts = part_names({row.genome_kind for row in found} or KINDS)
-    headings = f"individual | task | >search | >dev | >test | >{parts} | >active | >parameters | genome | >depth"
-    print_table(scales_title(row.scale for row in found), headings, rows)
+    headings = f"individual{' | task' if several else ''} | >search | >dev | >test | ?>{parts} | ?>active"
+    headings += " | >parameters | genome | ?>depth"
+    title = "".join(f"{task}: " for task in tasks if not several) + scales_title(row.scale for row in found)
+    print_table(title, headings, rows)
+    _print_shared(shared)
 
 
 @shows(ParetoRequest, "candidates")
@@ -168,34 +201,46 @@ def pareto(found: Pareto, _: ParetoRequest) -> None:
         scores = [SCALES[scale].text(score) for scale, score in zip(found.scales, model.scores, strict=True)]
         return [ref or "", *scores, "-" if size is None else written(round(size)), more]
 
-    rows = [line(row.ref, row, row.summary) for row in found.front]
+    genomes, shared = _differing([row.summary for row in found.front])
+    rows = [line(row.ref, row, genome) for row, genome in zip(found.front, genomes, strict=True)]
     rows += [line(mark.ref, mark, mark.label) for mark in found.marks]
     scores = " | ".join(f">{task}" for task in found.tasks)
     headings = f"individual | {scores} | >{sizes} | genome, or how it was made"
     print_table(f"on {found.split}: {scales_title(found.scales)}", headings, rows, [len(found.front) - 1])
+    _print_shared(shared)
+    if not found.front and found.split != "search":
+        output.print(f"no candidate was scored on {found.split}; all have a score on --split search", soft_wrap=True)
 
 
-@takes(ShowRequest)
 def show(
-    request: ShowRequest,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="SEARCH|INDIVIDUAL",
+            help="A search by name or id, or an individual as SEARCH:INDEX, for example demo:137.",
+        ),
+    ],
     genome: Annotated[
-        bool, typer.Option("--genome", help="Show what it keeps of each layer, and its settings.")
+        bool, typer.Option("--genome", help="Show what an individual keeps of each layer, and its settings.")
     ] = False,
     against: Annotated[str | None, option(GenomeRequest, "against")] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
+    """Show what the store has on a search (settings, phases, best), or everything on one individual."""
     if genome or against is not None:
-        view = moevolve.genome(store, request.individual, against=against)
+        view = moevolve.genome(store, name, against=against)
         (print_json if as_json else print_genome)(view)
         return
-    detail = moevolve.ask(store, request)
+    if ":" not in name:
+        overview = moevolve.overview(store, name)
+        (print_json if as_json else _print_overview)(overview)
+        return
+    detail = moevolve.show(store, name)
     if as_json:
         print_json(detail)
         return
-    for label, value in _description(detail):
-        output.print(f"{label:>13}  ", style="bold", end="")
-        output.print(value, soft_wrap=True)
+    _print_facts(_description(detail))
     rows = [
         [
             item.task,
@@ -205,12 +250,53 @@ def show(
             str(item.examples_seen),
             f"{item.seconds:.2f}",
             str(item.attempt),
-            item.failure or "",
+            one_line(item.failure or "", _LONGEST_REASON),
         ]
         for item in detail.evaluations
     ]
-    headings = "task | split | >score | >gold log-prob | >examples | >seconds | >attempt | failure"
+    headings = "task | split | >score | >gold log-prob | >examples | ?>seconds | ?>attempt | ?failure"
     print_table(scales_title(item.scale for item in detail.evaluations), headings, rows)
+
+
+def _print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    for label, value in facts:
+        output.print(f"{label:>13}  ", style="bold", end="")
+        output.print(value, soft_wrap=True)
+
+
+def _print_overview(found: SearchOverview) -> None:
+    search, control, scale = found.search, found.control, SCALES[found.scale]
+    best = "none yet" if found.best is None else f"{found.best[0]}: {scale.phrase(found.best[1])} on search"
+    full = "" if found.full is None else f"; full model: {scale.phrase(found.full)}"
+    driver = "none" if control.owner is None or not control.alive else f"{control.owner}: {control.stage or 'starting'}"
+    orphan = "; its driver is gone: resume it" if search.is_orphaned(control.alive) else ""
+    reason = f" ({' '.join(search.status_reason.split())})" if search.status_reason else ""
+    noted = [("tags", " ".join(search.tags)), ("note", search.note)]
+    names = {"search": "scored", "dev": "scored on dev", "test": "scored on test"}
+    counts = ", ".join(f"{count:,} {names.get(name, name)}" for name, count in found.funnel.items())
+    _print_facts(
+        [
+            ("search", f"{search.name} (id {search.id}), of {search.created_at:%Y-%m-%d %H:%M}"),
+            ("status", f"{search.status}{reason}{orphan}"),
+            *(each for each in noted if each[1]),
+            *found.facts,
+            ("driver", driver),
+            ("best", f"{best}{full}"),
+            *([] if search.winner is None else [("winner", f"{search.name}:{search.winner}")]),
+            ("individuals", counts),
+        ]
+    )
+    rows = [
+        [
+            each.phase,
+            "-" if each.planned is None else f"{each.planned:,}",
+            f"{each.individuals:,}",
+            f"{each.failed:,}",
+            scale.text(each.best),
+        ]
+        for each in found.phases
+    ]
+    print_table(scale.title, "phase | >planned | >made | >failed | >best on search", rows)
 
 
 def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
@@ -254,6 +340,7 @@ def _print_lineage(graph: LineageGraph) -> None:
     parents: dict[int, list[int]] = {node.index: [] for node in graph.nodes}
     for parent, child in graph.edges:
         parents[child].append(parent)
+    genomes, shared = _differing([node.summary for node in graph.nodes])
     rows = [
         [
             f"{graph.search_name}:{node.index}",
@@ -262,11 +349,13 @@ def _print_lineage(graph: LineageGraph) -> None:
             node.operator,
             ", ".join(map(str, parents[node.index])),
             SCALES[graph.scale].text(node.fitness),
-            node.summary,
+            genome,
         ]
-        for node in graph.nodes
+        for node, genome in zip(graph.nodes, genomes, strict=True)
     ]
-    print_table(SCALES[graph.scale].title, "individual | >depth | phase | operator | parents | >fitness | genome", rows)
+    headings = "individual | ?>depth | ?phase | operator | parents | >fitness | genome"
+    print_table(SCALES[graph.scale].title, headings, rows)
+    _print_shared(shared)
 
 
 def tasks(as_json: JsonOption = False) -> None:
@@ -282,7 +371,7 @@ def tasks(as_json: JsonOption = False) -> None:
 @takes(PlotFileRequest)
 def plot(request: PlotFileRequest, store: StoreOption = DEFAULT_STORE) -> None:
     moevolve.plot(store, **request.arguments())
-    output.print(f"wrote {request.path}")
+    output.print(f"wrote {request.path}", soft_wrap=True)
 
 
 @takes(ReportFileRequest)

@@ -55,7 +55,9 @@ def _print_page(found: ShrinkResult) -> None:
     print_entries(found.table)
     best, written = found.table.best, found.written
     if best is None:
-        output.print("every candidate failed; see `moevolve searches` and `moevolve show` for the reasons")
+        output.print(
+            "every candidate failed; see `moevolve searches` and `moevolve show` for the reasons", soft_wrap=True
+        )
         return
     _print_checks(found.checks, found.loops)
     if written is None:
@@ -111,7 +113,7 @@ def _print_quantised(found: QuantisedCheckpoint) -> None:
 
 def _print_checks(checks: Sequence[TaskCheck], loops: Loops | None) -> None:
     headings = (
-        "held-out prompts | >prompts | >loops | >JSON, calls lost | >agreement | >perplexity | >of the full score"
+        "held-out prompts | ?>prompts | >loops | >JSON, calls lost | >agreement | >perplexity | >of the full score"
     )
     print_table(None, headings, [[check.task, *check.cells] for check in checks if check.known])
     unknown = [check.task for check in checks if not check.known]

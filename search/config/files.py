@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,13 @@ from moevolve.evaluators.yaml_files import explain_validation, read_yaml
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import Section
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+
+_LOADING_KEYS = tuple(
+    f"{section}.{field.name}"
+    for section, kind in (("model", ModelConfig), ("engine", EngineConfig))
+    for field in fields(kind)
+)
+"""Keys of the sections that aren't a `Section`, which suggests its own keys."""
 
 
 def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
@@ -61,7 +69,7 @@ def _validated(data: dict[str, Any], where: str) -> RunConfig:
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{where}: {explain_validation(error, data, RunConfig.model_fields)}") from None
+        raise UserError(f"{where}: {explain_validation(error, data, _LOADING_KEYS)}") from None
 
 
 def parse_stored_config(text: str) -> RunConfig:
@@ -119,7 +127,7 @@ def changed_loading(model: ModelConfig, engine: EngineConfig, overrides: Sequenc
     try:
         return Loading.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"--set {' '.join(overrides)}: {explain_validation(error, data)}") from None
+        raise UserError(f"--set {' '.join(overrides)}: {explain_validation(error, data, _LOADING_KEYS)}") from None
 
 
 def as_override(key: str, value: Any) -> str:

@@ -33,5 +33,5 @@ class AnalyseRequest(Request):
     def answer(self, store: StoreReader) -> Analysis:
         if self.individual == FULL:
             raise UserError(f"{FULL}: an analysis compares an individual with the full model; name one as SEARCH:INDEX")
-        found = find_candidate(store, self.individual, model=self.model)
+        found = find_candidate(store, self.individual, model=self.model, task=self.task)
         return analyse(found, prepared_split(found, self.task, self.split), self.tokens)

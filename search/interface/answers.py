@@ -124,7 +124,8 @@ class AnswersRequest(Request):
     task: Task
     split: TaskSplit = "test"
     limit: Annotated[
-        int | None, about("Show at most this many rows. Without `only`, no more than these are run.", ge=1)
+        int | None,
+        about("Show at most this many rows; without --only, no more are run.", ge=1),
     ] = 10
     only: Only = None
     rows: Annotated[
@@ -141,11 +142,8 @@ class AnswersRequest(Request):
     def answer(self, store: StoreReader, *, on_stage: OnStage = lambda _: None) -> Answers:
         # Without `only`, no more rows than `limit` are run. Batches then differ from those of the whole split, and so
         # may the last digits of log-probabilities.
-        from moevolve.workers.checkpoints.loading import placed
-        from moevolve.workers.worker import EvaluationWorker
-
         names = [name for name in dict.fromkeys(self.individuals) if name != FULL] or [FULL]
-        candidates = {name: find_candidate(store, name, self.search, self.model) for name in names}
+        candidates = {name: find_candidate(store, name, self.search, self.model, task=self.task) for name in names}
         first = candidates[names[0]]
         same = {
             name: (each.facts.fingerprint, engine_fingerprint(each.config.model, each.config.engine))
@@ -163,6 +161,9 @@ class AnswersRequest(Request):
         places = self._places(len(prepared.examples))
         prepared = prepared.only(places)
         # One resident model, to which the edits are applied one after the other.
+        from moevolve.workers.checkpoints.loading import placed
+        from moevolve.workers.worker import EvaluationWorker
+
         on_stage("loading the model")
         engine = first.config.engine if self.threads is None else replace(first.config.engine, threads=self.threads)
         worker = EvaluationWorker(placed(first.config.model, self.device, self.dtype), engine)
@@ -257,7 +258,9 @@ class StoredAnswersRequest(Request):
         ),
     ] = "full"
     only: Only = None
-    limit: Annotated[int, about("Show at most this many rows.", ge=1, le=1000)] = 25
+    limit: Annotated[int, about("Show at most this many rows, those first where the models differ.", ge=1, le=1000)] = (
+        25
+    )
     offset: Annotated[int, about("Leave this many of the rows out that would come first.", ge=0)] = 0
 
     def answer(self, store: StoreReader) -> StoredAnswers:
@@ -265,7 +268,9 @@ class StoredAnswersRequest(Request):
         mine, theirs = self._stored_pair(store, detail)
         pair = np.stack([outcomes_of(theirs), outcomes_of(mine)])
         chosen = {name: np.flatnonzero(selects(*pair)) for name, selects in SELECTS.items()}
-        places = np.arange(pair.shape[1]) if self.only is None else chosen[self.only]
+        differing = chosen["differing"]
+        same = np.setdiff1d(np.arange(pair.shape[1]), differing)
+        places = np.concatenate([differing, same]) if self.only is None else chosen[self.only]
         shown = places[self.offset : self.offset + self.limit].tolist()
         examples, note = _examples(store, detail.ref, mine)
         answered = [tuple(Answer(None, (), outcome) for outcome in pair[:, row].tolist()) for row in shown]

@@ -1,16 +1,19 @@
-"""Control of a running search: who runs it, and asking for it to be paused, stopped, cancelled or scaled."""
+"""Control of a running search: who runs it, following it, and asking it to be paused, stopped, cancelled or scaled."""
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY
+import time
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, ClassVar
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.interface.parameters import SearchRef
-from moevolve.search.interface.request import Request, about, record
+from moevolve.search.interface.request import Ask, Request, about, record
+from moevolve.search.interface.searches import SearchRequest
 from moevolve.search.running.steer import steer
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import Control, DesiredState
+from moevolve.store.records import Control, DesiredState, SearchRecord
 from moevolve.store.repository import Store
 
 
@@ -23,6 +26,49 @@ class ControlRequest(Request):
 
     def answer(self, store: StoreReader) -> Control:
         return store.control(store.search(self.search).id)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchState:
+    """A search at one moment, and its driver."""
+
+    search: SearchRecord
+    control: Control
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the driver is gone without having stored a final status."""
+        return self.search.is_orphaned(self.control.alive)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more happens unless someone resumes the search."""
+        return self.is_orphaned or self.search.status not in ("created", "running", "paused")
+
+
+_POLL_S = 1.0
+"""Seconds between two looks at a search; its driver reports as often."""
+
+
+@record
+class WatchRequest(Request):
+    """Follow a search until it ends: its state now, then whenever it has changed. The search isn't touched.
+
+    Raises:
+        StoreError: there is no such store or search.
+    """
+
+    search: SearchRef
+
+    def answer(self, ask: Ask) -> Iterator[SearchState]:
+        last = None
+        while last is None or not last.ended:
+            found = SearchState(ask(SearchRequest(self.search)), ask(ControlRequest(self.search)))
+            if found != last:
+                yield found
+            last = found
+            if not last.ended:
+                time.sleep(_POLL_S)
 
 
 @record

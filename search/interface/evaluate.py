@@ -77,14 +77,14 @@ class EvaluateRequest(Request):
     overrides: ModelSettings = ()
 
     def answer(self, store: Store, *, on_stage: OnStage = lambda _: None) -> Evaluation:
-        from moevolve.search.pools.local import LocalPool
-        from moevolve.workers.worker import EvaluationWorker
-
         on_stage("reading the search and the task")
         changes = list(override_lines(self.overrides))
         changes += [] if self.threads is None else [f"engine.threads={self.threads}"]
-        candidate = bound_candidate(store, self.individual, self.search, self.model, changes)
+        candidate = bound_candidate(store, self.individual, self.search, self.model, changes, self.task)
         prepared = prepared_split(candidate, self.task, self.split)
+        from moevolve.search.pools.local import LocalPool
+        from moevolve.workers.worker import EvaluationWorker
+
         model, engine = candidate.config.model, candidate.config.engine
         sizes = {}
         if candidate.detail is not None:

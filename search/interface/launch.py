@@ -33,7 +33,8 @@ class LaunchRequest(Request):
     The answer is the winner and the final table.
 
     Raises:
-        UserError: the configuration asks for something that can't be had, or the name is taken.
+        UserError: the configuration asks for something that can't be had, its cluster can't be joined, or the name is
+            taken.
         StoreError: the store can't be opened, or the search to continue was cancelled.
         PoolError: no worker can be started; `resume` continues the search.
     """
@@ -67,6 +68,7 @@ class LaunchRequest(Request):
         source = "this configuration" if isinstance(self.config, RunConfig) else str(self.config)
         given = self.search_id is not None
         with ModelProbe() as probe:
+            probe.join(settings)  # a wrong address must not take the search's name
             setup = set_up_new(settings, self.search_id, probe.call)
             with opened_store(settings.store if self.store is None else self.store, create=True) as store:
                 return launch(setup, store, observer, self.or_resume or given, source, only_this=given, probe=probe)

@@ -115,7 +115,8 @@ class ProfileRequest(Request):
 
 def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Callable[[str], None]) -> ProfileReport:
     from moevolve.workers.profiling.checkpoints import check_folder, export_models, position_limit
-    from moevolve.workers.profiling.run import ProfileError, profile_models
+    from moevolve.workers.profiling.report import ProfileError
+    from moevolve.workers.profiling.run import profile_models
 
     names = tuple(dict.fromkeys(request.models))
     trusted = request.trust_remote_code

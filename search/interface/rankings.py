@@ -43,14 +43,14 @@ class BestRequest(Request):
     experts: Annotated[PartCount, about("List only configurations with this many experts, or blocks.")] = None
     active: Annotated[PartCount, about("List only configurations with this many active experts.")] = None
     search: Annotated[str | None, about("List only individuals of this search.", max_length=LONGEST_NAME)] = None
-    by: Annotated[
+    split: Annotated[
         ScoredSplit,
         about("Split whose scores rank. `dev` falls back to `search` for individuals that were not re-ranked."),
     ] = "dev"
     limit: Annotated[int, about("List at most this many configurations per task.", ge=1, le=1000)] = 10
 
     def answer(self, store: StoreReader) -> Rows[BestRow]:
-        return Rows(store.best(self.task, self.experts, self.active, self.search, self.limit, self.by))
+        return Rows(store.best(self.task, self.experts, self.active, self.search, self.limit, self.split))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class ParetoRequest(Request):
     needs_one = ("task", "search")
     task: Annotated[str | None, about("Task of the scores; default: all tasks of the search.", max_length=200)] = None
     _: KW_ONLY
-    split: Annotated[ScoredSplit, about("Split of the scores.")] = "search"
+    split: Annotated[ScoredSplit, about("Split of the scores; all candidates have one on `search`.")] = "test"
     search: Annotated[str | None, about("List only individuals of this search.", max_length=LONGEST_NAME)] = None
     size: Annotated[
         SizeUnit,

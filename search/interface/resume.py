@@ -16,7 +16,7 @@ from moevolve.store.repository import Store
 class ResumeRequest(Request):
     """Continue a search from the store; the population comes out as if it had never stopped.
 
-    The answer is its final table, or None for a search that was paused: it goes on where it runs.
+    The answer is its final table. A paused search goes on where it runs, and there is no answer.
 
     Raises:
         UserError: model, tasks or settings are not what the search was launched with.
@@ -40,7 +40,7 @@ class ResumeRequest(Request):
 class RetryRequest(ResumeRequest):
     """Evaluate individuals again that failed because of workers or time limits, and all later ones that saw them.
 
-    The answer is the search's final table, or None if there is nothing to retry.
+    The answer is the search's final table; there is none if there is nothing to retry.
 
     Raises:
         UserError, StoreError, PoolError: as `resume`.

@@ -1,19 +1,25 @@
-"""What is stored of one individual: everything, its genome in columns, its lineage."""
+"""What is stored of one search, or of one individual: everything, its genome in columns, its lineage."""
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated
 
 from moevolve.evaluators.records import short_repr
-from moevolve.search.config.run import LONGEST_NAME
+from moevolve.evaluators.scales import ScaleName
+from moevolve.evaluators.types import SCORED
+from moevolve.search.config.files import parse_stored_config
+from moevolve.search.config.run import LONGEST_NAME, RunConfig
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.registry import outline_of
-from moevolve.search.interface.parameters import IndividualRef
+from moevolve.search.interface.parameters import IndividualRef, SearchRef
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.running.candidates import find_candidate
+from moevolve.search.strategies.schedule import make_schedule
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import IndividualDetail, LineageGraph
+from moevolve.store.records import Control, IndividualDetail, IndividualRecord, LineageGraph, SearchRecord
 
 
 @record
@@ -29,6 +35,101 @@ class ShowRequest(Request):
 
     def answer(self, store: StoreReader) -> IndividualDetail:
         return store.individual(self.individual)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCounts:
+    """What a phase of a search has made.
+
+    Attributes:
+        planned: Number of individuals that the configuration asks for; None for an imported search.
+        best: Largest fitness of its individuals; None while there is none.
+    """
+
+    phase: str
+    planned: int | None
+    individuals: int
+    failed: int
+    best: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOverview:
+    """A search with its settings, its phases, and how many individuals came how far.
+
+    Attributes:
+        facts: Name and value of what is searched: model, tasks, genome, phases ...
+        best: The best individual by fitness, as SEARCH:INDEX, and its fitness; None while there is none.
+        full: Fitness of the full model; None while it isn't known.
+        funnel: Number of individuals that were made, differ from those before them, were scored on `search`, `dev` and
+            `test`.
+        scale: Scale that fitness is shown on.
+    """
+
+    search: SearchRecord
+    control: Control
+    facts: tuple[tuple[str, str], ...] = field(repr=False)
+    phases: tuple[PhaseCounts, ...]
+    best: tuple[str, float] | None
+    full: float | None
+    funnel: dict[str, int]
+    scale: ScaleName
+
+
+@record
+class OverviewRequest(Request):
+    """Show what a search is about: its settings, phases, status and best, and how many individuals came how far.
+
+    Raises:
+        StoreError: there is no such store or search.
+        UserError: another version stored the search.
+    """
+
+    route = "/searches/{search}/overview"
+    search: SearchRef
+
+    def answer(self, store: StoreReader) -> SearchOverview:
+        from moevolve.search.loop.scores import full_fitness
+        from moevolve.search.report.contents import facts_of
+
+        search = store.search(self.search)
+        config = parse_stored_config(search.config)
+        rows = store.history(search.id)
+        best = next(iter(store.best_of_search(search.id, 1)), None)
+        return SearchOverview(
+            search=search,
+            control=store.control(search.id),
+            facts=tuple(facts_of(store, search, config)),
+            phases=tuple(_phases(config, rows)),
+            best=None if best is None or best.fitness is None else (f"{search.name}:{best.index}", best.fitness),
+            full=full_fitness(store, search),
+            funnel=_funnel(store, search, rows),
+            scale=store.scales(search.id).fitness,
+        )
+
+
+def _phases(config: RunConfig, rows: Sequence[IndividualRecord]) -> Iterator[PhaseCounts]:
+    parts: list[tuple[str, int | None, Sequence[IndividualRecord]]] = [("imported", None, rows)]
+    if not config.is_imported:
+        spans = make_schedule(config).spans
+        parts = [(span.kind, span.stop - span.start, rows[span.start : span.stop]) for span in spans]
+    for phase, planned, made in parts:
+        fitness = [row.fitness for row in made if row.fitness is not None]
+        failed = sum(row.status == "failed" for row in made)
+        yield PhaseCounts(phase, planned, len(made), failed, max(fitness, default=None))
+
+
+def _funnel(store: StoreReader, search: SearchRecord, rows: Sequence[IndividualRecord]) -> dict[str, int]:
+    """Numbers of individuals that were made, differ, and were scored on all tasks of each split."""
+    different = {row.phenotype_hash for row in rows}
+    counts = {"made": len(rows), "different": len(different)}
+    tasks = store.search_tasks(search.id)
+    for split in SCORED:
+        prints = [task.task_fingerprint for task in tasks if task.split == split]
+        found = store.evaluations(sorted(different), search.model_fingerprint, search.engine_fingerprint, prints)
+        scored = Counter(one.phenotype_hash for one in found if one.failure is None)
+        counts[split] = sum(count == len(prints) for count in scored.values())
+    return counts
 
 
 @dataclass(frozen=True, slots=True)

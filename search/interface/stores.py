@@ -65,12 +65,12 @@ class PruneRequest(Request):
     """
 
     writes = True
-    _: KW_ONLY
     searches: Annotated[
         Sequence[str],
-        about("Delete this search (name or id), for good; several may be named."),
-        Flag("--search", "NAME", list[str]),
+        about("Names or ids of the searches to delete, for good; none deletes only what no search needs."),
+        Flag(metavar="SEARCH", kind=list[str]),
     ] = ()
+    _: KW_ONLY
     dry_run: Annotated[bool, about("Only say what would be deleted."), Flag("--dry-run")] = False
 
     def answer(self, store: Store) -> PruneReport:
@@ -92,7 +92,7 @@ class CopyRequest(Request):
     searches: Annotated[
         Sequence[str],
         about("Names or ids of the searches; none copies all."),
-        Flag(metavar="[SEARCH]...", kind=list[str]),
+        Flag(metavar="SEARCH", kind=list[str]),
     ] = ()
     _: KW_ONLY
     to: Annotated[

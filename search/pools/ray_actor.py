@@ -114,6 +114,18 @@ class ModelProbe:
         kill(self.take())
         leave_ray(self)
 
+    def join(self, config: RunConfig) -> None:
+        """Join the cluster of a configuration, if it names one.
+
+        Raises:
+            UserError: The cluster can't be reached or refuses the connection.
+        """
+        if config.workers.address is not None:
+            try:
+                start_ray(config.workers, self)
+            except PoolError as error:
+                raise UserError(str(error)) from error
+
     def call(self, function: Callable[..., R], config: RunConfig, *args: Any) -> R:
         """Call a function of a configuration, with further arguments, where torch may be imported.
 
@@ -138,6 +150,8 @@ class ModelProbe:
 
     def gpus(self, config: RunConfig) -> int:
         """Number of GPUs that workers of a configuration can have on this machine, or on the cluster that it joins."""
+        if config.workers.address is None:
+            local_directory(config.model)
         torch = sys.modules.get("torch")
         if torch is not None and config.workers.address is None:
             return int(torch.cuda.device_count())

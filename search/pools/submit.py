@@ -33,6 +33,7 @@ class Submitted:
     Attributes:
         id: Id of the search, and of its first job.
         cluster: URL of the cluster's job server.
+        store: URL of the store that the search's results go to, without its password.
         job: Id of the job that runs the search; None if none is needed.
         new: True if this call submitted the job.
         status: Status of the search in the store; None if it isn't stored yet, or the store can't be reached from here.
@@ -43,6 +44,7 @@ class Submitted:
     id: str
     name: str
     cluster: str
+    store: str
     job: str | None
     new: bool
     status: str | None
@@ -68,8 +70,9 @@ def submit(
     """
     server = JobServer(cluster, insecure)
     config = config.model_copy(update={"store": _store_for(config.store, server.url)})
+    where = without_password(config.store)
     if search_id is None:  # it depends only on the request, so that the call can be repeated
-        content = "\n".join((config.name, config.config_hash, without_password(config.store)))
+        content = f"{config.name}\n{config.config_hash}\n{where}"
         search_id = hashlib.sha256(content.encode()).hexdigest()[:10]
     label = JobLabel(search_id, config.name, config.config_hash)
     status, needed = _stored_state(config, label)
@@ -79,14 +82,14 @@ def submit(
             raise UserError(f"the id {label.search} is that of another search on this cluster: {job.label.name}")
     alive = next((job for job in jobs if not job.ended), None)
     if alive is not None or not needed:
-        return Submitted(label.search, label.name, server.url, alive.id if alive else None, False, status)
+        return Submitted(label.search, label.name, server.url, where, alive.id if alive else None, False, status)
     job_id = label.search if not jobs else f"{label.search}-{len(jobs) + 1}"
     # `exec`, because a shell in between wouldn't pass on Ray's SIGTERM. Store and server come from the configuration.
     command = ["exec", "env", "-u", "MOEVOLVE_STORE", "-u", "MOEVOLVE_SERVER", *_COMMAND, RUN, "--id", label.search]
     with tempfile.TemporaryDirectory(prefix="moevolve-") as folder:
         environment = pack(config, Path(folder), shared_paths, LIMIT_BYTES)
         new = server.submit(job_id, label, shlex.join(command), environment)  # False after another request just now
-    return Submitted(label.search, label.name, server.url, job_id, new, status)
+    return Submitted(label.search, label.name, server.url, where, job_id, new, status)
 
 
 def logs(cluster: str, search: str, follow: bool, insecure: bool = False) -> Iterator[str]:

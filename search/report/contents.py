@@ -129,7 +129,7 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
     return ReportContents(
         search=search,
         settings=settings_text(search.config),
-        facts=tuple(_facts(store, search, config)),
+        facts=tuple(facts_of(store, search, config)),
         counts={
             "planned": None if config.is_imported else sum(phase.evaluations for phase in config.phases),
             "made": len(history),
@@ -175,7 +175,8 @@ def _calibration_notes(store: StoreReader, search: SearchRecord, config: RunConf
     return notes
 
 
-def _facts(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[tuple[str, str]]:
+def facts_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[tuple[str, str]]:
+    """Name and value of what a search is about: model, tasks, genome, phases, strategy, seed, engine, software."""
     model, engine = config.model, config.engine
     facts = [("model", f"{model.path} ({model.parameter_dtype})")]
     tasks = [task for task in store.search_tasks(search.id) if task.split == "search"]

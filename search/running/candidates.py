@@ -48,6 +48,7 @@ def find_candidate(
     model: str | None = None,
     weights: bool = True,
     overrides: Sequence[str] = (),
+    task: str | None = None,
 ) -> Candidate:
     """Look up `SEARCH:INDEX`, or `full` (of `search`, or of the store's only search).
 
@@ -56,14 +57,18 @@ def find_candidate(
         weights: True requires the search's weights. If the search was imported without weights, its record
             (not the stored one) is bound to the ones found. False reads only the store.
         overrides: Changes of the search's `model.*` and `engine.*` settings, as `KEY=VALUE`.
+        task: Name of a task that it is for, which is read before the model is described.
 
     Raises:
         StoreError: there is no such individual or search.
-        UserError: `full` is ambiguous, the model is missing or isn't the same any more, or an override is wrong.
+        UserError: `full` is ambiguous, there is no such task, the model is missing or isn't the same any more, or an
+            override is wrong.
     """
     detail = None if reference == FULL else store.individual(reference)
     record = _search_of_full(store, search) if detail is None else detail.search
     config = parse_stored_config(record.config)
+    if task is not None:
+        _section_of(config, task).task()
     path = record.model_path if model is None else resolved_model_path(model)
     if path != config.model.path:
         moved = replace(config.model, path=path, revision=None, own_dtype=None)
@@ -89,13 +94,14 @@ def bound_candidate(
     search: str | None = None,
     model: str | None = None,
     overrides: Sequence[str] = (),
+    task: str | None = None,
 ) -> Candidate:
     """Do as `find_candidate`, and bind a search that was imported without weights to the ones found, in the store.
 
     Raises:
         StoreError, UserError: as `find_candidate`; or the search was bound to other weights meanwhile.
     """
-    candidate = find_candidate(store, reference, search, model, overrides=overrides)
+    candidate = find_candidate(store, reference, search, model, overrides=overrides, task=task)
     found = candidate.search
     if not store.search(found.id).is_bound:
         store.bind_model(found.id, found.model_fingerprint, found.model_path)
@@ -110,10 +116,15 @@ def start_of(candidate: Candidate, history: Sequence[IndividualRecord]) -> Genom
 
 def prepared_split(candidate: Candidate, name: str, split: Split) -> PreparedSplit:
     """Prepare a split as the candidate's search does, or by the task file for a task that the search doesn't have."""
-    section = next((item for item in candidate.config.tasks if name in (item.name, load_task(item.name).name)), None)
-    if section is None:
-        return TaskSection(name=name).prepared(split)
-    return section.prepared(split, calibrating=needs_calibration(candidate.space))
+    section = _section_of(candidate.config, name)
+    calibrating = section in candidate.config.tasks and needs_calibration(candidate.space)
+    return section.prepared(split, calibrating=calibrating)
+
+
+def _section_of(config: RunConfig, name: str) -> TaskSection:
+    """The settings of a task in a search, or those of a task that the search doesn't have."""
+    known = (item for item in config.tasks if name in (item.name, load_task(item.name).name))
+    return next(known, None) or TaskSection(name=name)
 
 
 def _search_of_full(store: StoreReader, search: str | None) -> SearchRecord:

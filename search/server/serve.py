@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.preparation.registry import CODE_VARIABLE
 from moevolve.search.interface.parameters import STORE_VARIABLE
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.server.settings import ServerSettings, read_settings
@@ -81,8 +83,19 @@ class ServeRequest(Request):
                 server_header=False,
                 timeout_graceful_shutdown=_SHUTDOWN_S,
             )
-            with _ignored_signals():
+            with _ignored_signals(), _refused_programs():
                 uvicorn.Server(config).run([listening])
+
+
+@contextmanager
+def _refused_programs() -> Iterator[None]:
+    """Load no task with a function of its own, here and in the processes that are started meanwhile."""
+    before = os.environ.get(CODE_VARIABLE, "")
+    os.environ[CODE_VARIABLE] = "refuse"
+    try:
+        yield
+    finally:
+        os.environ[CODE_VARIABLE] = before
 
 
 @contextmanager

@@ -91,8 +91,11 @@ def budget_of(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
 
 def _check_shares(request: ShrinkOptions) -> None:
     """Refuse shares that aren't any, or that ask for nothing, without a look at the model."""
-    if request.experts is not None and _share(request.experts) == 1:
-        raise UserError(f"--experts {request.experts}: the model is that small already; keep fewer")
+    if request.experts is not None:
+        if _share(request.experts) == 1:
+            raise UserError(f"--experts {request.experts}: the model is that small already; keep fewer")
+        if _share(request.experts) is None and not _count(request.experts):
+            raise UserError(f"--experts {request.experts}: give a number such as 8, or a share such as 50%")
     for option, share in (("--neurons", request.neurons), ("--active", request.active)):
         if share is not None:
             kept_share(share, option)
@@ -100,6 +103,11 @@ def _check_shares(request: ShrinkOptions) -> None:
         kept_score(request.keep_score)
         if request.dry_run:
             raise UserError("--keep-score finds the size by searching, so that there is no --dry-run; leave one out")
+
+
+def _count(text: str) -> int:
+    """Read a number of experts; 0 if it isn't one."""
+    return int(text) if text.strip().isdecimal() else 0
 
 
 def _tokens(text: str) -> int:
@@ -158,15 +166,17 @@ def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
     share, kept = _share(wanted), None
     if share is not None:
         kept = min(possible, key=lambda count: (abs(count - share * experts), -count))
-    elif wanted.strip().isdecimal() and int(wanted) in possible:
-        kept = int(wanted)
+    elif _count(wanted) in possible:
+        kept = _count(wanted)
     if kept == experts:
         raise UserError(f"--experts {wanted}: the model is that small already, it has {experts} experts; keep fewer")
     if kept is not None:
         return kept
     numbers = f"1 to {experts}" if len(possible) == experts else ", ".join(map(str, possible))
+    meant = f"did you mean {wanted.strip()}%? Otherwise " if experts < _count(wanted) < 100 else ""
     raise UserError(
-        f"--experts {wanted}: give a share such as 50%, or one of the numbers that this model can keep: {numbers}"
+        f"--experts {wanted}: {meant}give a share such as 50%, or one of the numbers that this model can keep: "
+        f"{numbers}"
     )
 
 

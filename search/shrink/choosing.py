@@ -98,10 +98,11 @@ def settings_of(
     request: ShrinkOptions, tasks: Sequence[str], probe: ModelProbe, on_stage: Callable[[str], None]
 ) -> tuple[dict[str, Any], list[str]]:
     """The settings of a request's search as plain data, and sentences about those that were measured."""
-    data, choices = base_settings(request, tasks, probe), list[str]()
+    data, choices = base_settings(request, tasks), list[str]()
+    for section in parsed(data).tasks:
+        section.task()  # a wrong name is refused before Ray starts
+    data = on_gpus(data, request, probe)
     config = parsed(data)
-    for section in config.tasks:
-        section.task()  # a wrong name is refused before the model is described
     sizes: Sizes = probe.call(sizes_of, config, not request.custom_code)
     if sizes.dense is not None:
         found, text = dense_settings(request, sizes.dense)
@@ -214,8 +215,8 @@ def _check_narrowing(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> No
         )
 
 
-def base_settings(request: ShrinkOptions, tasks: Sequence[str], probe: ModelProbe) -> dict[str, Any]:
-    """The settings that don't depend on what the model is like."""
+def base_settings(request: ShrinkOptions, tasks: Sequence[str]) -> dict[str, Any]:
+    """The settings that depend neither on what the model is like nor on this machine."""
     data: dict[str, Any] = {
         # The folder's name, without what names of searches can't have.
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", folder_of(request).resolve().name).lstrip("-._") or "shrink",
@@ -226,6 +227,11 @@ def base_settings(request: ShrinkOptions, tasks: Sequence[str], probe: ModelProb
         "window": _WINDOW,
     }
     resolve_paths(data, Path.cwd())
+    return _override(data, request)
+
+
+def on_gpus(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> dict[str, Any]:
+    """The settings with a worker for each GPU that there is."""
     gpus = probe.gpus(parsed(data))
     data["workers"] = {"count": max(1, gpus), "num_gpus": 1 if gpus else 0}
     return _override(data, request)

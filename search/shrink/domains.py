@@ -1,7 +1,7 @@
 """Files of requests as people have them, as tasks: each is a domain with four splits.
 
-Files are JSONL, parquet, running text, folders of texts, and data sets of the hub, which may have other columns beside
-those of `rows.py`. Rows are scored by their answers, or by the full model's.
+Files are JSON, tables (CSV, parquet), running text, folders of texts, and data sets of the hub, which may have other
+columns beside those of `rows.py`. Rows are scored by their answers, or by the full model's.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from moevolve.evaluators.errors import UserError, first_line
-from moevolve.evaluators.text_files import parse_line, read_lines
+from moevolve.evaluators.text_files import ROW_FILES, read_lines, read_rows, refuse_faults
 from moevolve.evaluators.types import SPLITS, Split
-from moevolve.search.shrink.rows import FORMS, Chat, DataRow, read_row, without_nulls
+from moevolve.search.shrink.rows import Chat, Columns, DataRow, columns_of, read_row, without_nulls
 
 if TYPE_CHECKING:
     from moevolve.search.config.run import RunConfig
@@ -43,14 +43,14 @@ _LEAST_IN_SPLIT = 4
 
 _SHORT_WORDS, _SHORT_CHARACTERS = 6, 48
 """Largest answer that is compared as text. Longer ones are worded in more than one right way."""
+_MOST_TOKENS = 512
+"""Most tokens of an answer that a function scores."""
 _OWN_TOKENS = 64
 """Tokens of the full model's own answers where the data has none."""
 
-Places = Iterator[tuple[str, Mapping[str, Any]]]
-"""Rows as plain data, each with its place for error messages."""
+Places = Iterator[tuple[str, Mapping[str, Any] | UserError]]
+"""Rows as plain data, or what is wrong with them, each with its place for error messages."""
 _TEXTS = (".txt", ".md")
-_OTHER_FILES = (".csv", ".tsv", ".json")
-"""Files that aren't read. A missing one isn't looked for on the hub."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_ROWS = 20_000
 """Most rows of a data set of the hub that are read: the first ones. A search uses a few thousand."""
@@ -73,7 +73,13 @@ class Domain:
     rows: Mapping[Split, Sequence[DataRow]] = field(repr=False)
 
 
-def read_domains(paths: Sequence[Path], render: Render | None = None, dev_rows: int = DEV_ROWS) -> list[Domain]:
+def read_domains(
+    paths: Sequence[Path],
+    render: Render | None = None,
+    columns: Columns | None = None,
+    metric: Mapping[str, str] | None = None,
+    dev_rows: int = DEV_ROWS,
+) -> list[Domain]:
     """Read files of requests and divide each into splits.
 
     All rows of a conversation, and equal prompts, are in one split, also of different files.
@@ -81,12 +87,14 @@ def read_domains(paths: Sequence[Path], render: Render | None = None, dev_rows: 
     Args:
         paths: The files.
         render: Writes chats with tools or thoughts in the model's chat template. None if there can't be any.
+        columns: The files' columns by what they are here; None if they are to be told by their names.
+        metric: Settings of the tasks' `matching` with a function that scores answers, if there is one.
         dev_rows: Most rows of `dev`.
 
     Raises:
         UserError: A file can't be read or has too few rows, its chats can't be rendered, or two files have one name.
     """
-    domains = [_domain(_rendered(read_data(path), render), dev_rows) for path in paths]
+    domains = [_domain(_rendered(read_data(path, columns), render), metric, dev_rows) for path in paths]
     names = [domain.name for domain in domains]
     for name in names:
         if names.count(name) > 1:
@@ -181,7 +189,7 @@ def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str,
     return tuple(rendered)
 
 
-def _domain(data: DataFile, dev_rows: int) -> Domain:
+def _domain(data: DataFile, metric: Mapping[str, str] | None, dev_rows: int) -> Domain:
     path, folder = data.path, data.path.is_dir()
     stem = path.resolve().name if folder else path.stem
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "data"
@@ -203,7 +211,7 @@ def _domain(data: DataFile, dev_rows: int) -> Domain:
             f"needs {_LEAST_IN_SPLIT}; give more {'documents' if folder else 'rows'}"
         )
     most = _MOST | {"dev": dev_rows}
-    return Domain(name, _settings(data), {split: chosen[: most[split]] for split, chosen in rows.items()})
+    return Domain(name, _settings(data, metric), {split: chosen[: most[split]] for split, chosen in rows.items()})
 
 
 def _position(message: str) -> float:
@@ -211,8 +219,13 @@ def _position(message: str) -> float:
     return int.from_bytes(hashlib.sha256(message.strip().encode()).digest()[:7], "big") / 2**56
 
 
-def _settings(data: DataFile) -> dict[str, Any]:
+def _settings(data: DataFile, metric: Mapping[str, str] | None) -> dict[str, Any]:
     """The settings of the task that suits a file's rows."""
+    if metric is not None and (data.rows[0].chat is not None or any(row.answer is None for row in data.rows)):
+        raise UserError(
+            f"--data {data.path}: --metric compares answers with expected ones, which this file hasn't, or has only as "
+            "a model's template writes them; leave --metric out, or the file"
+        )
     if data.is_text:
         return {"prompt": "{{ prompt }}", "fitness": "agreement", "positions": "text"}
     found: dict[str, Any] = {"prompt": "{{ prompt }}"}
@@ -224,6 +237,15 @@ def _settings(data: DataFile) -> dict[str, Any]:
     if not answers:
         return found | {"fitness": "agreement", "max_new_tokens": _OWN_TOKENS}
     found["answer"] = "{{ answer }}"
+    if metric is not None:
+        most = min(_MOST_TOKENS, max(len(answer.encode()) for answer in answers) + 1)
+        stop = [] if any("\n" in answer for answer in answers) else ["\n"]
+        return found | {
+            "fitness": "generate",
+            "matching": {**metric, "stop": stop},
+            "metric": "mean",
+            "max_new_tokens": most,
+        }
     if data.rows[0].choices:
         return found | {"choices": "choices", "fitness": "rank"}
     short = all(
@@ -250,27 +272,27 @@ class DataFile:
     rows: tuple[DataRow, ...]
 
 
-def read_data(path: Path) -> DataFile:
+def read_data(path: Path, columns: Columns | None = None) -> DataFile:
     """Read a file of requests, a folder of documents, or the split `train` of a data set of the hub.
 
     Raises:
-        UserError: The file is missing, empty or of a form that isn't read, or a row is malformed or of another form
-            than the rows before it. The message names file and line.
+        UserError: The file is missing, empty or of a form that isn't read, or rows are malformed or of another form
+            than the first. The message counts them, and names file and line of the first three.
     """
     suffix = path.suffix.lower()
     if path.is_dir():
         return DataFile(path, True, tuple(_documents(path)))
-    if suffix not in (".jsonl", ".parquet", *_TEXTS):
-        if path.exists() or suffix in _OTHER_FILES or not _HUB_ID.fullmatch(str(path)):
-            raise UserError(f"--data {path}: the name must end in .jsonl, .parquet, .txt or .md, or be a folder's")
-        rows = list(_rows(_hub(str(path))))
-    elif suffix in _TEXTS:
+    if suffix in _TEXTS:
         rows = list(_paragraphs(read_lines(path)))
     elif suffix == ".parquet":
-        rows = list(_rows(_parquet(path)))
+        rows = _rows(path, _parquet(path), columns)
+    elif suffix in ROW_FILES:
+        rows = _rows(path, read_rows(path), columns)
+    elif path.exists() or not _HUB_ID.fullmatch(str(path)):
+        known = ", ".join((*ROW_FILES, ".parquet", *_TEXTS))
+        raise UserError(f"--data {path}: the name must end in one of {known}, or be a folder's")
     else:
-        lines = ((f"{path}:{number}", line) for number, line in enumerate(read_lines(path), start=1) if line.strip())
-        rows = list(_rows((place, parse_line(line, place)) for place, line in lines))
+        rows = _rows(path, _hub(str(path), columns), columns)
     if not rows:
         raise UserError(f"{path}: the file is empty")
     # If one row has tools or thoughts, all keep their chats, so that they are rendered alike.
@@ -303,14 +325,13 @@ def _parquet(path: Path) -> Places:
         yield f"{path}: row {number}", without_nulls(row)
 
 
-def _hub(name: str) -> Places:
+def _hub(name: str, columns: Columns | None) -> Places:
     """Rows of a data set of the hub, without the columns that no form has."""
     from moevolve.evaluators.tasks.config import Source
     from moevolve.evaluators.tasks.datasets import load_table
 
     table = load_table(Source(hub=name), "train")
-    form = next((key for key in FORMS if key in table.columns), None)
-    wanted = table.columns if form is None else (form, *FORMS[form].model_fields)
+    wanted = columns_of(table.columns, columns)
     for number in range(min(len(table), _HUB_ROWS)):
         row = table.row(number)
         yield table.place(number), without_nulls({key: row[key] for key in wanted if key in row})
@@ -334,19 +355,26 @@ def _paragraphs(text: Iterable[str]) -> Iterator[DataRow]:
         yield DataRow(rest, rest)
 
 
-def _rows(read: Places) -> Iterator[DataRow]:
+def _rows(path: Path, read: Places, columns: Columns | None) -> list[DataRow]:
+    """The rows of a file, all of one form."""
     first: tuple[str, bool, bool] | None = None
-    begun = ""
+    begun, rows, faults = "", list[DataRow](), list[UserError]()
     for place, found in read:
-        key, row = read_row(found, place)
-        form = key, row.answer is not None, bool(row.choices)
-        if first is None:
-            first, begun = form, place
-        if form != first:
-            raise UserError(
-                f"{place}: {_form_words(form)}, but {_form_words(first)} at {begun}; put rows of each form into a file"
-            )
-        yield row
+        try:
+            if isinstance(found, UserError):
+                raise found
+            key, row = read_row(found, place, columns)
+            form = key, row.answer is not None, bool(row.choices)
+            if first is None:
+                first, begun = form, place
+            if form != first:
+                words = f"{_form_words(form)}, but {_form_words(first)} at {begun}; put rows of each form into a file"
+                raise UserError(f"{place}: {words}")
+            rows.append(row)
+        except UserError as error:
+            faults.append(error)
+    refuse_faults(path, faults, len(rows) + len(faults))
+    return rows
 
 
 def _form_words(form: tuple[str, bool, bool]) -> str:

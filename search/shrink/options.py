@@ -76,12 +76,25 @@ class ShrinkOptions(Request):
     data: Annotated[
         Sequence[str | Path],
         about(
-            "File of requests, which becomes a task; repeatable. JSONL or parquet of chats, of prompts, or "
+            "File of requests, which becomes a task; repeatable. JSON, JSONL, CSV or parquet of chats, of prompts, or "
             "of prompts with answers, a .txt or .md file of running text, a folder of such texts, or the id of a data "
             "set of the hub with such rows."
         ),
         Flag("--data", "PATH", list[Path]),
     ] = ()
+    columns: Annotated[
+        str | None,
+        about("What the files' columns are, if their names don't tell: prompt=question,answer=response."),
+        Flag(metavar="NAME=COLUMN,..."),
+    ] = None
+    metric: Annotated[
+        str | None,
+        about(
+            "A function that scores the answers to the files' requests: it takes the answer and the expected one, and "
+            "returns a number from 0 to 1."
+        ),
+        Flag(metavar="FILE.py:FUNCTION"),
+    ] = None
     tasks: Annotated[Sequence[str], about("An existing task, by name or path; repeatable."), Flag("--task")] = ()
     weights: Annotated[
         Sequence[str],

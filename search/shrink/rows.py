@@ -1,4 +1,4 @@
-"""A row of a file of requests: a prompt, a text, or a chat in the form of OpenAI's API or of ShareGPT."""
+"""A row of a file of requests: a prompt, a text, or a chat in the form of OpenAI's API or of ShareGPT, or Alpaca's."""
 
 from __future__ import annotations
 
@@ -327,16 +327,87 @@ FORMS: dict[str, type[_ChatForm | _PromptForm | _TextForm]] = {
 """Forms of rows by the key that tells the form."""
 
 
-def read_row(found: Mapping[str, Any], place: str) -> tuple[str, DataRow]:
+Columns = Mapping[str, str]
+"""Columns of a file by what they are here: `prompt`, `answer` or another field of a form."""
+_PROMPTS = ("instruction", "question", "query", "input")
+_ANSWERS = ("output", "response", "completion", "answer", "target")
+"""Names of prompts and answers that are read if a row has no key of a form; `input` after an `instruction` is a part of
+it, as in Alpaca's data."""
+_CONTEXTS = {"context", "passage", "document"}
+"""Names of what belongs to a prompt; how they are put together isn't guessed."""
+
+
+def read_columns(given: str) -> Columns:
+    """Read the value of --columns, such as `prompt=question,answer=response`.
+
+    Raises:
+        UserError: It isn't one, or has a name that no form has.
+    """
+    pairs = [part.strip().partition("=") for part in given.split(",")]
+    known = sorted({of.alias or name for form in FORMS.values() for name, of in form.model_fields.items()} - {"id"})
+    for name, _, column in pairs:
+        if not column:
+            raise UserError(
+                f"--columns {given}: give NAME=COLUMN, several with commas, as in prompt=question,answer=response"
+            )
+        if name not in known:
+            raise UserError(f"--columns {given}: unknown name `{name}`; there are {', '.join(known)}")
+    return {name: column for name, _, column in pairs}
+
+
+def columns_of(columns: Sequence[str], named: Columns | None) -> tuple[str, ...]:
+    """Those of a table's columns that `read_row` reads."""
+    form = next((key for key in FORMS if key in columns), None)
+    if named is not None:
+        wanted = {*named.values(), "input"}
+    elif form is None:
+        wanted = {*_PROMPTS, *_ANSWERS, *_CONTEXTS, "choices"}
+    else:
+        wanted = {of.alias or name for name, of in FORMS[form].model_fields.items()} | {*_ANSWERS}
+    return tuple(column for column in columns if column in wanted) or tuple(columns)
+
+
+def _usual_columns(found: Mapping[str, Any]) -> Columns | None:
+    """The columns of a row of prompts and answers under other usual names; None if it isn't one."""
+    key = next((key for key in FORMS if key in found), None)
+    if key not in (None, "prompt") or (key == "prompt" and "answer" in found):
+        return None
+    prompt = next((name for name in ("prompt", *_PROMPTS) if found.get(name)), None)
+    answer = next((name for name in _ANSWERS if found.get(name)), None)
+    if prompt is None or answer is None or found.keys() & _CONTEXTS:
+        return None
+    return {"prompt": prompt, "answer": answer, "choices": "choices"}
+
+
+def _renamed(found: Mapping[str, Any], place: str, columns: Columns | None) -> Mapping[str, Any]:
+    """A row with the names of a form's fields instead of its own."""
+    columns = _usual_columns(found) if columns is None else columns
+    if columns is None:
+        return found
+    lacks = [column for name, column in columns.items() if name in FORMS and column not in found]
+    if lacks:
+        raise UserError(f"{place}: --columns: the row has no `{lacks[0]}`; it has: {', '.join(found) or 'none'}")
+    row = {name: found[column] for name, column in columns.items() if column in found}
+    further = found.get("input") if columns.get("prompt") == "instruction" else None
+    if further and isinstance(row["prompt"], str):
+        row["prompt"] += f"\n\n{further}"
+    return row
+
+
+def read_row(found: Mapping[str, Any], place: str, columns: Columns | None = None) -> tuple[str, DataRow]:
     """Read a row that stands at `place` of a file, with the key that tells its form.
 
     Raises:
-        UserError: It has none of the known keys, or it is malformed.
+        UserError: It has none of the known keys or lacks one of the `columns`, or it is malformed.
     """
+    found = _renamed(found, place, columns)
     key = next((key for key in FORMS if key in found), None)
     if key is None:
         known = ", ".join(f"`{key}`" for key in FORMS)
-        raise UserError(f"{place}: the row has none of the keys {known}; it has: {', '.join(found) or 'none'}")
+        raise UserError(
+            f"{place}: the row has none of the keys {known}; it has: {', '.join(found) or 'none'}; say with --columns "
+            "what is what, as in --columns prompt=question,answer=response"
+        )
     form = FORMS[key]
     try:
         row = form.model_validate(found).row()

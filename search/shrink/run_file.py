@@ -10,16 +10,17 @@ from pathlib import Path
 
 import yaml
 
+from moevolve.evaluators.preparation.registry import read_function
 from moevolve.evaluators.text_files import writing_into
 from moevolve.search.config.files import load_run_config, override_lines
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.observer import Observer
-from moevolve.search.shrink.choosing import base_settings, folder_of, parsed, settings_of, with_evaluations
+from moevolve.search.shrink.choosing import base_settings, folder_of, on_gpus, parsed, settings_of, with_evaluations
 from moevolve.search.shrink.domains import DEV_ROWS, read_domains, render_chats, write_tasks
 from moevolve.search.shrink.keeping import smallest
 from moevolve.search.shrink.options import ShrinkOptions
-from moevolve.search.shrink.rows import Chat
+from moevolve.search.shrink.rows import Chat, read_columns
 from moevolve.search.shrink.timing import plan_time
 
 _RUN_FILE = "run.yaml"
@@ -27,7 +28,7 @@ _SIZES_FILE = "sizes.yaml"
 """Settings of the searches of --keep-score, which are kept as those of a run file are."""
 _MARKED = (
     *("model", "active", "kind", "experts", "neurons", "size", "speed", "context", "batch", "data", "tasks", "weights"),
-    *("keep_score", "evaluations", "time", "repair", "custom_code", "seed"),
+    *("columns", "metric", "keep_score", "evaluations", "time", "repair", "custom_code", "seed"),
 )
 """Parameters of a request that its run file depends on, besides the overrides."""
 _KEPT_ROWS = 576
@@ -62,12 +63,14 @@ def run_file(
 
     def render(chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...] | None:
         # There is no task before the chats are rendered.
-        config = parsed(base_settings(replace(request, weights=()), ["chats"], probe))
+        config = parsed(on_gpus(base_settings(replace(request, weights=()), ["chats"]), request, probe))
         return probe.call(render_chats, config, chats)
 
     observer.on_stage("reading the data")
     rows = DEV_ROWS if request.keep_score is None else _KEPT_ROWS
-    domains = read_domains([Path(path) for path in request.data], render, rows)
+    columns = None if request.columns is None else read_columns(request.columns)
+    metric = None if request.metric is None else read_function(request.metric, Path(), "--metric")
+    domains = read_domains([Path(path) for path in request.data], render, columns, metric, rows)
     folder = files_of(request)
     path = folder / _RUN_FILE
     with writing_into(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,8 +38,9 @@ from moevolve.store.repository import Store
 from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.servers import loads_in
-from moevolve.workers.profiling.run import ProfileError
+from moevolve.workers.profiling.report import ProfileError
 
+_FIRST_LOOK = "first_look.json"
 _SAMPLING = {"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.1}
 """What brought a pruned GLM-5.2's loops from 7.2 to 2.3 % of long answers."""
 
@@ -56,6 +58,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
         ExportError: the checkpoint is larger or slower than requested.
     """
     budget = _checked(request)
+    made = None if files_of(request).exists() else files_of(request)
     seconds: dict[str, float] = {}
     looks: list[FirstLook] = []
     with ModelProbe() as probe:
@@ -64,7 +67,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
             if not looks:  # before a time or a score is planned for, or else after
                 looks.append(_first_look(request, config, probe, observer))
 
-        with _timed("settings", seconds):
+        with _timed("settings", seconds), _removed_if_refused(made):
             path = run_file(request, probe, observer, begun, look)
         if request.dry_run:
             return ShrinkPlan(path, path.read_text(encoding="utf-8"))
@@ -119,6 +122,10 @@ def _checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     """The budget of a request, after refusing what would fail after hours of searching."""
     if not request.data and not request.tasks:
         raise UserError("say what the model is for: --data PATH, or --task NAME")
+    if request.metric is not None and not request.data:
+        raise UserError(
+            f"--metric {request.metric} is for --data; a task names its own: matching: {{function: FILE.py:NAME}}"
+        )
     budget = budget_of(request)
     if request.time is not None and request.evaluations is not None:
         raise UserError("--time and --evaluations both set the number of candidates; give one of them")
@@ -194,6 +201,17 @@ def _speed(
 
 
 @contextmanager
+def _removed_if_refused(made: Path | None) -> Iterator[None]:
+    """Remove the folder that a request has made, if there is one, when it is refused before the model was asked."""
+    try:
+        yield
+    except UserError:
+        if made is not None and not (made / _FIRST_LOOK).exists():  # what it answered isn't asked again
+            shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+@contextmanager
 def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
     begun = time.monotonic()
     yield
@@ -245,7 +263,7 @@ def _first_look(request: ShrinkOptions, config: RunConfig, probe: ModelProbe, ob
     counted = request.experts is not None or request.size is not None
     # With --speed all are kept, and where their number is searched or the model is dense, there is none.
     experts = config.genome.model_dump()["experts"] if counted else None
-    found = first_look(config, experts, probe, files_of(request) / "first_look.json")
+    found = first_look(config, experts, probe, files_of(request) / _FIRST_LOOK)
     for line in found.lines():
         observer.on_note(line)
     wrong = wrong_task(found)

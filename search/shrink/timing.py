@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit, Split
@@ -16,12 +17,13 @@ from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.counts import final_evaluations
-from moevolve.search.running.plan.pilot import measure
-from moevolve.search.running.plan.records import Pilot
 from moevolve.search.shrink.budget import clock, seconds_of
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.text import duration
 from moevolve.store.records import Progress
+
+if TYPE_CHECKING:  # it loads torch
+    from moevolve.search.running.plan.records import Pilot
 
 _MEASURED = 4
 """Individuals of a pilot. With fewer the mean is too noisy; more delay a short search."""
@@ -78,6 +80,8 @@ def plan_time(
         UserError: Even the fewest candidates take much longer, or measuring a few takes most of the time, unless the
             request forces it.
     """
+    from moevolve.search.running.plan.pilot import measure
+
     assert request.time is not None
     most = math.inf if request.force else _MEASURING * seconds_of(request.time)
 

@@ -42,7 +42,7 @@ ROUTES = (
     "/api/searches/{search}/events",
     "/api/individuals/{search}:3",
     "/api/individuals/{search}:30/ancestors",
-    "/api/best?limit=5&by=search",
+    "/api/best?limit=5&split=search",
     "/api/events?limit=20",
     "/metrics",
     "/healthz",

@@ -19,6 +19,10 @@ NEW_TOKENS = 32
 _MOST_PROMPT_TOKENS = 512
 
 
+class ProfileError(RuntimeError):
+    """The process of a model ended, or failed in an unexpected way."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProfiledModel:
     """A checkpoint to be profiled, labelled as the user named it; for the other fields see `ModelConfig`."""

@@ -21,6 +21,7 @@ from moevolve.workers.profiling.report import (
     MeasureReply,
     ModelProfile,
     ProfiledModel,
+    ProfileError,
     ProfileReport,
     ProfileSettings,
 )
@@ -32,10 +33,6 @@ _ENV = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-
-
-class ProfileError(RuntimeError):
-    """The process of a model ended, or failed in an unexpected way."""
 
 
 def profile_models(

@@ -23,7 +23,9 @@ def print_final_table(found: FinalTable, store: str) -> None:
     """Print the entries, and commands to run next."""
     print_entries(found)
     if found.winner is None:
-        output.print("every individual failed; see `moevolve searches` and `moevolve show` for the reasons")
+        output.print(
+            "every individual failed; see `moevolve searches` and `moevolve show` for the reasons", soft_wrap=True
+        )
         return
     output.print("Next:")
     store = shlex.quote(without_password(store))
@@ -58,7 +60,7 @@ def print_entries(found: FinalTable) -> None:
     title = scales_title(score.scale for one in found.entries for score in one.scores)
     print_table(
         f"{found.search} on {', '.join(tasks)}: {title}, with 95 % interval (mean of draws: +- one standard deviation)",
-        " | >".join(headings),
+        " | >".join(headings).replace(">memory", "?>memory"),
         rows,
         ends,
     )

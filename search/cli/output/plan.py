@@ -49,7 +49,7 @@ def print_plan(report: Estimate) -> None:
         ]
         print_table(None, "repair of a candidate | >tokens | >memory of the largest fit | >allowed", rows)
     if report.pilot is not None:
-        output.print(f"the search takes about {duration(report.pilot.hours)} here, by the pilot")
+        output.print(f"the search takes about {duration(report.pilot.hours)} here, by the pilot", soft_wrap=True)
     for note in report.notes:
         output.print(f"- {note}", soft_wrap=True)
 

@@ -14,12 +14,16 @@ from moevolve.search.loop.significance import Significance, holm
 from moevolve.search.results.study import StudyRow
 from moevolve.search.text import parameter_count, score_lines
 
+_DISPENSABLE = ("search", "dev", "active", "cost")
+"""Columns that are left out where a table is too wide."""
+
 
 def print_tables(name: str, rows: Sequence[StudyRow]) -> None:
     """Print a table per task and budget; with several tasks, also a summary per budget."""
     for title, headings, body in _tables(name, rows):
-        print_table(title, " | >".join(headings), body)
-    output.print(_note(rows))
+        numbers = (f"{'?' if heading in _DISPENSABLE else ''}>{heading}" for heading in headings[1:])
+        print_table(title, " | ".join((headings[0], *numbers)), body)
+    output.print(_note(rows), soft_wrap=True)
 
 
 def write_markdown(name: str, rows: Sequence[StudyRow], path: Path) -> None:

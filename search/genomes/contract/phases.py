@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -36,6 +37,14 @@ class Section(BaseModel):
     @classmethod
     def _no_flags_as_numbers(cls, data: Any) -> Any:
         return refuse_flags_as_numbers(cls, data)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_misspelt_keys(cls, data: Any) -> Any:
+        for key in data.keys() - cls.model_fields.keys() if isinstance(data, dict) else ():
+            if near := get_close_matches(str(key), cls.model_fields, n=1):
+                raise ValueError(f"{key}: unknown key (did you mean `{near[0]}`?)")
+        return data
 
 
 class TopKParents(Section):

@@ -38,7 +38,7 @@ from moevolve.search.interface.request import (
     verb_of,
 )
 from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest
-from moevolve.search.interface.show import GenomeRequest, LineageRequest, ShowRequest
+from moevolve.search.interface.show import GenomeRequest, LineageRequest, OverviewRequest, ShowRequest
 from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS, WRITES
@@ -49,6 +49,7 @@ REQUESTS: tuple[type[Request], ...] = (
     SearchesRequest,
     SearchRequest,
     LabelRequest,
+    OverviewRequest,
     ControlRequest,
     FinalTableRequest,
     CompareRequest,

@@ -150,13 +150,14 @@ def test_decided_means_no_continuation_matters_and_a_stop_string_decides(
     kind: str, text: str, continuation: str, stop: tuple[str, ...], words: Example
 ) -> None:
     example = _suiting(kind, words)
-    matcher = make_matcher(Matching(kind, stop))
+    program = ("same", "def same(answer, expected): return answer == expected") if kind == "function" else ()
+    matcher = make_matcher(Matching(kind, stop, *program))
     now = matcher.match(text, example)
     assert 0.0 <= now <= 1.0
     if matcher.decided(text, example):
         assert matcher.match(text + continuation, example) == now
         assert matcher.decided(text + continuation, example)
-    assert make_matcher(Matching(kind, ("\n",))).decided(text + "x\n", example)
+    assert make_matcher(Matching(kind, ("\n",), *program)).decided(text + "x\n", example)
 
 
 def test_examples_a_matcher_can_not_score() -> None:

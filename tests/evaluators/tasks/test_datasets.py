@@ -22,7 +22,7 @@ def _write(folder: Path, text: str | bytes, name: str = "rows.jsonl") -> Path:
 def test_rows_keep_order_types_and_places(tmp_path: Path) -> None:
     first = _write(tmp_path, '{"a": 1, "n": {"x": "y"}}\n\n{"a": 2, "n": {"x": "z\u2028"}}\n', "one.jsonl")
     second = _write(tmp_path, b'\xef\xbb\xbf{"a": 3, "b": true}', "two.jsonl")
-    table = loading.read_jsonl([first, second])
+    table = loading.read_files([first, second])
     assert table.column("a") == [1, 2, 3]
     assert table.row(1) == {"a": 2, "n": {"x": "z\u2028"}, "b": None}
     assert table.row(2)["b"] is True
@@ -30,9 +30,19 @@ def test_rows_keep_order_types_and_places(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no column `c`; it has: a, n, b"):
         table.column("c")
     with pytest.raises(UserError, match=r"absent\.jsonl: no such file; .* relative to the task file's folder"):
-        loading.read_jsonl([tmp_path / "absent.jsonl"])
+        loading.read_files([tmp_path / "absent.jsonl"])
     with pytest.raises(UserError, match="can't be read"):
-        loading.read_jsonl([tmp_path])
+        loading.read_files([tmp_path])
+
+
+def test_arrays_and_tables_have_rows_too(tmp_path: Path) -> None:
+    array = _write(tmp_path, '[{"a": "x", "b": "1"},\n {"a": "y"}]', "rows.json")
+    table = _write(tmp_path, 'a,b\r\n"x",1\r\n\r\ny,\r\n', "rows.csv")
+    for path, place in ((array, f"{array}: row 2"), (table, f"{table}:4")):
+        found = loading.read_files([path])
+        assert (found.column("a"), found.column("b"), found.place(1)) == (["x", "y"], ["1", None], place)
+    with pytest.raises(UserError, match=r"bad.jsonl: 2 of 3 rows can't be used: .*:1: not JSON.*; .*:3: expected"):
+        loading.read_files([_write(tmp_path, '{\n{"a": 1}\n7\n', "bad.jsonl")])
 
 
 @pytest.mark.parametrize(
@@ -47,7 +57,7 @@ def test_rows_keep_order_types_and_places(tmp_path: Path) -> None:
 )
 def test_malformed_files_are_named_with_their_line(tmp_path: Path, text: str | bytes, said: str) -> None:
     with pytest.raises(UserError) as caught:
-        loading.read_jsonl([_write(tmp_path, text)])
+        loading.read_files([_write(tmp_path, text)])
     assert said in str(caught.value)
     assert str(caught.value).startswith(str(tmp_path))
 

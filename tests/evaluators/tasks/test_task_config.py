@@ -135,7 +135,9 @@ def test_agreement_needs_no_labels(write_task: WriteTask) -> None:
 
 def test_fingerprints_are_of_all_fields_but_where_a_file_lies(write_task: WriteTask) -> None:
     split = prepare_splits(load_task(write_task()))["search"]
-    payload = json.dumps(asdict(split), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    content = asdict(split)
+    del content["matching"]["function"], content["matching"]["source"]  # it has none
+    payload = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     assert split.fingerprint == hashlib.sha256(payload.encode()).hexdigest()
     judged = replace(split, harness=HarnessTask("one.yaml", "{}", "0.4", "acc", "none", (), ()))
     assert judged.harness is not None

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[3] / "search" / "api"
 FUNCTIONS = {
     *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "effects"),
     *("estimate", "evaluate", "export", "genome", "import_eep", "label", "launch", "lineage", "load", "load_study"),
-    *("load_config", "logs", "open_reader", "open_store", "pareto", "pause", "plot", "profile"),
+    *("load_config", "logs", "open_reader", "open_store", "overview", "pareto", "pause", "plot", "profile"),
     *(
         "prompts",
         "recipe",
@@ -30,7 +30,7 @@ FUNCTIONS = {
         "stop",
         "stored_answers",
     ),
-    *("stored_answers", "study", "submit", "tasks", "write_analysis"),
+    *("stored_answers", "study", "submit", "tasks", "watch", "write_analysis"),
 }
 RECORDS = {
     *("Analysis", "Answers", "AskedRow", "BestRow", "Study", "StudyRow", "Comparison", "Control"),
@@ -40,6 +40,8 @@ RECORDS = {
         "Recipe",
         "RunConfig",
         "Score",
+        "SearchOverview",
+        "SearchState",
         "SearchSummary",
         "ShrinkPlan",
         "ShrinkResult",
@@ -72,7 +74,7 @@ def test_every_name_is_what_it_should_be_and_is_described() -> None:
 
 def test_a_request_is_a_function_with_the_parameters_of_its_record() -> None:
     best = inspect.signature(moevolve.best).parameters
-    assert list(best) == ["store", "task", "experts", "active", "search", "by", "limit"]
+    assert list(best) == ["store", "task", "experts", "active", "search", "split", "limit"]
     assert best["limit"].default == 10 and best["limit"].kind is inspect.Parameter.KEYWORD_ONLY
     assert inspect.signature(moevolve.show).parameters["individual"].default is inspect.Parameter.empty
 

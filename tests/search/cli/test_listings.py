@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ def store(tmp_path: Path) -> str:
 def heading(in_process: Any, *arguments: str) -> str:
     done = in_process(*arguments)
     assert done.returncode == 0, done.stderr
-    return str(done.stdout.splitlines()[2])  # after the title and the table's edge
+    lines = takewhile(lambda line: "\u2521" not in line, done.stdout.splitlines()[2:])  # after title and table's edge
+    columns = zip(*(line.split("\u2503") for line in lines), strict=True)
+    return " | ".join(" ".join(" ".join(words).split()) for words in columns)
 
 
 def test_best_counts_what_there_is(store: str, in_process: Any) -> None:

@@ -47,7 +47,7 @@ def test_one_search_keeps_the_scores_of_all_its_tasks(tiny: Any, store: Store, t
             expected = (3 * scores["pick"][key] + scores["colours"][key]) / 4
             assert shown["individual"][total] == pytest.approx(expected)
     for name in ("pick", "colours"):
-        rows = ask(tmp_path, "best", "--task", name, "--by", "search", "--limit", "20")
+        rows = ask(tmp_path, "best", "--task", name, "--split", "search", "--limit", "20")
         assert {row["task"] for row in rows} == {name}
         scores = [row["search_score"] for row in rows]
         assert scores == sorted(scores, reverse=True)

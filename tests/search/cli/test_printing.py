@@ -29,6 +29,12 @@ NASTY = "no file [/tmp/model] [red] :boom:\x1b]0;owned\x07\x9b2J"
 SHOWN = "no file [/tmp/model] [red] :boom:\ufffd]0;owned\ufffd\ufffd2J"
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cell is folded."""
+    monkeypatch.setattr(console.output, "width", 140)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> str:
     url = f"sqlite:///{tmp_path / 'nasty.db'}"

@@ -128,7 +128,7 @@ def test_stored_outcomes_are_told_apart(all_kinds: str) -> None:
         }
         for only in (None, *rows):
             found = moevolve.stored_answers(all_kinds, "eep:20", task=task, split="search", against=against, only=only)
-            expected = rows[only] if only else list(range(len(pairs)))
+            expected = rows[only] if only else sorted(range(len(pairs)), key=lambda row: row not in rows["differing"])
             assert found.counts == {name: len(each) for name, each in rows.items()}
             assert (found.models, found.examples, found.found) == ((against, "eep:20"), len(pairs), len(expected))
             assert [row.row for row in found.rows] == expected[:25]
@@ -137,9 +137,10 @@ def test_stored_outcomes_are_told_apart(all_kinds: str) -> None:
             ]
     assert rows["wrong"], "or else nothing is shown"
     page = moevolve.stored_answers(all_kinds, "eep:20", task=task, split="search", limit=2, offset=3)
-    asked = moevolve.prompts(all_kinds, "eep:20", task=task, split="search", limit=5)
-    assert [row.row for row in page.rows] == [3, 4] and page.note == ""
-    assert all(row.prompt in each.prompt for row, each in zip(page.rows, asked[3:], strict=True))
+    asked = moevolve.prompts(all_kinds, "eep:20", task=task, split="search", limit=None)
+    whole = moevolve.stored_answers(all_kinds, "eep:20", task=task, split="search")
+    assert page.rows == whole.rows[3:5] and page.note == ""
+    assert all(row.prompt in asked[row.row].prompt for row in page.rows)
     with pytest.raises(UserError, match=r"eep:20 has no stored outcomes on nothing \(search\): `moevolve evaluate"):
         moevolve.stored_answers(all_kinds, "eep:20", task="nothing", split="search")
 
@@ -205,3 +206,12 @@ def test_the_first_rows_of_a_split_that_a_harness_judges(all_kinds: str) -> None
     assert head.harness is not None and head.harness.documents == ("0", "1")
     assert head.harness.contexts == (("0",), ("1",)) and head.examples == split.examples[:2]
     assert head.fingerprint != split.fingerprint
+
+
+@pytest.mark.parametrize("ask", ["answers", "evaluate", "analyse"])
+def test_an_unknown_task_is_refused_before_the_model_is_described(
+    ask: str, all_kinds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moevolve.search.running.candidates.facts_for", lambda *_: pytest.fail("it takes seconds"))
+    with pytest.raises(UserError, match="unknown task `boolk`; did you mean boolq"):
+        getattr(moevolve, ask)(all_kinds, ["eep:0"] if ask == "answers" else "eep:0", task="boolk")

@@ -37,7 +37,7 @@ def store(store: Store) -> Store:
 
 
 def test_those_that_no_other_beats_are_listed(store: Store) -> None:
-    found = ParetoRequest(search="two").answer(store)
+    found = ParetoRequest(search="two", split="search").answer(store)
     assert found.tasks == ("one", "other") and [(mark.label, mark.scores) for mark in found.marks] == [
         ("full model", (0.9, None))
     ]
@@ -45,14 +45,14 @@ def test_those_that_no_other_beats_are_listed(store: Store) -> None:
     assert [(one.ref, one.scores) for one in found.front] == [(f"two:{each}", SCORES[each]) for each in (1, 0, 2)]
     assert ParetoRequest(search="two", split="dev").answer(store).front == ()
     assert ParetoRequest(search="imported").answer(store).front == ()
-    alone = ParetoRequest("one", search="two").answer(store)
+    alone = ParetoRequest("one", search="two", split="search").answer(store)
     assert alone.tasks == ("one",) and [row.scores for row in alone.front] == [(0.75,)]
     with pytest.raises(UserError, match="name a task"):
         ParetoRequest().answer(store)
 
 
 def test_the_command_shows_every_tasks_score(store: Store, in_process: Any) -> None:
-    done = in_process("pareto", "--search", "two", "--store", store.url)
+    done = in_process("pareto", "--search", "two", "--split", "search", "--store", store.url)
     rows = [line.split() for line in done.stdout.splitlines() if "two:" in line]
     assert [row[1] for row in rows] == ["two:1", "two:0", "two:2"] and done.returncode == 0
     assert rows[0][3:6:2] == ["75.0", "25.0"] and "90.0" in done.stdout

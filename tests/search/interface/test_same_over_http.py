@@ -25,7 +25,7 @@ from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import ReportRequest
 from moevolve.search.interface.request import one_line_errors
 from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest
-from moevolve.search.interface.show import GenomeRequest, GenomeView, LineageRequest, ShowRequest
+from moevolve.search.interface.show import GenomeRequest, GenomeView, LineageRequest, OverviewRequest, ShowRequest
 from moevolve.search.results.effects import ChoiceEffect, Effects, GeneRow
 from moevolve.search.server.api.requests import REQUESTS
 from moevolve.search.server.app import make_app
@@ -39,11 +39,12 @@ QUESTIONS: list[Any] = [
     SearchesRequest(),
     SearchesRequest(text="ALP", status="created", sort="best"),
     SearchRequest("lab"),
+    OverviewRequest("lab"),
     ControlRequest("lab"),
     FinalTableRequest("lab-1"),
     EffectsRequest("lab", limit=3, genes=True),
     BestRequest(task="rte", limit=2),
-    BestRequest(search="alpha", by="search"),
+    BestRequest(search="alpha", split="search"),
     CompareRequest(["lab", "alpha"], by="hours"),
     ParetoRequest("rte", size="flops", candidates=True),
     ParetoRequest(search="judged"),
@@ -148,7 +149,7 @@ def test_what_is_wrong_is_the_same_error(store: Store, served: RemoteService) ->
     "make",
     [
         lambda: BestRequest(limit=0),
-        lambda: BestRequest(by="training"),  # type: ignore[arg-type]
+        lambda: BestRequest(split="training"),  # type: ignore[arg-type]
         lambda: ScaleRequest("beta", 0),
         lambda: ShowRequest("x" * 300),
     ],

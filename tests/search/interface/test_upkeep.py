@@ -47,7 +47,7 @@ def test_real_searches_of_every_kind_are_sound_and_damage_is_told_by_the_exit_co
 
 def test_a_search_is_pruned_with_its_calibration(kinds: str, in_process: Any) -> None:
     size = file_of(kinds).stat().st_size
-    said = in_process("db", "prune", "--search", "tomoe", "--dry-run", "--store", kinds).stdout
+    said = in_process("db", "prune", "tomoe", "--dry-run", "--store", kinds).stdout
     assert said.startswith("would delete: 1 searches, 14 individuals") and "1 calibrations" in said
     assert file_of(kinds).stat().st_size == size
     assert moevolve.db.prune(kinds, searches=["tomoe"]).calibrations == 1
@@ -55,7 +55,7 @@ def test_a_search_is_pruned_with_its_calibration(kinds: str, in_process: Any) ->
     assert file_of(kinds).stat().st_size < size
     found = moevolve.db.check(kinds)
     assert (found.problems, found.calibrations) == ((), 1)
-    refused = in_process("db", "prune", "--search", "tomoe", "--store", kinds)
+    refused = in_process("db", "prune", "tomoe", "--store", kinds)
     assert refused.returncode == 2 and "no search 'tomoe'" in refused.stderr
 
 

@@ -339,14 +339,14 @@ def test_the_command_runs_and_repeats(tiny: Any, worker_here: None, in_process: 
     methods = {"reap": {"baseline": "reap"}, "prune": {"phases": [{"kind": "prune", "evaluations": 4, "initial": 4}]}}
     path = write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {}}, seeds=[0])
     store = f"sqlite:///{tmp_path / 'store.db'}"
-    first = in_process("study", str(path), "--store", store, "--json", "--csv", str(tmp_path / "rows.csv"))
+    first = in_process("study", str(path), "--store", store, "--json", "-o", str(tmp_path / "rows.csv"))
     assert first.returncode == 0, first.stderr
     rows = json.loads(first.stdout)
     assert [row["method"] for row in rows] == [FULL_LABEL, "reap", "prune", "prune"]
     assert (tmp_path / "rows.csv").is_file()
     again = in_process("study", str(path), "--store", store, "--json")
     assert json.loads(again.stdout) == rows
-    wrong = in_process("study", str(path), "--store", store, "--csv", str(tmp_path / "no" / "rows.csv"))
+    wrong = in_process("study", str(path), "--store", store, "-o", str(tmp_path / "no" / "rows.csv"))
     assert wrong.returncode == 2 and "the folder" in wrong.stderr
     joined = moevolve.load_study(path, address="head:6379").cells
     assert {cell.config.workers.address for cell in joined} == {"head:6379"}

@@ -363,6 +363,7 @@ def test_a_checkpoint_is_shrunk_for_what_the_server_knows_by_name(
         ({"tasks": ["../secret.yaml"]}, "tasks: the server knows no"),
         ({"data": []}, "data or tasks"),
         ({"output": "/tmp/elsewhere"}, "output"),
+        ({"metric": "evil.py:run"}, "metric"),
         ({"name": "../up"}, "name"),
     ]
     for changes, said in wrong:

@@ -286,7 +286,7 @@ def test_two_individuals_are_compared(client: TestClient, store: Store) -> None:
 
 def test_rankings_accept_empty_form_fields(client: TestClient, store: Store) -> None:
     task = store.searches()[0].tasks[0]
-    page = page_of(client, f"/best?task={task}&experts=&active=&search=eep&by=search")
+    page = page_of(client, f"/best?task={task}&experts=&active=&search=eep&split=search")
     best = store.best(task, search="eep", by="search", limit=1)[0]
     assert best.ref in page.text and "nanomoe:" not in page.text
     task = store.search_tasks(store.search("tomoe").id)[0].task

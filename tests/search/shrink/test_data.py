@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Sequence
@@ -12,10 +13,12 @@ import pytest
 from tiny_models import WORDS, word_tokenizer
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.preparation.prepare import prepare_splits
-from moevolve.evaluators.preparation.registry import load_task
+from moevolve.evaluators.preparation.registry import load_task, read_function
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.shrink.domains import LEAST_ROWS, read_data, read_domains, write_tasks
+from moevolve.search.shrink.rows import read_columns
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.chat import chat_template
 
@@ -292,6 +295,105 @@ def test_a_bad_file_is_named_with_its_line(content: tuple[str, str], tmp_path: P
 
 
 def test_what_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
-    for name, said in (("rows.csv", "the name must end in .jsonl"), ("", "the folder has no .txt or .md files")):
+    for name, said in (("rows.csv", "no such file"), ("", "the folder has no .txt or .md files")):
         with pytest.raises(UserError, match=said):
             read_data(tmp_path / name)
+    (tmp_path / "rows.xlsx").touch()
+    with pytest.raises(UserError, match=r"the name must end in one of \.jsonl, \.json, \.csv, \.tsv, \.parquet"):
+        read_data(tmp_path / "rows.xlsx")
+
+
+PAIRS = [("What is 2 + 2?", "4"), ("Name a colour, or two.", 'red, "blue"'), ("Say hi.\nTwice.", "hi\nhi")]
+OTHER_NAMES: dict[str, tuple[dict[str, str], str | None]] = {
+    "question and response": ({"prompt": "question", "answer": "response"}, None),
+    "prompt and completion": ({"prompt": "prompt", "answer": "completion"}, None),
+    "instruction and output": ({"prompt": "instruction", "answer": "output"}, None),
+    "any names": ({"prompt": "ask", "answer": "reply"}, "prompt=ask, answer=reply"),
+}
+
+
+@pytest.mark.parametrize(("names", "given"), OTHER_NAMES.values(), ids=OTHER_NAMES.keys())
+def test_rows_are_read_by_other_names_from_every_kind_of_file(
+    names: dict[str, str], given: str | None, tmp_path: Path
+) -> None:
+    rows = [{names["prompt"]: prompt, names["answer"]: answer, "id": "7"} for prompt, answer in PAIRS]
+    files = [written(tmp_path, "rows.jsonl", rows)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows, indent=1))
+    for name, delimiter in (("rows.csv", ","), ("rows.tsv", "\t")):
+        with (tmp_path / name).open("w", newline="", encoding="utf-8-sig") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+            writer.writeheader()
+            writer.writerows(rows)
+        files.append(tmp_path / name)
+    for path in (*files, tmp_path / "rows.json"):
+        found = read_data(path, None if given is None else read_columns(given)).rows
+        assert [(row.prompt, row.answer) for row in found] == PAIRS, path
+
+
+def test_alpacas_input_is_a_part_of_the_prompt(tmp_path: Path) -> None:
+    rows = [
+        {"instruction": "Translate.", "input": "Hallo", "output": "Hello"},
+        {"instruction": "Say hi.", "input": "", "output": "hi"},
+    ]
+    found = read_data(written(tmp_path, "alpaca.jsonl", rows)).rows
+    assert [row.prompt for row in found] == ["Translate.\n\nHallo", "Say hi."]
+
+
+WRONG_COLUMNS = {
+    "no pair": ("prompt", "give NAME=COLUMN"),
+    "an unknown name": ("promt=ask", "unknown name `promt`; there are answer, choices, conversations"),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG_COLUMNS.values(), ids=WRONG_COLUMNS.keys())
+def test_wrong_columns_are_refused(given: str, said: str) -> None:
+    with pytest.raises(UserError, match=f"--columns {given}: {said}"):
+        read_columns(given)
+
+
+def test_columns_that_a_file_lacks_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "rows.jsonl", [{"question": "a", "answer": "b"}])
+    with pytest.raises(UserError, match=r"rows.jsonl:1: --columns: the row has no `ask`; it has: question, answer"):
+        read_data(path, read_columns("prompt=ask,answer=answer"))
+    context = written(tmp_path, "context.jsonl", [{"question": "a", "context": "c", "answer": "b"}])
+    with pytest.raises(UserError, match="say with --columns what is what"):
+        read_data(context)
+
+
+def test_all_malformed_rows_are_counted_and_the_first_three_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    lines = [json.dumps({"prompt": f"question {n}"}) for n in range(100)]
+    for place, line in ((4, "{"), (8, "[1]"), (12, '{"prompt": ""}'), (16, "{}"), (20, '{"text": "a"}')):
+        lines[place] = line
+    path.write_text("\n".join(lines))
+    with pytest.raises(UserError) as caught:
+        read_data(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: 5 of 100 rows can't be used: {path}:5: not JSON")
+    assert f"{path}:9: expected" in message and f"{path}:13: " in message and message.endswith("; ...")
+    assert f"{path}:17" not in message and "\n" not in message
+    table = tmp_path / "bad.csv"
+    table.write_text("prompt,answer\na,b\nc,d,e\n")
+    with pytest.raises(UserError, match=r"bad.csv:3: it has 3 cells, and the first line 2 names"):
+        read_data(table)
+
+
+def test_answers_are_scored_by_a_function_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "share.py").write_text(
+        "def share(answer, expected):\n    wanted = set(expected.split())\n"
+        "    return len(wanted & set(answer.split())) / len(wanted)\n"
+    )
+    answer = "a long answer to number {} of many\nin two lines"
+    rows = [{"prompt": f"question {n}", "answer": answer.format(n)} for n in range(ROWS)]
+    metric = read_function("share.py:share", tmp_path, "--metric")
+    (path,) = write_tasks(read_domains([written(tmp_path, "own.jsonl", rows)], metric=metric), tmp_path / "tasks")
+    split = dict(prepare_splits(load_task(path)))["search"]
+    assert (split.fitness, split.metric) == ("generate", "mean")
+    assert (split.matching.kind, split.matching.stop) == ("function", ())
+    assert split.matching.source == (tmp_path / "share.py").read_text()
+    assert make_matcher(split.matching).match("a long answer", split.examples[0]) == pytest.approx(3 / 11)
+    alone = written(tmp_path, "alone.jsonl", [{"prompt": f"question {n}"} for n in range(ROWS)])
+    with pytest.raises(UserError, match=r"alone\.jsonl: --metric compares answers with expected ones"):
+        read_domains([alone], metric=metric)
+    with pytest.raises(UserError, match=r"absent\.py: no such file"):
+        read_function("absent.py:share", tmp_path, "--metric")

@@ -97,7 +97,7 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
         kept.append(None if keep is None else keep.url)
         return Pilot(4, 1, {"capacity": 6.0}, other_seconds=10.0)
 
-    monkeypatch.setattr("moevolve.search.shrink.timing.measure", measured)
+    monkeypatch.setattr("moevolve.search.running.plan.pilot.measure", measured)
     monkeypatch.setattr(
         "moevolve.search.shrink.timing.set_up_new", lambda config, *_: SimpleNamespace(config=config, prepared={})
     )

@@ -15,8 +15,8 @@ from canned_profilee import CannedProfilees
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.profiling.checkpoints import check_folder
 from moevolve.workers.profiling.process import ProfiledProcess
-from moevolve.workers.profiling.report import BatchProfile, ProfiledModel, ProfileSettings, TaskPrompts
-from moevolve.workers.profiling.run import ProfileError, profile_models
+from moevolve.workers.profiling.report import BatchProfile, ProfiledModel, ProfileError, ProfileSettings, TaskPrompts
+from moevolve.workers.profiling.run import profile_models
 
 SETTINGS = ProfileSettings((1, 3), prompt_tokens=6, new_tokens=2, timed_runs=3, device="cpu", threads=1)
 

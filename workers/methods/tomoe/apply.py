@@ -168,8 +168,10 @@ class ToMoeApplicator(Repairable):
         for heads in self._heads:
             heads.remove()
         self._heads = []
-        for weights in (*self._weights, *self._projections.values()):
+        for weights in self._weights:
             weights.restore()
+        for projection in self._projections.values():
+            projection.restore()
 
     def _check(self, edit: ToMoeEdit) -> None:
         check_shape(edit, self._layers)

@@ -1,0 +1,112 @@
+"""`show SEARCH` and `watch SEARCH`: what a search is about, and following it to its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from search_lab import UnrulyPool, drive, run_config, start
+from served_here import in_thread
+from server_tokens import WRITE
+from store_samples import search, split
+
+import moevolve
+from moevolve.search.interface import control
+from moevolve.search.interface.control import ControlRequest, SearchState, WatchRequest
+from moevolve.search.interface.searches import SearchRequest
+from moevolve.search.server.app import make_app
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.records import Progress
+from moevolve.store.repository import Store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """With a finished search `lab`, and `odd`, whose driver is gone."""
+    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('followed') / 'lab.db'}") as opened:
+        setup = start(opened, run_config())
+        drive(opened, setup, UnrulyPool(seed=1), opened.search("lab").engine_fingerprint)
+        opened.set_status(opened.search("lab").id, "finished")
+        opened.create_search(search("odd"), [split()])
+        opened.set_status("id-odd", "running")
+        yield opened
+
+
+def test_a_search_is_shown_with_its_settings_phases_and_best(store: Store, in_process: Any) -> None:
+    shown = in_process("show", "lab", "--store", store.url)
+    assert shown.returncode == 0, shown.stderr
+    for words in ("status  finished", "genome  ", "phases  ", "seed  ", "best  lab:", "60 made", "planned"):
+        assert words in shown.stdout, words
+    found = json.loads(in_process("show", "lab", "--store", store.url, "--json").stdout)
+    assert found["search"]["name"] == "lab" and found["funnel"]["made"] == 60
+    assert found["funnel"]["different"] >= found["funnel"]["search"] > 0
+    assert sum(phase["individuals"] for phase in found["phases"]) == 60
+    missing = in_process("show", "lap", "--store", store.url)
+    assert missing.returncode == 2 and "no search 'lap'" in missing.stderr
+
+
+def test_watching_ends_with_the_search(store: Store, in_process: Any) -> None:
+    done = in_process("watch", "lab", "--store", store.url)
+    assert done.returncode == 0, done.stderr
+    assert "lab: finished" in done.stdout and "Next:" in done.stdout
+    gone = in_process("watch", "odd", "--store", store.url)
+    assert gone.returncode == 1 and "odd: running (its driver is gone: resume it)" in gone.stdout
+    assert in_process("watch", "ghost", "--store", store.url).returncode == 2
+
+
+def test_a_server_is_watched_too(store: Store, in_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
+    monkeypatch.setenv("MOEVOLVE_TOKEN", WRITE)
+    with in_thread(make_app(store, ServerSettings.model_validate({"store": store.url}))) as (port, _):
+        done = in_process("watch", "lab", "--server", f"http://127.0.0.1:{port}")
+    assert done.returncode == 0 and "lab: finished" in done.stdout, done.stderr
+
+
+def states(store: Store) -> list[SearchState]:
+    """A search that starts, evaluates, stands still for a moment, and is stopped."""
+    record = replace(store.search("lab"), status="running")
+    driven = replace(store.control(record.id), alive=True, desired_state="running", stage="calibrating", progress=None)
+    progress = Progress(3, 60, "prune", (2, 0.5), 0.9, 0, 0, 3, 1.0, 57.0)
+    evaluating = replace(driven, stage="evaluating", progress=progress)
+    further = replace(evaluating, progress=replace(progress, done=4, left=56.0))
+    slower = replace(further, progress=replace(progress, done=4, left=99.0))
+    stopped = replace(record, status="interrupted", status_reason="stopped by someone")
+    return [
+        SearchState(record, driven),
+        *(SearchState(record, each) for each in (evaluating, evaluating, further, slower)),
+        SearchState(stopped, replace(further, alive=False)),
+    ]
+
+
+def test_states_are_yielded_when_they_change(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_POLL_S", 0.0)
+    found = states(store)
+    answers = {SearchRequest: iter(one.search for one in found), ControlRequest: iter(one.control for one in found)}
+    seen = list(WatchRequest("lab").answer(lambda request: next(answers[type(request)])))  # type: ignore[arg-type]
+    assert seen == [each for place, each in enumerate(found) if place != 2]
+
+
+def test_a_pipe_gets_a_line_for_each_change(store: Store, in_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moevolve, "ask", lambda *_: iter(states(store)))
+    done = in_process("watch", "lab", "--store", store.url)
+    assert done.returncode == 3
+    assert [line.partition(" best")[0] for line in done.stdout.splitlines()] == [
+        "lab: calibrating",
+        "lab: evaluating 3/60",
+        "lab: evaluating 4/60",
+        "lab: interrupted (stopped by someone)",
+    ]
+
+
+def test_ctrl_c_ends_the_watching_only(store: Store, in_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Iterator[SearchState]:
+        yield states(store)[0]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(moevolve, "ask", interrupted)
+    done = in_process("watch", "lab", "--store", store.url)
+    assert done.returncode == 130 and "the search goes on" in done.stderr
+    assert store.control(store.search("lab").id).desired_state == "running"

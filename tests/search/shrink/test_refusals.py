@@ -1,0 +1,59 @@
+"""What is wrong with a request is said before anything is loaded, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands_here import refusal
+
+from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import RoutingGroups
+from moevolve.search.shrink.budget import kept_experts
+
+DEMO = str(Path(__file__).parents[3] / "configs" / "demo" / "model")
+WRONG = {
+    "a share of 0": (["--task", "demo-kin", "--experts", "0%"], "--experts 0%: give a number such as 8, or a share"),
+    "no share": (["--task", "demo-kin", "--neurons", "abc"], "--neurons abc: give a share such as 12.5%"),
+    "an unknown task": (["--task", "demo-kim", "--experts", "50%"], "did you mean demo-kin"),
+    "no file": (["--data", "none.jsonl", "--experts", "50%"], "none.jsonl: no such file"),
+    "a misspelt key": (
+        ["--task", "demo-kin", "--experts", "50%", "--set", "genome.expert=3"],
+        "genome: expert: unknown key (did you mean `experts`?)",
+    ),
+}
+CHECK = """
+import sys
+from moevolve.search.cli.app import main
+try:
+    main()
+finally:
+    import ray
+    print("torch" in sys.modules, ray.is_initialized())
+"""
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_nothing_is_loaded_for_a_wrong_request(wrong: str, tmp_path: Path) -> None:
+    arguments, said = WRONG[wrong]
+    command = [sys.executable, "-c", CHECK, "shrink", DEMO, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "False False\n"), done.stderr
+    assert said in done.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("worker_here")
+def test_a_request_that_the_model_cannot_meet_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "--experts 50: did you mean 50%?" in refusal("shrink", DEMO, "--task", "demo-kin", "--experts", "50")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_number_that_may_be_a_share_is_answered_by_it() -> None:
+    with pytest.raises(UserError, match=r"--experts 50: did you mean 50%\? Otherwise give"):
+        kept_experts("50", 8, RoutingGroups())
+    with pytest.raises(UserError, match="--experts 6: give"):
+        kept_experts("6", 16, RoutingGroups(4, 2, 2))
