@@ -67,6 +67,9 @@ def explain_validation(error: ValidationError, data: Any, known: Collection[str]
     for item in error.errors():
         field = _field(item["loc"], data, missing=item["type"] == "missing")
         message = _message(item["type"], item["msg"], item.get("ctx", {}))
+        key, unknown, hint = message.partition(f": {_UNKNOWN_KEY}")
+        if unknown and key.isidentifier():  # a section says itself which of its keys is meant
+            field, message = [*field, key], _UNKNOWN_KEY + hint
         beside = [name.split(".")[-1] for name in known if name.split(".")[:-1] == field[:-1]]
         near = difflib.get_close_matches(field[-1], beside, n=1) if message == _UNKNOWN_KEY else []
         findings.setdefault(".".join(field), []).append(message + (f" (did you mean `{near[0]}`?)" if near else ""))

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, ClassVar
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.records import short_repr
 from moevolve.search.interface.parameters import SearchRef
 from moevolve.search.interface.request import Ask, Request, about, record
 from moevolve.search.interface.searches import SearchRequest
@@ -31,6 +32,8 @@ class ControlRequest(Request):
 @dataclass(frozen=True, slots=True)
 class SearchState:
     """A search at one moment, and its driver."""
+
+    __repr__ = short_repr
 
     search: SearchRecord
     control: Control

@@ -66,6 +66,8 @@ class SearchOverview:
         scale: Scale that fitness is shown on.
     """
 
+    __repr__ = short_repr
+
     search: SearchRecord
     control: Control
     facts: tuple[tuple[str, str], ...] = field(repr=False)

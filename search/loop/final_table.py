@@ -341,15 +341,16 @@ def auxiliary_entries(
 ) -> list[tuple[str, IndividualRecord]]:
     """The individuals in the final table other than the winner, with their labels; none of them failed.
 
-    They are the method's unsearched start, the one-shot baselines that phases begin with, and in a search with a repair
-    phase the best unrepaired individual.
+    They are the method's unsearched start, the one-shot baselines that phases begin with, each from the first phase
+    that has it, and in a search with a repair phase the best unrepaired individual.
     """
     made_in = [phase for phase in config.phases for _ in range(phase.evaluations)]
     found = [(START_LABEL, row) for row in history if row.operator == START][:1]
     for row in history[: len(made_in)]:
         phase = made_in[row.index]
         if row.operator in phase.baselines and not row.parents:
-            found.append((row.operator if phase.repair is None else f"{row.operator}, repaired", row))
+            label = row.operator if phase.repair is None else f"{row.operator}, repaired"
+            found += [(label, row)] if label not in dict(found) else []
     if any(phase.kind == "repair" for phase in config.phases):
         unrepaired = [row for row in history if made_in[row.index].repair is None and row.status == "ok"]
         found += [(BEFORE_LABEL, row) for row in sorted(unrepaired, key=rank_key)[:1]]

@@ -11,7 +11,7 @@ import numpy as np
 from moevolve.search.genomes.contract.base import Genome, Offspring
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.contract.phases import PhaseConfig, RepairPhase, TopKParents
-from moevolve.search.genomes.repaired import RepairedSpace
+from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace
 from moevolve.search.strategies.base import DRAWS, PhaseStrategy, Ranking, eligible
 from moevolve.store.records import IndividualRecord
 
@@ -19,9 +19,9 @@ from moevolve.store.records import IndividualRecord
 class RepairStrategy(PhaseStrategy):
     """Makes the individuals of a repair phase.
 
-    The initial individuals are the bases, the best individuals of the earlier phases, repaired with the phase's
-    settings. A child mutates the settings of one of the phase's best; with `crossover_rate` it applies them to another
-    base. `before` are the settings of the phase before it.
+    The initial individuals are the best ones of the earlier phases that don't have the phase's settings yet, repaired
+    with these; the bases are the best ones of all. A child mutates the settings of one of the phase's best; with
+    `crossover_rate` it applies them to another base. `before` are the settings of the phase before it.
     """
 
     _space: RepairedSpace
@@ -32,9 +32,15 @@ class RepairStrategy(PhaseStrategy):
         self._before = before
         self._ranking = Ranking(phase.parents)
         self._bases = Ranking(TopKParents(k=phase.initial))
+        # Twice as many as are repaired: formulas, which an earlier phase may have repaired alike, may be among them.
+        self._cheaper = Ranking(TopKParents(k=2 * phase.initial))
 
     def tell_before(self, individual: IndividualRecord) -> None:
         self._bases.add(individual)
+        genome = self._genome(individual)
+        # Beside candidates with the phase's settings, those with cheaper ones would never be among the best.
+        if not isinstance(genome, RepairedGenome) or genome.settings != self._phase.repair:
+            self._cheaper.add(individual)
 
     def tell(self, individual: IndividualRecord) -> None:
         self._ranking.add(individual)
@@ -43,7 +49,7 @@ class RepairStrategy(PhaseStrategy):
         """Draw until the individual is new, at most `DRAWS` times."""
         rng, bases = generator(self._seed, index), list(self._bases)
         own = eligible(list(self._ranking), self._phase.parents, "mutation")
-        first = self._repaired_base(bases, taken) if initial else None
+        first = self._repaired_base(list(self._cheaper), taken) if initial else None
         if first is not None:
             return first
         for _ in range(DRAWS):

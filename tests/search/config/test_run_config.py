@@ -53,9 +53,9 @@ def message_of(path: Path, *overrides: str) -> str:
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("windows: unknown key (did you mean `window`?)", {"windows": 4}),
-    ("genome: expert: unknown key (did you mean `experts`?)", {"genome": {"expert": 2}}),
+    ("genome.expert: unknown key (did you mean `experts`?)", {"genome": {"expert": 2}}),
     ("engine.thread: unknown key (did you mean `threads`?)", {"engine": {"thread": 2}}),
-    ("final: rerang: unknown key (did you mean `rerank`?)", {"final": {"rerang": 2}}),
+    ("final.rerang: unknown key (did you mean `rerank`?)", {"final": {"rerang": 2}}),
     ("tasks: expected a list, for example [a, b]", {"tasks": "rte"}),
     ("genome: moe is unknown; there are eep, capacity, factorllm, tomoe, nanomoe", {"genome": {"kind": "moe"}}),
     ("genome: active 4 is more than the 2 kept experts", {"genome": {"experts": 2, "active": 4}}),

@@ -59,8 +59,9 @@ def test_a_configuration_takes_it(make_run: Callable[..., RunConfig]) -> None:
 
 
 def test_it_is_searched_listed_and_reported(
-    make_run: Callable[..., RunConfig], in_process: Any, tmp_path: Path
+    make_run: Callable[..., RunConfig], in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("moevolve.search.cli.output.console.output.width", 140)  # no column is left out
     url = f"sqlite:///{tmp_path / 'toy.db'}"
     with Store.open(url) as store:
         finished(store, make_run(window=1))

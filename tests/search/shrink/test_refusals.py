@@ -22,7 +22,7 @@ WRONG = {
     "no file": (["--data", "none.jsonl", "--experts", "50%"], "none.jsonl: no such file"),
     "a misspelt key": (
         ["--task", "demo-kin", "--experts", "50%", "--set", "genome.expert=3"],
-        "genome: expert: unknown key (did you mean `experts`?)",
+        "genome.expert: unknown key (did you mean `experts`?)",
     ),
 }
 CHECK = """

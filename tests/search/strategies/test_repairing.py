@@ -130,6 +130,17 @@ def test_what_is_repaired_alike_already_is_not_repaired_again() -> None:
         assert one.parents == (base.index,) and other.genome(one.index).base == other.genome(base.index).base
 
 
+def test_the_best_of_what_was_repaired_more_cheaply_are_repaired_anew() -> None:
+    settings = REPAIR["repair"]
+    formulas, cheap = PRUNE | {"repair": settings}, PRUNE | {"repair": {"tokens": 32}}
+    run = evolve(lab(formulas, cheap, REPAIR, window=1), lambda one: (1.0 if one.index < 20 else one.index / 99, -1.0))
+    # The later ones are better, but some of them are what the first phase repaired alike.
+    alike = {run.genome(one.index).base for one in run.members[:20]}
+    best = [place for place in range(39, 19, -1) if run.genome(place).base not in alike][:4]
+    assert [one.parents for one in run.repairs[:4]] == [(place,) for place in best]
+    assert all(run.genome(one.index).base == run.genome(*one.parents).base for one in run.repairs[:4])
+
+
 def test_children_have_the_lineage_of_what_they_are_made_of() -> None:
     setup = lab(PRUNE, MERGE, REPAIR | {"evaluations": 40, "crossover_rate": 0.5}, window=2)
     run = evolve(setup)
