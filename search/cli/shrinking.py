@@ -43,6 +43,8 @@ def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
         for gain in (found.code_gain, found.gain):
             if gain is not None:
                 output.print(str(gain), soft_wrap=True)
+        for choice in found.choices if found.sizes else ():  # what was found comes last
+            output.print(choice, soft_wrap=True)
     if isinstance(found, moevolve.ShrinkResult):
         refused = found.quantised is not None and not found.quantised.kept
         if found.written is None or refused:
@@ -72,14 +74,21 @@ def _print_page(found: ShrinkResult) -> None:
         ["after", *after, memory_size(written.weight_bytes)],
     ]
     headings = "model | experts | >parameters | >weight files"
-    if found.speed is not None:
-        headings += f" | >tokens/s ({found.speed.sequences} at once)"
-        rows[0].append(f"{found.speed.full:.4g}")
-        rows[1].append(f"{found.speed.shrunk:.4g} ({found.speed.times:.2f}x)")
+    speed = found.speed
+    if speed is not None:
+        headings += f" | >tokens/s ({speed.sequences} at once) | >peak memory"
+        rows[0] += [f"{speed.full:.4g}", memory_size(speed.full_bytes)]
+        rows[1] += [f"{speed.shrunk:.4g} ({speed.times:.2f}x)", memory_size(speed.shrunk_bytes)]
     print_table(f"{found.model}, kept: {best.summary}", headings, rows)
+    if speed is not None:
+        output.print(f"tokens/s and memory are those of plain transformers on {speed.device}", soft_wrap=True)
     took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in found.seconds.items())
     output.print(f"took {took}", soft_wrap=True)
-    for choice in found.choices:
+    if found.sizes:
+        rows = [[each.search, f"{each.parameters:.1%}", str(each.kept)] for each in found.sizes]
+        picture = found.run_file.with_name("sizes.svg")
+        print_table(f"score kept by size, as in {picture}", "winner of | >parameters | >score kept on dev", rows)
+    for choice in () if found.sizes else found.choices:
         output.print(choice, soft_wrap=True)
     output.print(f"wrote {written.directory} ({written.form} checkpoint of {found.table.winner})", soft_wrap=True)
     for title, names in written.changes:

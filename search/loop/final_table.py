@@ -388,9 +388,9 @@ def evaluate_final_table(setup: SearchSetup, store: StoreReader, cache: Evaluati
 
     final = setup.config.final
     leaders = store.best_of_search(setup.search_id, max(1, final.rerank))
-    if final.rerank:
-        whole = [setup.request(None, setup.splits("dev"))] if setup.config.task_aggregation == "worst" else []
-        cache.settle(whole + [request(row, "dev") for row in leaders])
+    if final.rerank and leaders:
+        whole = setup.request(None, setup.splits("dev"))
+        cache.settle([whole, *(request(row, "dev") for row in leaders)])
     search, history = store.search(setup.search_id), store.history(setup.search_id)
     winner, _ = winner_of(store, search, setup.config)
     # Only leaders are scored on dev: another individual could outrank the winner in listings.

@@ -24,6 +24,7 @@ from moevolve.search.loop.setup import calibration_rows_note
 from moevolve.search.report.lineage import main_line
 from moevolve.search.results.effects import Effects, effects
 from moevolve.search.results.expert_usage import Analysis
+from moevolve.search.results.kept import SizePoint, kept_by_size
 from moevolve.search.running.calibration import calibration_notes, stored_calibration
 from moevolve.search.running.candidates import find_candidate, start_of
 from moevolve.store.costs import SearchCosts
@@ -71,6 +72,7 @@ class ReportContents:
         notes: Remarks on what is missing or special.
         commands: Purpose and text of commands that continue from here.
         provenance: Name and value of ids, dates and fingerprints.
+        sizes: What winners of different sizes keep of the full model's score; see `kept_by_size`.
     """
 
     search: SearchRecord
@@ -93,6 +95,7 @@ class ReportContents:
     commands: tuple[tuple[str, str], ...] = field(repr=False)
     provenance: tuple[tuple[str, str], ...] = field(repr=False)
     analysis: Analysis | None = field(repr=False)
+    sizes: tuple[SizePoint, ...] = field(repr=False)
 
 
 def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | None = None) -> ReportContents:
@@ -148,6 +151,7 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
         commands=tuple(_commands(search, table, config)),
         provenance=tuple(_provenance(store, search)),
         analysis=analysis,
+        sizes=kept_by_size(store, search),
     )
 
 

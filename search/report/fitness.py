@@ -9,6 +9,7 @@ import numpy as np
 
 from moevolve.evaluators.scales import SCALES, Scale, ScaleName
 from moevolve.search.drawing import BLUE, GREEN, GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
+from moevolve.search.results.kept import SizePoint
 from moevolve.store.pareto import unbeaten
 from moevolve.store.records import IndividualRecord
 
@@ -140,6 +141,23 @@ def _draw_sizes(
         middle = (max(sizes) + min(sizes)) / 2
         axes.set_xlim(middle - _LEAST_SPAN / 2, middle + _LEAST_SPAN / 2)
     axes.grid(alpha=0.25)
+
+
+def kept_figure(points: Sequence[SizePoint]) -> Figure:
+    """Draw the share of the full model's score that winners keep against their size, with the Pareto front."""
+    sizes, shares = [100 * point.parameters for point in points], [100 * point.kept.share for point in points]
+    ends = [(100 * (each.share - each.low), 100 * (each.high - each.share)) for each in (one.kept for one in points)]
+    with drawing(3.0) as figure:
+        axes = figure.subplots()
+        spans = np.maximum(np.array(ends).T, 0)  # bounds have a centre of their own
+        axes.errorbar(sizes, shares, yerr=spans, fmt="o", markersize=3, color=BLUE, linewidth=0.8, label="winners")
+        draw_front(axes, pareto_front(list(zip(sizes, shares, strict=True))), "not beaten in both")
+        axes.plot(100, 100, marker="D", color=GREY, linestyle="", label="full model")
+        axes.set_xlabel("parameters kept [% of the full model's]")
+        axes.set_ylabel("score kept on the dev split\n[% of the full model's]")
+        legend_above(axes)
+        axes.grid(alpha=0.25)
+        return figure
 
 
 def speed_figure(scores: Mapping[str, float], rates: Mapping[int, Sequence[float]], scale: Scale) -> Figure:

@@ -54,14 +54,25 @@ def launch(
         UserError: The name is taken; with `or_resume`, by a search with other settings.
     """
     if or_resume:
-        try:
-            _record(setup, store)
-        except NameTakenError:
-            setup = _relaunched(setup, store, source, only_this, call_here if probe is None else probe.call)
+        setup = recorded(setup, store, source, only_this, call_here if probe is None else probe.call)
     else:
         register(setup, store)
     observer.on_begin(setup.config)
     return execute(setup, store, observer, probe=probe)
+
+
+def recorded(
+    setup: SearchSetup, store: Store, source: str = "this request", only_this: bool = False, call: Call = call_here
+) -> SearchSetup:
+    """Record a new search, or return the setup of the stored one of its name, which has the same settings.
+
+    For arguments and errors see `launch`; `call` calls what imports torch.
+    """
+    try:
+        _record(setup, store)
+    except NameTakenError:
+        return _relaunched(setup, store, source, only_this, call)
+    return setup
 
 
 def register(setup: SearchSetup, store: Store) -> None:

@@ -144,12 +144,14 @@ def _check_repair(settings: RepairSettings, where: str, kind: str, facts: ModelF
 
 
 def with_changes(setup: SearchSetup, **changes: Any) -> SearchSetup:
-    """The same search, not recorded, with changed `phases`, `final` or `store`, which neither model nor tasks notice.
+    """The same search, not recorded, with other settings that neither the model nor the tasks notice.
 
-    Phases must be of the same kinds. Splits that `final` asks for must have been prepared.
+    These are `name`, `genome`, `phases`, `final` and `store`. Genomes and phases must be of the same kinds and need no
+    more memory. Splits that `final` asks for must have been prepared.
     """
     config = setup.config.model_copy(update=changes)
-    return replace(setup, config=config, search_id=new_search_id(), schedule=make_schedule(config))
+    space, schedule = config.space(setup.facts), make_schedule(config)
+    return replace(setup, config=config, search_id=new_search_id(), space=space, schedule=schedule)
 
 
 def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchSetup:

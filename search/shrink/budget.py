@@ -58,11 +58,12 @@ def budget_of(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
         UserError: It asks for several or none of them, for all experts or neurons, or a share, size, speed or length
             isn't one.
     """
-    given = (request.experts, request.neurons, request.size, request.speed, request.active)
+    given = (request.experts, request.neurons, request.size, request.speed, request.keep_score, request.active)
     if sum(each is not None for each in given) != 1:
         raise UserError(
-            "give one of --experts (for example 50%), --neurons (for example 12.5%), --size (for example 16GiB) and "
-            "--speed (for example 1.5x), or of a dense model --active (for example 50%)"
+            "give one of --experts (for example 50%), --neurons (for example 12.5%), --size (for example 16GiB), "
+            "--speed (for example 1.5x) and --keep-score (for example 99%), or of a dense model --active (for example "
+            "50%)"
         )
     _check_shares(request)
     if request.kind is not None and request.active is None:
@@ -98,6 +99,10 @@ def _check_shares(request: ShrinkOptions) -> None:
     for option, share in (("--neurons", request.neurons), ("--active", request.active)):
         if share is not None:
             kept_share(share, option)
+    if request.keep_score is not None:
+        kept_score(request.keep_score)
+        if request.dry_run:
+            raise UserError("--keep-score finds the size by searching, so that there is no --dry-run; leave one out")
 
 
 def _count(text: str) -> int:
@@ -127,6 +132,20 @@ def kept_share(wanted: str, option: str = "--neurons") -> float:
     return share
 
 
+def kept_score(wanted: str) -> float:
+    """Read the share of the full model's score that --keep-score asks for, such as `99%`, in (0, 1).
+
+    Raises:
+        UserError: It isn't one.
+    """
+    share = _share(wanted)
+    if share is None or share == 1:
+        raise UserError(
+            f"--keep-score {wanted}: give a share below 100%, such as 99%; no number of rows shows that nothing is lost"
+        )
+    return share
+
+
 def _share(text: str) -> float | None:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
     return float(found[1]) / 100 if found is not None and 0 < float(found[1]) <= 100 else None
@@ -143,7 +162,7 @@ def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
     Raises:
         UserError: It is neither, out of range, or all of them; the message names what is possible.
     """
-    possible = _possible(experts, groups)
+    possible = possible_experts(experts, groups)
     share, kept = _share(wanted), None
     if share is not None:
         kept = min(possible, key=lambda count: (abs(count - share * experts), -count))
@@ -173,7 +192,7 @@ def fitting_experts(budget: SizeBudget, sizes: FileSizes, cache: int, experts: i
     Raises:
         UserError: The fewest experts don't fit, or all of them do; the message says what they take.
     """
-    possible = _possible(experts, groups)
+    possible = possible_experts(experts, groups)
     cached = cache * budget.positions
     _check_larger(budget, sizes.total(experts), cached)
     fitting = [count for count in possible if sizes.total(count) + cached <= budget.size]
@@ -218,7 +237,7 @@ def fitting_share(budget: SizeBudget, sizes: FileSizes, cache: int, experts: int
     return math.floor(1e6 * (budget.size - rest) / (experts * sizes.neurons)) / 1e6
 
 
-def _possible(experts: int, groups: RoutingGroups) -> list[int]:
+def possible_experts(experts: int, groups: RoutingGroups) -> list[int]:
     """Numbers of experts that a model can keep, ascending."""
     return [count for count in range(1, experts + 1) if groups.fault(count) is None]
 

@@ -1,26 +1,19 @@
-"""Settings of a search that suit a model, the data and this machine, as a run file."""
+"""Settings of a search that suit a model, the data and this machine, as plain data."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.preparation.registry import read_function
-from moevolve.evaluators.text_files import writing_into
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.search.config.files import (
     PRESET,
     apply_override,
-    load_run_config,
     override_lines,
     parse_run_config,
     resolve_paths,
@@ -28,22 +21,21 @@ from moevolve.search.config.files import (
 )
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.capacity.budget import evenly_divided
-from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.budget import (
+    SizeBudget,
     SpeedBudget,
     budget_of,
     fitting_experts,
     fitting_share,
     kept_experts,
     kept_share,
+    possible_experts,
 )
 from moevolve.search.shrink.dense import dense_settings
-from moevolve.search.shrink.domains import read_domains, render_chats, write_tasks
 from moevolve.search.shrink.options import ShrinkOptions
-from moevolve.search.shrink.rows import Chat, read_columns
 from moevolve.search.shrink.speed import chosen_share, seconds_by_share
-from moevolve.search.shrink.timing import plan_time, shortened
+from moevolve.search.shrink.timing import shortened
 from moevolve.workers.contract.facts import DenseFacts, FileSizes
 from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.families.registry import only_inside
@@ -58,28 +50,6 @@ about 30 individuals, so that a larger window would leave fewer than 8 rounds (`
 _MOST_CHOICES = 512
 """Most experts of all layers together whose subsets are searched: with 384 of them 300 candidates still improve on the
 formula that they start from, with 768 none does (`search/strategies/README.md`)."""
-_RUN_FILE = "run.yaml"
-_MARKED = (
-    *(
-        "model",
-        "active",
-        "kind",
-        "experts",
-        "neurons",
-        "size",
-        "speed",
-        "context",
-        "batch",
-        "data",
-        "columns",
-        "metric",
-        "tasks",
-    ),
-    *("weights", "evaluations", "time", "repair", "custom_code", "seed"),
-)
-"""Parameters of a request that its run file depends on, besides the overrides."""
-_CHOICE = "# "
-"""Start of the comments, after the first line, that say what was chosen for a dense model, a speed and a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,95 +89,20 @@ def folder_of(request: ShrinkOptions) -> Path:
         return Path(request.output)
     model = Path(request.model)
     stem = model.stem if model.suffix == ".gguf" else model.resolve().name if model.exists() else model.name
-    budget = request.active or request.experts or request.neurons or request.size or request.speed or "small"
+    given = (request.active, request.experts, request.neurons, request.size, request.speed, request.keep_score)
+    budget = next((each for each in given if each), "small")
     return Path(f"{stem}-{budget.replace('%', 'pct')}")
 
 
-def files_of(request: ShrinkOptions) -> Path:
-    """The folder of the run file and the task files, beside that of the checkpoint."""
-    folder = folder_of(request)
-    folder = folder if folder.name else folder.resolve()
-    return folder.with_name(f"{folder.name}.shrink")
-
-
-def run_file(
-    request: ShrinkOptions,
-    probe: ModelProbe,
-    observer: Observer,
-    begun: float,
-    check: Callable[[RunConfig], object],
-) -> Path:
-    """Write the task files and the run file of a request.
-
-    A run file that was made for the same request is kept: memory that is free now must not change a search that has
-    begun. `check` is called before candidates are measured for a time, and may refuse the search. The time counts from
-    `begun`, in seconds of `time.monotonic`.
-
-    Raises:
-        UserError: A file of requests, a task or the model can't be read, or the budget can't be met on this machine.
-    """
-
-    def render(chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...] | None:
-        # There is no task before the chats are rendered.
-        config = _parsed(_on_gpus(_base(replace(request, weights=()), ["chats"]), request, probe))
-        return probe.call(render_chats, config, chats)
-
-    observer.on_stage("reading the data")
-    columns = None if request.columns is None else read_columns(request.columns)
-    metric = None if request.metric is None else read_function(request.metric, Path(), "--metric")
-    domains = read_domains([Path(path) for path in request.data], render, columns, metric)
-    folder = files_of(request)
-    path = folder / _RUN_FILE
-    with writing_into(folder):
-        tasks = write_tasks(domains, folder / "tasks")
-        if has_run_file(request):
-            return path
-    names = [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)]
-    observer.on_stage("choosing settings for the model and this machine")
-    data, choices = _settings(request, names, probe, observer.on_stage)
-    if request.time is not None:
-        check(_parsed(data))
-        evaluations, text = plan_time(request, _parsed(data), begun, probe, observer)
-        data, choices = _shortened(data, evaluations), [*choices, text]
-    head = _mark(request) + "".join(f"{_CHOICE}{text}\n" for text in choices)
-    with writing_into(folder):
-        path.write_text(head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return path
-
-
-def choices_of(path: Path) -> tuple[str, ...]:
-    """The sentences of a run file about what was chosen for a dense model, a speed and a time."""
-    _, *lines = path.read_text(encoding="utf-8").splitlines()
-    return tuple(line.removeprefix(_CHOICE) for line in takewhile(lambda line: line.startswith(_CHOICE), lines))
-
-
-def has_run_file(request: ShrinkOptions) -> bool:
-    """Whether the run file of this request exists."""
-    path = files_of(request) / _RUN_FILE
-    return path.is_file() and path.read_text(encoding="utf-8").startswith(_mark(request))
-
-
-def read_run(request: ShrinkOptions, path: Path) -> RunConfig:
-    """Read a request's run file, for the store that it names."""
-    store = request.store if isinstance(request.store, str) or request.store is None else request.store.url
-    return load_run_config(path, () if store is None else override_lines({"store": store}))
-
-
-def _mark(request: ShrinkOptions) -> str:
-    """First line of a run file, which identifies the request that it was made for."""
-    content = {name: getattr(request, name) for name in _MARKED} | {"set": override_lines(request.overrides)}
-    return f"# moevolve shrink {json.dumps(content, default=str)}\n"
-
-
-def _settings(
+def settings_of(
     request: ShrinkOptions, tasks: Sequence[str], probe: ModelProbe, on_stage: Callable[[str], None]
 ) -> tuple[dict[str, Any], list[str]]:
     """The settings of a request's search as plain data, and sentences about those that were measured."""
-    data, choices = _base(request, tasks), list[str]()
-    for section in _parsed(data).tasks:
+    data, choices = base_settings(request, tasks), list[str]()
+    for section in parsed(data).tasks:
         section.task()  # a wrong name is refused before Ray starts
-    data = _on_gpus(data, request, probe)
-    config = _parsed(data)
+    data = on_gpus(data, request, probe)
+    config = parsed(data)
     sizes: Sizes = probe.call(sizes_of, config, not request.custom_code)
     if sizes.dense is not None:
         found, text = dense_settings(request, sizes.dense)
@@ -240,12 +135,7 @@ def _settings(
         genome["neuron_share"], preset = _divided(request, share, sizes), shared
     else:
         preset = _whole_experts(request, sizes, repaired)
-        count, groups = sizes.experts, sizes.rule.groups
-        if budget is None:
-            assert request.experts is not None
-            genome["experts"] = kept_experts(request.experts, count, groups)
-        else:
-            genome["experts"] = fitting_experts(budget, sizes.files, sizes.cache_bytes, count, groups)
+        genome["experts"] = _experts(request, budget, sizes)
     data |= {"genome": genome, "preset": preset}
     return _placed(data if preset != "importance" else _with_repair(data, repaired), request, probe), choices
 
@@ -268,11 +158,21 @@ def _whole_experts(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> str:
     return "repaired" if repaired else "prune"
 
 
+def _experts(request: ShrinkOptions, budget: SizeBudget | None, sizes: Sizes) -> int:
+    """The number of experts to keep, which for --keep-score is the largest until one is found."""
+    count, groups = sizes.experts, sizes.rule.groups
+    if budget is not None:
+        return fitting_experts(budget, sizes.files, sizes.cache_bytes, count, groups)
+    if request.experts is not None:
+        return kept_experts(request.experts, count, groups)
+    return possible_experts(count, groups)[-2]
+
+
 def _placed(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> dict[str, Any]:
     """The settings with the request's number of candidates and its overrides, and with places for this machine."""
-    data = data if request.evaluations is None else _shortened(data, request.evaluations)
+    data = data if request.evaluations is None else with_evaluations(data, request.evaluations)
     data = _override(data, request)
-    data["model"]["expert_offload"], most_workers = probe.call(room_for, _parsed(data))
+    data["model"]["expert_offload"], most_workers = probe.call(room_for, parsed(data))
     if not data["workers"]["num_gpus"]:
         cores = len(os.sched_getaffinity(0))
         count = max(1, min(_WINDOW, cores, most_workers))
@@ -315,7 +215,7 @@ def _check_narrowing(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> No
         )
 
 
-def _base(request: ShrinkOptions, tasks: Sequence[str]) -> dict[str, Any]:
+def base_settings(request: ShrinkOptions, tasks: Sequence[str]) -> dict[str, Any]:
     """The settings that depend neither on what the model is like nor on this machine."""
     data: dict[str, Any] = {
         # The folder's name, without what names of searches can't have.
@@ -330,9 +230,9 @@ def _base(request: ShrinkOptions, tasks: Sequence[str]) -> dict[str, Any]:
     return _override(data, request)
 
 
-def _on_gpus(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> dict[str, Any]:
+def on_gpus(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> dict[str, Any]:
     """The settings with a worker for each GPU that there is."""
-    gpus = probe.gpus(_parsed(data))
+    gpus = probe.gpus(parsed(data))
     data["workers"] = {"count": max(1, gpus), "num_gpus": 1 if gpus else 0}
     return _override(data, request)
 
@@ -370,14 +270,15 @@ def _override(data: dict[str, Any], request: ShrinkOptions) -> dict[str, Any]:
     return data
 
 
-def _parsed(data: dict[str, Any]) -> RunConfig:
+def parsed(data: dict[str, Any]) -> RunConfig:
+    """The configuration of plain data, which may name a preset."""
     return parse_run_config(with_preset(data, "shrink"), "shrink")
 
 
-def _shortened(data: dict[str, Any], evaluations: int) -> dict[str, Any]:
+def with_evaluations(data: dict[str, Any], evaluations: int) -> dict[str, Any]:
     """Settings filled with those of their preset, with so many evaluations in all phases together."""
     data = with_preset(data, "shrink")
-    for section, phase in zip(data["phases"], shortened(_parsed(data).phases, evaluations), strict=True):
+    for section, phase in zip(data["phases"], shortened(parsed(data).phases, evaluations), strict=True):
         section |= {"evaluations": phase.evaluations, "initial": phase.initial}
     return data
 

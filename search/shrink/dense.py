@@ -14,6 +14,8 @@ from moevolve.workers.contract.facts import DenseFacts
 
 _EXPERTS = 8
 """Experts per network. On the demo's dense model FactorLLM with half of 16 active is no better, of 4 worse."""
+_SIZES = 32
+"""Sizes that are tried of a narrower model, at equal distances."""
 
 
 def dense_settings(request: ShrinkOptions, dense: DenseFacts) -> tuple[dict[str, Any], str]:
@@ -30,6 +32,9 @@ def dense_settings(request: ShrinkOptions, dense: DenseFacts) -> tuple[dict[str,
                 "as --neurons 50%, for a smaller and faster model with that share of its neurons, or --active for a "
                 "mixture of experts of which a token uses that share"
             )
+    if request.keep_score is not None:
+        *_, largest = narrower_genomes(dense).values()  # until the number is found
+        return {"genome": largest, "preset": "kept-neurons"}, ""
     if request.neurons is not None:
         return _narrower(request.neurons, dense)
     assert request.active is not None
@@ -41,10 +46,19 @@ def _narrower(wanted: str, dense: DenseFacts) -> tuple[dict[str, Any], str]:
     if not share:
         raise UserError(f"--neurons {wanted}: that is too little of {dense.width} neurons; give a larger share")
     kept = round(share * dense.width)
-    # The budget is exact as a decimal, and rounded down it would be that of fewer neurons.
-    genome = {"kind": "tomoe", "budget": math.ceil(share * 1e9) / 1e9}
     text = f"--neurons {wanted}: every feed-forward network keeps {kept} of {dense.width} neurons"
-    return {"genome": genome, "preset": "kept-neurons"}, text
+    return {"genome": _genome(share), "preset": "kept-neurons"}, text
+
+
+def _genome(share: float) -> dict[str, Any]:
+    # The budget is exact as a decimal, and rounded down it would be that of fewer neurons.
+    return {"kind": "tomoe", "budget": math.ceil(share * 1e9) / 1e9}
+
+
+def narrower_genomes(dense: DenseFacts) -> dict[int, dict[str, Any]]:
+    """Settings of genomes by the number of neurons that every network keeps, ascending."""
+    shares = {evenly_divided(part / _SIZES, dense.width) for part in range(1, _SIZES)} - {0}
+    return {round(share * dense.width): _genome(share) for share in sorted(shares)}
 
 
 def _mixture(request: ShrinkOptions, wanted: str) -> tuple[dict[str, Any], str]:

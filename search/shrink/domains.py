@@ -32,7 +32,8 @@ Render = Callable[[tuple[Chat, ...]], tuple[tuple[str, str | None], ...] | None]
 """Prompts and answers of chats; see `render_chats`."""
 
 _SHARES: dict[Split, float] = {"calibration": 0.25, "search": 0.35, "dev": 0.15, "test": 0.25}
-_MOST: dict[Split, int] = {"calibration": 4096, "search": 256, "dev": 192, "test": 1024}
+DEV_ROWS = 192
+_MOST: dict[Split, int] = {"calibration": 4096, "search": 256, "dev": DEV_ROWS, "test": 1024}
 """Most rows of a split that a search uses: the first ones by their hash."""
 LEAST_ROWS = 64
 """Fewest different conversations in a file: fewer leave `dev` too small to choose by."""
@@ -77,6 +78,7 @@ def read_domains(
     render: Render | None = None,
     columns: Columns | None = None,
     metric: Mapping[str, str] | None = None,
+    dev_rows: int = DEV_ROWS,
 ) -> list[Domain]:
     """Read files of requests and divide each into splits.
 
@@ -87,11 +89,12 @@ def read_domains(
         render: Writes chats with tools or thoughts in the model's chat template. None if there can't be any.
         columns: The files' columns by what they are here; None if they are to be told by their names.
         metric: Settings of the tasks' `matching` with a function that scores answers, if there is one.
+        dev_rows: Most rows of `dev`.
 
     Raises:
         UserError: A file can't be read or has too few rows, its chats can't be rendered, or two files have one name.
     """
-    domains = [_domain(_rendered(read_data(path, columns), render), metric) for path in paths]
+    domains = [_domain(_rendered(read_data(path, columns), render), metric, dev_rows) for path in paths]
     names = [domain.name for domain in domains]
     for name in names:
         if names.count(name) > 1:
@@ -186,7 +189,7 @@ def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str,
     return tuple(rendered)
 
 
-def _domain(data: DataFile, metric: Mapping[str, str] | None) -> Domain:
+def _domain(data: DataFile, metric: Mapping[str, str] | None, dev_rows: int) -> Domain:
     path, folder = data.path, data.path.is_dir()
     stem = path.resolve().name if folder else path.stem
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "data"
@@ -207,7 +210,8 @@ def _domain(data: DataFile, metric: Mapping[str, str] | None) -> Domain:
             f"--data {path}: only {len(rows[small[0]])} of {len(data.rows)} rows fall into the split {small[0]}, which "
             f"needs {_LEAST_IN_SPLIT}; give more {'documents' if folder else 'rows'}"
         )
-    return Domain(name, _settings(data, metric), {split: chosen[: _MOST[split]] for split, chosen in rows.items()})
+    most = _MOST | {"dev": dev_rows}
+    return Domain(name, _settings(data, metric), {split: chosen[: most[split]] for split, chosen in rows.items()})
 
 
 def _position(message: str) -> float:

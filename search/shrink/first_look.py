@@ -13,12 +13,12 @@ from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.kinds import FITNESSES
-from moevolve.evaluators.metrics import score
+from moevolve.evaluators.metrics import scale_of, score
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.shrink.guard import free
-from moevolve.search.shrink.page import FirstLook, KeptMass, ShownAnswer, TaskLook
+from moevolve.search.shrink.page import FirstLook, KeptMass, ShownAnswer, ShownText, TaskLook
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
 
@@ -94,7 +94,11 @@ def _look(worker: EvaluationWorker, split: PreparedSplit) -> TaskLook:
         reply = worker.evaluate(EvaluationRequest(IdentityEdit(), (split.ref,)), (split,))
         if reply.failure is not None:
             raise CandidateError(reply.failure)
-        return TaskLook(split.task, len(split.examples), reply.results[split.fingerprint].score)
+        result, guessing = reply.results[split.fingerprint], 1 / len(worker.resident.tokenizer)
+        likelihoods = np.maximum(result.outcomes, np.finfo(np.float32).tiny).tolist()
+        read = tuple(ShownText(row.prompt, 1 / each) for row, each in zip(shown.examples, likelihoods, strict=False))
+        scale = scale_of(split.metric)
+        return TaskLook(split.task, len(split.examples), result.score, guessing, texts=read, scale=scale)
     elif split.positions == "text":
         return TaskLook(split.task)  # texts have no answers
     else:
@@ -108,7 +112,9 @@ def _look(worker: EvaluationWorker, split: PreparedSplit) -> TaskLook:
 def wrong_task(look: FirstLook) -> str | None:
     """Name a task that the full model answers wrongly, one of its answers, and what to do; None if there is none."""
     for task in look.tasks:
-        if task.score is not None and task.least is not None and task.score < task.least:
+        if task.score is not None and task.score < task.least:
+            if task.texts:
+                return f"{task}: it can't predict {task.texts[0]}; give other texts, or go on with --force"
             return (
                 f"{task}: {task.answers[0]}; write the answers as the model does, or compare candidates with the full "
                 f"model instead (leave the answers out of the file, or give --task {task.task}@agreement), or go on "

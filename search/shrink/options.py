@@ -58,6 +58,13 @@ class ShrinkOptions(Request):
             "example 1.5x: experts keep as many of their neurons as that allows on this machine."
         ),
     ] = None
+    keep_score: Annotated[
+        str | None,
+        about(
+            "Instead of --experts, the share of the full model's score to keep, for example 99%: the fewest experts "
+            "(or neurons of a dense model) that keep it on `dev` with a confidence of 95 % are searched for."
+        ),
+    ] = None
     context: Annotated[
         str | None,
         about(

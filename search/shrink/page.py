@@ -10,6 +10,7 @@ from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import SCALES, ScaleName
 from moevolve.search.loop.final_table import Entry, FinalTable
 from moevolve.search.results.gain import Gain
+from moevolve.search.results.kept import SizePoint
 from moevolve.search.shrink.loops import Loops
 from moevolve.search.text import percent
 
@@ -46,16 +47,21 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast the full model and a new checkpoint generate, in plain `transformers` on this machine.
+    """How fast the full model and a new checkpoint generate, and in how much memory, in plain `transformers`.
 
     Attributes:
         sequences: Number of sequences at once.
+        device: Name of the device.
         full, shrunk: New tokens per second, of all sequences together.
+        full_bytes, shrunk_bytes: Peak memory; None if it can't be measured.
     """
 
     sequences: int
+    device: str
     full: float
     shrunk: float
+    full_bytes: int | None
+    shrunk_bytes: int | None
 
     @property
     def times(self) -> float:
@@ -151,30 +157,46 @@ class ShownAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownText:
+    """A text, and the full model's perplexity on it."""
+
+    text: str
+    perplexity: float
+
+    def __str__(self) -> str:
+        return f"{self.text[:_SHOWN]!r} has {SCALES['perplexity'].phrase(1 / self.perplexity)}"
+
+
+@dataclass(frozen=True, slots=True)
 class TaskLook:
     """The full model's answers to one task, before a search.
 
     Attributes:
         rows: Number of rows of `search` that are scored.
         score: Score of these rows, in [0, 1]; None if a candidate's answers are compared with the full model's.
-        least: Score below which the full model doesn't know the task: what guessing among choices gives, or 0.2; None
-            if there are no answers to be right or wrong, and the score is 1 / perplexity.
+        least: Score below which the full model doesn't know the task: what guessing among choices, or among all tokens,
+            gives, or 0.2.
         answers: The first answers; empty if there are no texts.
+        texts: The first texts whose perplexity is the score.
+        scale: Scale that the score is shown on.
     """
 
     task: str
     rows: int = 0
     score: float | None = None
-    least: float | None = None
+    least: float = 0.0
     answers: tuple[ShownAnswer, ...] = ()
+    texts: tuple[ShownText, ...] = ()
+    scale: ScaleName = "percent"
 
     def __str__(self) -> str:
         if self.score is None:
             return f"{self.task}: candidates are compared with the full model"
-        rows = f"on {self.rows} rows of `search`"
-        if self.least is None:
-            return f"{self.task}: the full model has {SCALES['perplexity'].phrase(self.score)} {rows}"
-        return f"{self.task}: the full model scores {percent(self.score)} {rows} (a search needs {percent(self.least)})"
+        scale, rows = SCALES[self.scale], f"on {self.rows} rows of `search`"
+        return (
+            f"{self.task}: the full model {'has' if scale.is_reciprocal else 'scores'} {scale.phrase(self.score)} "
+            f"{rows} (a search needs {scale.phrase(self.least)})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +234,9 @@ class FirstLook:
 
     def lines(self) -> list[str]:
         """The same as lines for people."""
-        lines = [text for task in self.tasks for text in (str(task), *(f"  {each}" for each in task.answers))]
+        lines = [
+            text for task in self.tasks for text in (str(task), *(f"  {each}" for each in (*task.answers, *task.texts)))
+        ]
         return [*lines, *map(str, self.routing)]
 
 
@@ -253,7 +277,8 @@ class ShrinkResult:
         loops: How often it repeats itself; None without a winner.
         gain: What the search gained over the best one-shot choice; None without a winner, or without such a choice.
         code_gain: What a winner that needs its own code gains over the best of those that don't; None without both.
-        speed: Measured speeds; None if no speed was asked for, or nothing was written.
+        speed: Measured speeds; None if nothing was written, or they couldn't be measured.
+        sizes: What winners of different sizes keep of the full model's score, with --keep-score; else empty.
         written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
         quantised: The same in fewer bits; None if that wasn't asked for, or nothing was written.
         seconds: Duration of each stage by its title; those of a search that was continued are of its last part.
@@ -276,6 +301,7 @@ class ShrinkResult:
     gain: Gain | None
     code_gain: Gain | None
     speed: Speed | None
+    sizes: tuple[SizePoint, ...]
     written: Written | None
     quantised: QuantisedCheckpoint | None
     seconds: Mapping[str, float]

@@ -12,28 +12,33 @@ from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
+from moevolve.search.drawing import save
 from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.opening import opened_store
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.pools.ray_actor import ModelProbe
+from moevolve.search.report.fitness import kept_figure
 from moevolve.search.results.gain import code_gain, search_gain
+from moevolve.search.results.kept import kept_by_size
 from moevolve.search.running.candidates import Candidate, bound_candidate
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.shrink.budget import SizeBudget, SpeedBudget, budget_of
-from moevolve.search.shrink.choosing import choices_of, files_of, folder_of, has_run_file, read_run, run_file
+from moevolve.search.shrink.choosing import folder_of
 from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.guard import Checks, check_winner, checks_table
+from moevolve.search.shrink.keeping import refuse_other_settings
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.page import FirstLook, ShrinkPlan, ShrinkResult, Speed, Written
 from moevolve.search.shrink.quantising import check_quantisable, quantised_folder, quantised_winner
+from moevolve.search.shrink.run_file import choices_of, files_of, has_run_file, read_run, run_file
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
 from moevolve.search.shrink.timing import guard_seconds
-from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.servers import loads_in
+from moevolve.workers.profiling.report import ProfileError
 
 _FIRST_LOOK = "first_look.json"
 _SAMPLING = {"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.1}
@@ -55,10 +60,12 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
     budget = _checked(request)
     made = None if files_of(request).exists() else files_of(request)
     seconds: dict[str, float] = {}
+    looks: list[FirstLook] = []
     with ModelProbe() as probe:
 
-        def look(config: RunConfig) -> FirstLook:
-            return _first_look(request, config, probe, observer)
+        def look(config: RunConfig) -> None:
+            if not looks:  # before a time or a score is planned for, or else after
+                looks.append(_first_look(request, config, probe, observer))
 
         with _timed("settings", seconds), _removed_if_refused(made):
             path = run_file(request, probe, observer, begun, look)
@@ -66,21 +73,22 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
             return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         config = read_run(request, path)
         with opened_store(config.store if request.store is None else request.store, create=True) as store:
-            _check_same(request, store, config)
+            refuse_other_settings(store, config, folder_of(request))
             with _timed("first look", seconds):
-                looked = look(config)
-                for line in looked.lines():
-                    observer.on_note(line)
+                look(config)
             with _timed("search", seconds):
                 setup = set_up_new(config, None, probe.call)
                 table = launch(setup, store, observer, or_resume=True, source=str(path), probe=probe)
             checks, written = _shipped(request, store, table, path, observer, seconds)
             speed = None
-            if written is not None and isinstance(budget, SpeedBudget):
+            if written is not None:
                 with _timed("speed", seconds):
-                    speed = measured_speed(setup.config.model, written, budget, observer.on_stage)
+                    speed = _speed(setup.config.model, written, budget, observer)
             if written is not None:
                 _check_budget(request, budget, written, speed)
+            sizes = () if request.keep_score is None else kept_by_size(store, store.search(table.search))
+            if sizes:
+                save(kept_figure(sizes), path.with_name("sizes.svg"))
             quantised = None
             if written is not None and request.quantise is not None:
                 assert table.winner is not None
@@ -97,12 +105,13 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
                 experts=None if table.winner is None else store.individual(table.winner).individual.experts,
                 layers=len(setup.facts.moe_layers) if setup.facts.dense is None else setup.facts.dense.layers,
                 weight_bytes=_source_bytes(setup.config.model),
-                first_look=looked,
+                first_look=looks[0],
                 checks=() if checks is None else checks[0],
                 loops=None if checks is None else checks[1],
                 gain=search_gain(store, table),
                 code_gain=code_gain(store, table),
                 speed=speed,
+                sizes=sizes,
                 written=written,
                 quantised=quantised,
                 seconds=seconds,
@@ -132,16 +141,6 @@ def _checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
         if taken and not has_run_file(request):  # the same request may have written it
             raise UserError(f"--output {each}: there is something already; choose another folder, or remove it")
     return budget
-
-
-def _check_same(request: ShrinkOptions, store: StoreReader, config: RunConfig) -> None:
-    """Refuse a search of the same name with other settings, in terms of this request rather than of a launch."""
-    found = next((one.search for one in store.searches() if one.search.name == config.name), None)
-    if found is not None and found.config_hash != config.config_hash:
-        raise UserError(
-            f"--output {folder_of(request)}: the store has a search {config.name} with other settings; choose another "
-            "folder, or another store with --store"
-        )
 
 
 def _check_budget(
@@ -183,6 +182,22 @@ def _shipped(
         observer.on_stage("writing the checkpoint, and comparing it with the model")
         written = _export(store, subject, folder_of(request), faults, checks)
         return checks, _with_sampling(written) if request.sampling else written
+
+
+def _speed(
+    model: ModelConfig, written: Written, budget: SizeBudget | SpeedBudget | None, observer: Observer
+) -> Speed | None:
+    """Time a new checkpoint; None where that fails and no speed was asked for, or where the full model doesn't fit."""
+    if isinstance(budget, SpeedBudget):
+        return measured_speed(model, written, budget.sequences, budget.prompt_tokens, observer.on_stage)
+    if model.expert_offload != "device":
+        observer.on_note("speed and memory aren't measured, since the full model doesn't fit on the device")
+        return None
+    try:
+        return measured_speed(model, written, 1, None, observer.on_stage)
+    except (UserError, ProfileError) as error:
+        observer.on_note(f"speed and memory aren't measured: {error}")
+        return None
 
 
 @contextmanager
@@ -249,10 +264,10 @@ def _first_look(request: ShrinkOptions, config: RunConfig, probe: ModelProbe, ob
     # With --speed all are kept, and where their number is searched or the model is dense, there is none.
     experts = config.genome.model_dump()["experts"] if counted else None
     found = first_look(config, experts, probe, files_of(request) / _FIRST_LOOK)
+    for line in found.lines():
+        observer.on_note(line)
     wrong = wrong_task(found)
     if wrong is not None and not request.force:
-        for line in found.lines():
-            observer.on_note(line)
         raise UserError(wrong)
     return found
 

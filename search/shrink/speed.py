@@ -30,7 +30,9 @@ def seconds_by_share(config: RunConfig, budget: SpeedBudget) -> dict[float, floa
     from moevolve.workers.profiling.widths import time_widths
 
     model = placed(config.model)
-    seconds = time_widths(ProfiledModel.full(model.path, model), SHARES, _settings(model, budget))
+    seconds = time_widths(
+        ProfiledModel.full(model.path, model), SHARES, _settings(model, budget.sequences, budget.prompt_tokens)
+    )
     return {share: each / NEW_TOKENS for share, each in zip(SHARES, seconds, strict=True)}
 
 
@@ -65,11 +67,12 @@ def chosen_share(budget: SpeedBudget, seconds: Mapping[float, float]) -> tuple[f
 
 
 def measured_speed(
-    config: ModelConfig, written: Written, budget: SpeedBudget, on_stage: Callable[[str], None]
+    config: ModelConfig, written: Written, sequences: int, prompt_tokens: int | None, on_stage: Callable[[str], None]
 ) -> Speed:
     """Time a new checkpoint beside the one that it was made of, as plain `transformers` runs them.
 
-    The code of the new checkpoint is run only if this program has written that, for a native checkpoint.
+    So many sequences are generated at once after prompts of so many tokens; see `SpeedBudget`. The code of the new
+    checkpoint is run only if this program has written that, for a native checkpoint.
 
     Raises:
         UserError: One of them can't be loaded.
@@ -84,9 +87,10 @@ def measured_speed(
         ProfiledModel(path, path, None, model.device_map, written.form == "native"),
     ]
     with tempfile.TemporaryDirectory(prefix="moevolve-profile-") as scratch:
-        report = profile_models(models, _settings(model, budget), Path(scratch), on_stage)
-    full, new = (profile.batches[0].decode_rate for profile in report.models)
-    return Speed(budget.sequences, full, new)
+        report = profile_models(models, _settings(model, sequences, prompt_tokens), Path(scratch), on_stage)
+    full, new = (profile.batches[0] for profile in report.models)
+    rates = full.decode_rate, new.decode_rate
+    return Speed(sequences, report.reference.load.device_name, *rates, full.peak_bytes, new.peak_bytes)
 
 
 def slower_than_asked(budget: SpeedBudget, speed: Speed) -> str | None:
@@ -96,17 +100,17 @@ def slower_than_asked(budget: SpeedBudget, speed: Speed) -> str | None:
     return f"it generates {speed.times:.2f} times as many tokens/s as the full model, fewer than --speed {budget.text}"
 
 
-def _settings(model: ModelConfig, budget: SpeedBudget) -> ProfileSettings:
+def _settings(model: ModelConfig, sequences: int, prompt_tokens: int | None) -> ProfileSettings:
     from moevolve.workers.profiling.checkpoints import position_limit
 
     positions = position_limit(model)
-    tokens = budget.prompt_tokens or usual_prompt_tokens(positions)
+    tokens = prompt_tokens or usual_prompt_tokens(positions)
     if tokens + NEW_TOKENS > positions:
         raise UserError(
             f"--context {tokens}: that and {NEW_TOKENS} new tokens are more than the model's {positions} positions"
         )
     cores = len(os.sched_getaffinity(0))
-    return ProfileSettings((budget.sequences,), tokens, NEW_TOKENS, _REPEATS, model.device, model.dtype, cores)
+    return ProfileSettings((sequences,), tokens, NEW_TOKENS, _REPEATS, model.device, model.dtype, cores)
 
 
 def _at_once(budget: SpeedBudget) -> str:

@@ -56,7 +56,12 @@ def guard_seconds(request: ShrinkOptions) -> float:
 
 
 def plan_time(
-    request: ShrinkOptions, config: RunConfig, begun: float, probe: ModelProbe, observer: Observer
+    request: ShrinkOptions,
+    config: RunConfig,
+    begun: float,
+    probe: ModelProbe,
+    observer: Observer,
+    searches: int = 1,
 ) -> tuple[int, str]:
     """Measure a few candidates of a search, which are kept for it, and choose how many it can try.
 
@@ -66,6 +71,7 @@ def plan_time(
         begun: When the request was made, in seconds of `time.monotonic`.
         probe: See `measure`.
         observer: Its `on_note` takes when everything will end.
+        searches: Number of searches, each with as many candidates, that there has to be time for.
 
     Returns:
         The number of candidates in all phases together, and a sentence about it for people.
@@ -93,7 +99,8 @@ def plan_time(
     with nullcontext() if request.dry_run else opened_store(store, create=True) as keep:
         found = measure(setup, _MEASURED, probe=probe, on_stage=observer.on_stage, on_progress=on_progress, keep=keep)
     spent = time.monotonic() - begun
-    count, takes, sentence = chosen(request.time, setup.config, tokens, found, spent, guard_seconds(request))
+    guard = guard_seconds(request)
+    count, takes, sentence = chosen(request.time, setup.config, tokens, found, spent, guard, searches)
     if takes > _LONGEST * seconds_of(request.time) and not request.force:
         raise UserError(f"{sentence}; give a longer time, or go on with --force")
     observer.on_note(f"{sentence}, until {clock(takes - spent)}")
@@ -129,7 +136,13 @@ def longest(phases: Sequence[PhaseConfig]) -> int:
 
 
 def chosen(
-    text: str, config: RunConfig, tokens: Mapping[Split, int], found: Pilot, spent: float, guard: float
+    text: str,
+    config: RunConfig,
+    tokens: Mapping[Split, int],
+    found: Pilot,
+    spent: float,
+    guard: float,
+    searches: int = 1,
 ) -> tuple[int, float, str]:
     """Choose the number of evaluations from what a few took, after `spent` seconds; see `plan_time`.
 
@@ -142,12 +155,12 @@ def chosen(
     searched = others.pop(longest(others))
     one = found.of(searched.kind)
     fixed = _LOADS * max(0.0, found.other_seconds - found.calibration_seconds) + _APPLIED * found.of(last.kind) + guard
-    fixed += found.final(last.kind, *final_evaluations(config), tokens)
-    fixed += sum(phase.evaluations * found.of(phase.kind) for phase in others) / found.workers
-    fixed -= found.individuals * one / found.workers
+    again = found.final(last.kind, *final_evaluations(config), tokens)
+    again += sum(phase.evaluations * found.of(phase.kind) for phase in others) / found.workers
+    fixed += searches * again - found.individuals * one / found.workers
     earlier = sum(phase.evaluations for phase in others)
     most = _MOST * (earlier + searched.evaluations)
-    each = one / found.workers
+    each = searches * one / found.workers
     fitting = earlier + math.floor((seconds_of(text) - spent - fixed) / each)
     least = max(LEAST, earlier + 1)
     count = min(max(fitting, least), most)

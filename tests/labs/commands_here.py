@@ -52,8 +52,9 @@ def worker_here() -> Iterator[None]:
 
     from moevolve.search.running import execute, study
     from moevolve.search.running.plan import pilot
+    from moevolve.search.shrink import keeping
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (execute, pilot, study):
+        for module in (execute, pilot, study, keeping):
             patch.setattr(module, "ray_pool", lambda setup, **_: local_pool(setup))
         yield

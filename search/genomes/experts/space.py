@@ -61,9 +61,14 @@ class ExpertsSection(GenomeSection):
         """The setting of the number of active experts, and the largest number of a layer; None for the model's."""
         return "active", self.active
 
-    def until(self, retained: int) -> Until:
-        """Return when scores are accurate enough by which so many experts are kept."""
-        return Until(retained, self.calibration_loss, token_limit(self.calibration_most))
+    def until(self, retained: int) -> Until | None:
+        """Return when scores are accurate enough by which so many experts are kept; None for a fixed number of tokens.
+
+        A calibration on a fixed number of tokens is the same for any number of kept experts.
+        """
+        most = token_limit(self.calibration_most)
+        is_fixed = most <= token_limit(self.calibration_tokens)
+        return None if is_fixed else Until(retained, self.calibration_loss, most)
 
     @model_validator(mode="after")
     def _keeps_the_active_ones(self) -> Self:

@@ -67,10 +67,11 @@ def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, PhaseConfig]:
 
 
 def final_evaluations(config: RunConfig) -> tuple[int, int]:
-    """Count the final evaluations: candidates on `dev`, and models on `test`, the full model included."""
+    """Count the models that are evaluated on `dev` and on `test` at the end, the full model included."""
     section = config.final
     # Of `test`: the full model, the best, the other rows of `search.loop.final_table`, and random draws.
     repairs = any(phase.kind == "repair" for phase in config.phases)
     unrepaired = repairs and any(phase.repair is None for phase in config.phases)
     beside = unrepaired + sum(len(phase.named) for phase in config.phases)
-    return section.rerank, (2 + beside + section.random_baselines if section.test else 0)
+    ranked = section.rerank and section.rerank + 1
+    return ranked, (2 + beside + section.random_baselines if section.test else 0)

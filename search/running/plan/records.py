@@ -75,7 +75,7 @@ class Estimate:
         memory: Memory of one worker by place of the original experts: `device`, and for MoE models also the run's other
             place, or `host`.
         splits: Everything that is evaluated, `search` first.
-        ranked: Number of candidates that are evaluated on `dev` at the end.
+        ranked: Number of models that are evaluated on `dev` at the end.
         tested: Number of models that are evaluated on `test` at the end, the full model included.
         repairs: Memory of each phase's repairs, where it has some.
         remarks: Lines on rows set aside for calibration, phases of few rounds and workers without work.

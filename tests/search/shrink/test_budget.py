@@ -102,8 +102,8 @@ def test_the_largest_share_of_neurons_that_fits_is_kept() -> None:
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({}, "one of --experts .* --neurons .* --size .* and --speed"),
-        ({"experts": "4", "size": "1GiB"}, "one of --experts .* and --speed"),
+        ({}, "one of --experts .* --neurons .* --size .* --speed .* and --keep-score"),
+        ({"experts": "4", "size": "1GiB"}, "one of --experts .* and --keep-score"),
         ({"size": "16"}, "--size 16: give a number with a unit"),
         ({"size": "1GiB", "context": "32m"}, "--context 32m: give a number of tokens"),
         ({"size": "1GiB", "batch": 8}, "--batch: say with --context"),

@@ -54,15 +54,21 @@ def test_answers_that_are_wrong_are_refused_whatever_grades_them(
     found = looked(model, split, tmp_path)
     (task,) = found.tasks
     assert (task.score, task.least, task.rows) == (0.0, 0.2, len(wrong))
-    assert "the full model scores 0.0 on" in (wrong_task(found) or "") and len(task.answers) == 3
+    assert "the full model scores 0.0 % on" in (wrong_task(found) or "") and len(task.answers) == 3
 
 
-def test_a_perplexity_is_shown_as_one_and_is_no_reason_to_refuse(model: ModelConfig, tmp_path: Path) -> None:
-    found = looked(model, under("perplexity"), tmp_path)
+def test_a_perplexity_is_shown_with_texts_and_refused_only_if_guessing_is_better(
+    model: ModelConfig, tmp_path: Path
+) -> None:
+    split = under("perplexity")
+    found = looked(model, split, tmp_path)
     (task,) = found.tasks
-    assert task.least is None and task.score is not None and wrong_task(found) is None
-    (line,) = found.lines()
-    assert f"the full model has {1 / task.score:.3f} ppl on" in line
+    assert task.score is not None and 0 < task.least < task.score and wrong_task(found) is None
+    line, *texts = found.lines()
+    assert f"the full model has {1 / task.score:.3f} ppl on" in line and len(texts) == 3
+    assert texts[0].startswith(f"  {split.examples[0].prompt!r} has ") and texts[0].endswith(" ppl")
+    worse = replace(found, tasks=(replace(task, score=task.least / 2),))
+    assert f"it can't predict {split.examples[0].prompt!r} has " in (wrong_task(worse) or "")
 
 
 def test_answers_that_are_compared_are_shown_without_a_score(model: ModelConfig, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[
     assert (page["experts_full"], page["experts"], page["written"]["form"]) == (8, 4, "source")
     labels = [entry["label"] for entry in page["table"]["entries"]]
     assert labels[0] == "full model" and labels[-1] == "best found"
-    assert list(page["seconds"]) == ["settings", "first look", "search", "checks", "export"]
+    assert list(page["seconds"]) == ["settings", "first look", "search", "checks", "export", "speed"]
     (choice,) = page["choices"]
     assert choice.startswith("--time 1s: 4 candidates, the fewest that there can be, although they take longer")
     best = page["table"]["entries"][-1]
@@ -186,7 +186,8 @@ def test_what_the_full_model_cant_do_is_not_searched_for(tmp_path: Path, in_proc
     said = " ".join(done.stderr.split())
     least = "50.0" if choices else "20.0"
     assert done.returncode == 2, done.stdout
-    assert f"error: wrong: the full model scores 0.0 on 30 rows of `search` (a search needs {least}): asked " in said
+    refused = f"error: wrong: the full model scores 0.0 % on 30 rows of `search` (a search needs {least} %): asked "
+    assert refused in said
     assert "expected 'about " in said and "leave the answers out of the file" in said and "--force" in said
     assert said.count("asked ") == 4, "three examples before the message"
     look = tmp_path / "small.shrink" / "first_look.json"

@@ -12,11 +12,11 @@ from demo_chats import write_chats
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.shrink.budget import SpeedBudget, budget_of
-from moevolve.search.shrink.choosing import choices_of
 from moevolve.search.shrink.guard import Checks
 from moevolve.search.shrink.loops import Loops
 from moevolve.search.shrink.page import Speed, Written
 from moevolve.search.shrink.request import ShrinkRequest
+from moevolve.search.shrink.run_file import choices_of
 from moevolve.search.shrink.speed import SHARES, chosen_share, measured_speed, slower_than_asked
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.profiling.report import ProfiledModel
@@ -26,6 +26,10 @@ DEMO = Path(__file__).parents[3] / "configs" / "demo"
 
 def asked(times: float, sequences: int = 1) -> SpeedBudget:
     return SpeedBudget(f"{times}x", times, sequences, None)
+
+
+def speed(shrunk: float) -> Speed:
+    return Speed(1, "a device", 100.0, shrunk, 3000, None)
 
 
 def seconds(fixed: float, experts: float) -> dict[float, float]:
@@ -52,9 +56,9 @@ def test_a_speed_out_of_reach_is_refused_with_what_is_reachable() -> None:
 
 
 def test_a_checkpoint_may_be_slower_by_what_timings_differ() -> None:
-    assert slower_than_asked(asked(1.5), Speed(1, 100.0, 146.0)) is None
+    assert slower_than_asked(asked(1.5), speed(146.0)) is None
     said = "it generates 1.40 times as many tokens/s as the full model, fewer than --speed 1.5x"
-    assert slower_than_asked(asked(1.5), Speed(1, 100.0, 140.0)) == said
+    assert slower_than_asked(asked(1.5), speed(140.0)) == said
 
 
 def test_a_speed_is_a_factor_above_one() -> None:
@@ -80,7 +84,7 @@ def test_only_code_that_an_export_has_written_is_run(tmp_path: Path, monkeypatch
     model = ModelConfig(str(DEMO / "model"), device="cpu")
     for form in ("native", "stock"):
         with pytest.raises(UserError, match="seen"):
-            measured_speed(model, Written(tmp_path, form, 1, ()), asked(1.5), lambda _: None)  # type: ignore[arg-type]
+            measured_speed(model, Written(tmp_path, form, 1, ()), 1, None, lambda _: None)  # type: ignore[arg-type]
     assert trusted == [False, True, False, False]
 
 
@@ -132,9 +136,9 @@ def test_a_checkpoint_that_turns_out_slower_is_an_error_unless_forced(
     def checked(*_: Any) -> Checks:
         return (), Loops(1, 16, full=0, shrunk=0, low=0.0, high=0.1, p=1.0, power=0.0)
 
-    def timed(config: Any, written: Written, budget: SpeedBudget, on_stage: Any) -> Speed:
+    def timed(config: Any, written: Written, *_: Any) -> Speed:
         assert json.loads((written.directory / "config.json").read_text())["num_local_experts"] == 8
-        return Speed(budget.sequences, 100.0, 110.0)
+        return speed(110.0)
 
     monkeypatch.setattr("moevolve.search.shrink.shrink.check_winner", checked)
     monkeypatch.setattr("moevolve.search.shrink.shrink.measured_speed", timed)
@@ -149,7 +153,7 @@ def test_a_checkpoint_that_turns_out_slower_is_an_error_unless_forced(
     assert done.returncode == 0, done.stderr
     page = json.loads(done.stdout)
     assert page["experts"] == page["experts_full"] == 8 and page["first_look"]["routing"] == []
-    assert page["speed"] == {"sequences": 1, "full": 100.0, "shrunk": 110.0}
+    assert (page["speed"]["full"], page["speed"]["shrunk"]) == (100.0, 110.0)
     best = page["table"]["entries"][-1]
     # A share of 0.25 of the experts' neurons, which are most of the parameters.
     assert 0.3 < best["parameters"] / page["table"]["parameters_full"] < 0.45
