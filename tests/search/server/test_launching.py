@@ -36,10 +36,13 @@ HEADERS = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1", "accept": "tex
 
 @pytest.fixture(scope="module")
 def runs(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of run files: two to launch, one whose model is on a hub, and one with a wrong key."""
+    """A folder of run files: three to launch, one whose model is on a hub, and one with a wrong key."""
     folder = tmp_path_factory.mktemp("runs")
     tiny.write_run(folder / "small.yaml", "calm")
     tiny.write_run(folder / "other.yaml", "other", engine={"threads": 2}, genome={"kind": "eep", "experts": 3})
+    searched = {"kind": "capacity", "experts": None, "neuron_share": 0.5}
+    phases = [{"kind": "capacity", "evaluations": 4, "initial": 2, "repair": {"neurons": {}}}]
+    tiny.write_run(folder / "share.yaml", "share", genome=searched, phases=phases)
     tiny.write_run(folder / "far.yaml", "far", model={"path": "nobody/nothing"})
     tiny.write_run(folder / "wrong.yaml", "wrong", **{EVIL: 1})
     return folder
@@ -157,7 +160,7 @@ def test_sizes_of_a_hub_model_are_unknown(client: TestClient, monkeypatch: pytes
 
 
 WRONG: list[tuple[dict[str, Any], int, str]] = [
-    ({"configuration": "big"}, 404, "no configuration 'big': there are far, other, small, wrong"),
+    ({"configuration": "big"}, 404, "no configuration 'big': there are far, other, share, small, wrong"),
     ({"configuration": "../small"}, 404, "no configuration"),
     ({"configuration": "wrong"}, 422, "unknown key"),
     ({"overrides": {"seed": -1}}, 422, "seed: "),
@@ -269,6 +272,12 @@ def test_a_launch_leads_to_its_search_or_shows_its_failure(
     job = Job("lost", "launch", datetime.now(UTC), 7, False, 2, f"error: {EVIL}")
     failed = page_of(client, "/launch/arrival?name=lost&part=1")
     assert f"lost failed with code 2: error: {EVIL}" in failed.text and not failed.links
+
+
+def test_a_number_of_experts_that_is_searched_is_no_value(client: TestClient) -> None:
+    for path in ("/launch", "/launch?configuration=share"):
+        assert "None" not in page_of(client, path).text
+    assert "capacity, 50.0 % of the expert neurons" in page_of(client, "/launch?configuration=share").text
 
 
 def test_a_form_is_disabled_for_a_read_token(client: TestClient) -> None:
