@@ -168,7 +168,7 @@ async def take_form(request: Request, server: ServerDep, typed: TypedLaunch) -> 
     asked = await run_in_threadpool(_asked, typed, server)
     if typed.check is not None:
         return render(request, "launch_plan.jinja", plan=await plan_launch(asked, server))
-    return _arrival(request, server, await run_in_threadpool(start_launch, asked, server))
+    return arrival_page(request, server, await run_in_threadpool(start_launch, asked, server))
 
 
 @routes.get("/launch/arrival")
@@ -178,7 +178,7 @@ def show_arrival(request: Request, server: ServerDep, name: NameQuery) -> HTMLRe
         job = server.processes.job(name)
     except KeyError:
         raise NotFoundError(f"this server started no search {name!r}") from None
-    found = _arrival(request, server, job)
+    found = arrival_page(request, server, job)
     with suppress(NotFoundError):
         found.headers["hx-redirect"] = f"/searches/{handle(server.store.search(name))}"
     return found
@@ -190,7 +190,8 @@ def show_started(request: Request, server: ServerDep) -> HTMLResponse:
     return render(request, "started.jinja", started=_started(server))
 
 
-def _arrival(request: Request, server: ServerState, job: Job) -> HTMLResponse:
+def arrival_page(request: Request, server: ServerState, job: Job) -> HTMLResponse:
+    """The state of a process that starts a search, until the search is in the store."""
     lines = server.processes.log(job.name).splitlines()[-_LOG_LINES:]
     return render(request, "launch_arrival.jinja", job=job, log="\n".join(lines))
 

@@ -16,6 +16,7 @@ from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
 from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
+from moevolve.search.server.pages.launching import arrival_page
 from moevolve.search.server.pages.rendering import render, render_part
 from moevolve.search.server.pages.views import (
     config_of,
@@ -25,6 +26,7 @@ from moevolve.search.server.pages.views import (
     view_of_summary,
     workers_of,
 )
+from moevolve.store.errors import NotFoundError
 from moevolve.store.records import SEARCH_STATUSES, Order, SearchRecord
 
 _SEARCHES, _ROWS, _EVENTS, _MANY_EVENTS = 50, 25, 10, 500
@@ -76,8 +78,13 @@ def download_searches(server: ServerDep, asked: ListDep) -> Response:
 def show_search(
     request: Request, server: ServerDep, search: SearchPath, order: Order = "best", after: AfterQuery = None
 ) -> HTMLResponse:
-    """One search, without the parts that are slow to compute."""
-    record = server.store.search(search)
+    """One search, without the parts that are slow to compute; before it is stored, the state of its launch."""
+    try:
+        record = server.store.search(search)
+    except NotFoundError:
+        if not server.processes.knows(search) or (job := server.processes.job(search)).exit_code == 0:
+            raise
+        return arrival_page(request, server, job)
     view = view_of_search(server.store, record, server.store.control(record.id))
     config = config_of(record)
     return render(

@@ -264,9 +264,7 @@ def test_a_launch_leads_to_its_search_or_shows_its_failure(
     job = Job("arrived", "launch", datetime.now(UTC), 7, True, None, "")
     monkeypatch.setattr(ProcessRunner, "job", lambda *_: job)
     waiting = client.get(path)
-    assert "process 7" in waiting.text and any(
-        found.get("hx-get") == path for found in check(waiting.text, whole=False).all("p")
-    )
+    assert "process 7" in waiting.text and polls(check(waiting.text, whole=False), path)
     stored(store, load_run_config(runs / "small.yaml"), "arrived")
     assert client.get(path).headers["hx-redirect"] == "/searches/arrived"
     job = Job("lost", "launch", datetime.now(UTC), 7, False, 2, f"error: {EVIL}")

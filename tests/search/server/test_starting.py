@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from page_checks import page_of
 from server_tokens import WRITE, write_runs
 from starlette.testclient import TestClient
 from store_samples import search, split
@@ -81,6 +82,10 @@ def test_a_log_is_there_from_the_first_second_and_requests_have_names(client: Te
     assert second == f"asked by {token}"
     arrival = client.get("/launch/arrival?name=logged&part=1", headers={"accept": "text/html"}).text
     assert f"asked by {token}" in arrival
+    page = page_of(client, "/searches/logged")
+    assert "Search logged" in page.text and f"asked by {token}" in page.text, "not stored yet"
+    assert any(found.get("hx-get") == "/launch/arrival?name=logged&part=1" for found in page.all("div"))
+    assert client.get("/searches/nobody").status_code == 404
     lease = store.acquire("id-alpha", "driver", 600)
     client.post("/api/searches/alpha/pause")
     store.ask("id-alpha", "running")

@@ -62,7 +62,7 @@ document.addEventListener("htmx:afterSwap", ({ detail, target }) => {
   // Screen readers announce a change of state once, not every time the part is replaced.
   const after = state(target);
   if (kept.state && after && kept.state !== after) setText("said", `now: ${after}`);
-  if (target.id === "answer") mark(byId("launching"), target.querySelector("[role=alert]")?.textContent ?? "");
+  if (byId("answer")) mark(byId("launching"), byId("answer").querySelector("[role=alert]")?.textContent ?? "");
 });
 
 /** Mark the fields of a form that are named in an error message. */
