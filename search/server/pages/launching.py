@@ -101,13 +101,19 @@ class StartedSearch:
 
     @property
     def state(self) -> str:
-        """The state in one or a few words."""
+        """The state in one word."""
         if self.job.running:
-            asked = {"paused": ", pauses then", None: ""}.get(self.job.asked, ", asked to end")
-            return ("starting" if self.search is None or self.job.asked else "runs") + asked
+            return "starting" if self.search is None or self.job.asked else "running"
         if self.job.asked in ("stopped", "cancelled"):
-            return "stopped while it started"
-        return "finished" if self.job.exit_code == 0 else f"failed with code {self.job.exit_code}"
+            return "stopped"
+        return "finished" if self.job.exit_code == 0 else "failed"
+
+    @property
+    def remark(self) -> str | None:
+        """A line that explains the state; None if there is nothing to add."""
+        if self.job.running:
+            return {None: None, "paused": "pauses then"}.get(self.job.asked, "asked to end")
+        return {"stopped": "while it started", "failed": f"with code {self.job.exit_code}"}.get(self.state)
 
     @property
     def tone(self) -> Tone:

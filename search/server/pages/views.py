@@ -72,11 +72,9 @@ class SearchView:
 
     @property
     def state(self) -> str:
-        """The state in one or a few words."""
-        if self.control.alive:
-            asked = {"paused": "pause", "stopped": "stop", "cancelled": "cancel"}.get(self.control.desired_state)
-            settled = asked is None or self.search.status == self.control.desired_state
-            return self.search.status if settled else f"{self.search.status}, asked to {asked}"
+        """The state in one word."""
+        if self.control.alive and self.search.status in ("created", "interrupted", "failed"):
+            return "starting"
         return "orphaned" if self.is_orphaned else self.search.status
 
     @property
@@ -89,10 +87,13 @@ class SearchView:
         """A line that explains the state; None if there is nothing to add."""
         if self.is_orphaned:
             return "its driver is gone; it can be resumed"
-        if self.control.alive:
-            stage = self.control.stage
-            return self.control.owner if stage is None else stage if stage != self.search.status else None
-        return self.search.status_reason
+        if not self.control.alive:
+            return self.search.status_reason
+        asked = {"paused": "pause", "stopped": "stop", "cancelled": "cancel"}.get(self.control.desired_state)
+        if asked is not None and self.search.status != self.control.desired_state:
+            return f"asked to {asked}"
+        stage = self.control.stage or self.control.owner
+        return stage if self.state in ("starting", "running") and stage != self.state else None
 
     @property
     def tone(self) -> Tone:

@@ -386,7 +386,15 @@ def test_a_running_search_is_controlled_with_a_write_token(
     assert all("disabled" in found for found in page.all("button", "input") if found.get("class") != "link"), "may read"
     assert "Sign out" in page.text
     store.ask("live", "paused")
-    assert "asked to pause" in page_of(client, "/searches/live/now").text
+    now = page_of(client, "/searches/live/now")
+    assert "running" in now.texts_of("span") and "asked to pause" in now.text
+    store.set_status(lease, "paused")
+    store.renew(lease, 60, "evaluating", progress)
+    now = page_of(client, "/searches/live/now")
+    assert "paused" in now.texts_of("span") and "evaluating" not in now.text, "it waits"
+    store.set_status(lease, "failed")
+    assert "starting" in page_of(client, "/searches/live/now").texts_of("span"), "it was resumed"
+    store.set_status(lease, "running")
     store.release(lease)
     assert "orphaned its driver is gone" in page_of(client, "/searches/live/now").text
     assert "moevolve resume" in page_of(client, "/health").text

@@ -66,7 +66,7 @@ def test_a_launch_ends_before_its_search_is_stored(client: TestClient) -> None:
     asked = client.post("/api/searches/calm/stop").json()
     assert asked["alive"] and asked["owner"] == f"process {job_of(client, 'calm')['process']} of the server"
     until(lambda: not job_of(client, "calm")["running"])
-    page = client.get("/launch", headers={"accept": "text/html"})
+    page = page_of(client, "/launch")
     assert "stopped while it started" in page.text and "failed" not in page.text
     assert client.get("/api/searches/calm").status_code == 404
     assert client.post("/api/searches", json={"configuration": "small"}).status_code == 202, "and may be launched again"
@@ -113,7 +113,7 @@ def test_a_pause_during_the_start_is_shown_and_comes_with_the_driver(client: Tes
     asked = client.post("/api/searches/alpha/pause").json()
     assert (asked["desired_state"], asked["stage"]) == ("paused", "starting")
     assert job_of(client, "alpha")["asked"] == "paused"
-    assert "starting, pauses then" in client.get("/launch", headers={"accept": "text/html"}).text
+    assert "starting pauses then" in page_of(client, "/launch").text
     lease = store.acquire("id-alpha", "driver", 600)
     until(lambda: store.control("id-alpha").desired_state == "paused")
     until(lambda: job_of(client, "alpha")["asked"] is None)
