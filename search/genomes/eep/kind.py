@@ -58,13 +58,17 @@ _NAMES = ("router mapping", "expert merging")
 
 
 class EepFigures(GenomeFigures[EepGenome]):
-    """Router mapping and expert merging, group by group."""
+    """Router mapping and expert merging, group by group, or of a genome that only prunes the experts kept per layer."""
 
-    subject = "matrices"
+    subject = "experts"
     weights = "routing weights"
 
     def page(self, genome: EepGenome, start: EepGenome | None) -> tuple[Figure, str]:
         """Draw a row per group of layers, router mapping left of expert merging."""
+        if genome.one_hot:
+            with drawing(3.0) as figure:
+                _draw_kept(figure, genome)
+            return figure, "Filled cells are the original experts that every layer keeps."
         picked = spread(genome.space.groups, MAX_ROWS)
         share = min(1.0, genome.space.retained / genome.space.experts)
         with drawing(0.9 + len(picked) * (0.55 + 1.55 * share)) as figure:
@@ -82,6 +86,10 @@ class EepFigures(GenomeFigures[EepGenome]):
 
     def draw(self, figure: Any, genome: EepGenome, start: EepGenome | None, label: str) -> None:
         """Draw router mapping above, expert merging below, and a column per group of layers."""
+        if genome.one_hot:
+            figure.suptitle(f"{self.subject} of {label} (kept ones are filled)", fontsize="medium")
+            _draw_kept(figure, genome)
+            return
         picked = spread(genome.space.groups, _MAX_GROUPS)
         some = f" ({len(picked)} of {genome.space.groups} groups)" if len(picked) < genome.space.groups else ""
         figure.suptitle(f"{self.subject} of {label}{some}", fontsize="medium")
@@ -96,9 +104,11 @@ class EepFigures(GenomeFigures[EepGenome]):
         figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, label="coefficient")
 
     def width(self, genome: EepGenome) -> float:
-        return _GROUP_WIDTH * min(genome.space.groups, _MAX_GROUPS)
+        return 0.0 if genome.one_hot else _GROUP_WIDTH * min(genome.space.groups, _MAX_GROUPS)
 
     def matrices(self, genome: EepGenome) -> dict[str, NDArray[np.float32]]:
+        if genome.one_hot:
+            return {}
         named = tuple(zip(_NAMES, genome.canonical, strict=True))
         return {
             f"{name}, {_layers(genome, group)}": matrices[group]
@@ -109,15 +119,28 @@ class EepFigures(GenomeFigures[EepGenome]):
     def outline(self, genome: EepGenome) -> GenomeOutline:
         space = genome.space
         kept = ("kept experts", f"{space.retained} of {space.experts}")
-        used: NDArray[np.bool_] = np.any(np.abs(genome.expert_merging) > _MIN_COEFFICIENT, axis=1)
         return GenomeOutline(
             (kept,) if genome.one_hot else (kept, ("experts are", "merged")),
             space.experts,
             layers=tuple(
-                LayerOutline(layer, tuple(np.flatnonzero(used[group]).tolist()))
-                for layer, group in zip(space.facts.moe_layers, space.layer_groups, strict=True)
+                LayerOutline(layer, tuple(np.flatnonzero(used).tolist()))
+                for layer, used in zip(space.facts.moe_layers, _used(genome), strict=True)
             ),
         )
+
+
+def _used(genome: EepGenome) -> NDArray[np.bool_]:
+    """Which original experts are part of a new one in each MoE layer: bool [layers, n]."""
+    used: NDArray[np.bool_] = np.any(np.abs(genome.expert_merging) > _MIN_COEFFICIENT, axis=1)
+    return used[list(genome.space.layer_groups)]
+
+
+def _draw_kept(figure: Any, genome: EepGenome) -> None:
+    axes, used = figure.subplots(), _used(genome)
+    axes.imshow(used, cmap="Blues", vmin=0, vmax=1.3, aspect="auto", interpolation="none")
+    axes.set_xlabel("original expert")
+    axes.set_ylabel("MoE layer")
+    ticks(axes, used.shape[1], used.shape[0])
 
 
 def _draw_matrices(grid: Any, genome: EepGenome, picked: Iterable[Any]) -> Any:

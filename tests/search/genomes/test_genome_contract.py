@@ -373,7 +373,7 @@ def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None
 
 
 DRAWN = (
-    *("eep-many-merge", "eep-repaired-merge", "capacity-any-number-active-capacity"),
+    *("eep-many-prune", "eep-many-merge", "eep-repaired-merge", "capacity-any-number-active-capacity"),
     *("nanomoe-low-rank-tune", "nanomoe-III-tune", "factorllm-plain-tune", "tomoe-tune"),
 )
 """Samples that look different; figures take long."""

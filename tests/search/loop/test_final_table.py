@@ -431,7 +431,7 @@ def test_all_commands_name_the_same_winner_and_numbers(
     assert compared == len(read)
     # The plot shows the winner's matrices, and the page all numbers.
     ask("plot", "mine", "-o", str(tmp_path / "mine.svg"))
-    assert f"matrices of {table.winner} " in (tmp_path / "mine.svg").read_text()
+    assert f"experts of {table.winner} " in (tmp_path / "mine.svg").read_text()
     ask("report", "mine", "-o", str(tmp_path / "mine.html"))
     page = (tmp_path / "mine.html").read_text()
     body = page[page.index('id="result"') : page.index('id="searched"')]

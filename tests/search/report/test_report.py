@@ -83,7 +83,7 @@ def test_an_analysis_is_shown(all_kinds: str, tiny: Any, tmp_path: Path) -> None
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     text = check_report((tmp_path / "r.html").read_text()).text
-    for words in ("Matrices of eep:", *SAID, "Experts at work", "active together", "eep:0 on pick, dev"):
+    for words in ("Experts of eep:", *SAID, "Experts at work", "active together", "eep:0 on pick, dev"):
         assert words in text
 
 
@@ -132,7 +132,7 @@ def test_an_interrupted_search_of_several_tasks_is_reported(lab: Store) -> None:
     assert "<script>" not in page and "<caption>one" in page
     assert contents.counts["made"] == len(lab.history(setup.search_id)) < 60
     assert "moevolve resume lab" in text
-    assert contents.notes == () and "Matrices of" in text, "though the synthetic model is nowhere"
+    assert contents.notes == () and "Experts of" in text, "though the synthetic model is nowhere"
     best = max((row for row in contents.history if row.fitness is not None), key=lambda row: row.fitness or 0)
     assert f"the best has {100 * (best.fitness or 0):.1f} %" in text
     for task in ("one", EVIL):

@@ -236,7 +236,7 @@ def test_an_individual_has_its_scores_with_intervals_and_its_exports(client: Tes
 @pytest.mark.parametrize("kind", ["eep", "nanomoe"])
 def test_genomes_and_lineages_are_drawn(client: TestClient, store: Store, kind: str) -> None:
     rows = store.page(store.search(kind).id, "best", limit=100)
-    child = next(row for row in rows if row.parents)
+    child = next(row for row in rows if row.parents and row.phase != "prune")
     page = page_of(client, f"/individuals/{kind}:{child.index}/genome")
     lineage = page_of(client, f"/individuals/{kind}:{child.index}/lineage?part=1")
     assert "descends from" in lineage.text
@@ -248,6 +248,8 @@ def test_genomes_and_lineages_are_drawn(client: TestClient, store: Store, kind: 
         assert answer.headers["content-type"] == "image/svg+xml" and answer.text.startswith("<svg")
         assert "default-src 'none'" in answer.headers["content-security-policy"] and "<script" not in answer.text
     assert ("router mapping, layers 0-1" in page.text) == (kind == "eep")
+    pruned = page_of(client, f"/individuals/{kind}:0/genome").text
+    assert "router mapping" not in pruned and ("experts kept layers 0-1" in pruned) == (kind == "eep"), pruned
     parent = child.parents[0]
     assert f"/individuals/{kind}:{parent}" in lineage.links
     born = len(store.descendants(f"{kind}:{parent}", 1).nodes) - 1
