@@ -94,11 +94,19 @@ class ChartCell:
 
 
 def read_front(
-    connection: Connection, task: str, split: Split = "search", search: str | None = None, size: Size = "parameters"
+    connection: Connection,
+    task: str,
+    split: Split = "search",
+    search: str | None = None,
+    size: Size = "parameters",
+    model: str | None = None,
 ) -> list[BestRow]:
-    """The Pareto front of score against parameters, or those used per token, from the smallest model on."""
+    """The Pareto front of score against parameters, or those used per token, from the smallest model on.
+
+    If they are given, only of one search, and of the models that searches have by the path `model`; so in all of these.
+    """
     only = find_named(connection, search)
-    here = _scored_contexts(connection, task, split, only)
+    here = _scored_contexts(connection, task, split, only, model)
     sizes = evaluations.c[size]
     tops: dict[int, float] = {}
     for context in here:
@@ -115,11 +123,16 @@ def read_front(
 
 
 def read_cells(
-    connection: Connection, task: str, split: Split = "search", search: str | None = None, size: Size = "parameters"
+    connection: Connection,
+    task: str,
+    split: Split = "search",
+    search: str | None = None,
+    size: Size = "parameters",
+    model: str | None = None,
 ) -> list[ChartCell]:
     """All scored candidates, counted in at most 200 x 200 cells of a chart of score against size."""
     only = find_named(connection, search)
-    here = [one for one in _scored_contexts(connection, task, split, only) if one.split == split]
+    here = [one for one in _scored_contexts(connection, task, split, only, model) if one.split == split]
     sizes, scores = evaluations.c[size], evaluations.c.score
     ends: list[int] = []
     for context in here:
@@ -148,7 +161,12 @@ def read_cells(
 
 
 def read_marks(
-    connection: Connection, task: str, split: Split, search: str | None, operators: Collection[str]
+    connection: Connection,
+    task: str,
+    split: Split,
+    search: str | None,
+    operators: Collection[str],
+    model: str | None = None,
 ) -> list[Mark]:
     """Models to compare candidates with: the full model, and the first individuals that some operators made.
 
@@ -156,18 +174,20 @@ def read_marks(
     task.
     """
     only = find_named(connection, search)
-    here = [one for one in _scored_contexts(connection, task, split, only) if one.split == split]
+    here = [one for one in _scored_contexts(connection, task, split, only, model) if one.split == split]
     s, t, i, e = searches.c, search_tasks.c, individuals.c, evaluations.c
     columns = s.id, s.name, s.model_fingerprint, s.engine_fingerprint, s.created_at
     query = select(*columns).join(search_tasks, t.search_id == s.id)
     query = query.where(t.task == task).distinct().order_by(s.created_at.desc(), s.id).limit(_SEARCHES)
     if only is not None:
         query = query.where(s.id == only.id)
+    if model is not None:
+        query = query.where(s.model_path == model)
     whole = dict[tuple[str, str], Mark]()
     found: list[Mark] = []
     for row in connection.execute(query):
-        model = row.model_fingerprint, row.engine_fingerprint
-        ids = [one.id for one in here if (one.model_fingerprint, one.engine_fingerprint) == model]
+        measured = row.model_fingerprint, row.engine_fingerprint
+        ids = [one.id for one in here if (one.model_fingerprint, one.engine_fingerprint) == measured]
         mine = and_(i.search_id == row.id, i.idx < _EARLIEST, i.depth == 0, i.status == "ok", i.operator.in_(operators))
         first = (
             select(i.idx, i.operator, i.parameters, i.active_parameters, e.score)
@@ -176,19 +196,21 @@ def read_marks(
             .order_by(i.idx)
         )
         found += [Mark(one[1], f"{row.name}:{one[0]}", (one[4],), one[2], one[3]) for one in connection.execute(first)]
-        if model not in whole:
+        if measured not in whole:
             full = select(e.score).where(e.context_id.in_(ids), e.phenotype_hash == FULL_MODEL, e.score.is_not(None))
             size = select(i.parameters_full, i.active_parameters_full).where(i.search_id == row.id, i.idx == 0)
             for score in connection.execute(full.order_by(e.context_id.desc()).limit(1)).scalars():
                 sizes = connection.execute(size).one_or_none() or (None, None)
-                whole[model] = Mark("full model", None, (score,), *sizes)
+                whole[measured] = Mark("full model", None, (score,), *sizes)
     return [*whole.values(), *found]
 
 
-def _scored_contexts(connection: Connection, task: str, split: Split, search: SearchRecord | None) -> list[Any]:
+def _scored_contexts(
+    connection: Connection, task: str, split: Split, search: SearchRecord | None, model: str | None
+) -> list[Any]:
     if split not in SCORED:
         raise StoreError(f"a Pareto front needs a split of {', '.join(SCORED)}, got {split!r}")
-    return task_contexts(connection, task, search)
+    return task_contexts(connection, task, search, model)
 
 
 def _sized(context: Any, sizes: ColumnElement[int | None]) -> tuple[ColumnElement[bool], ...]:

@@ -237,6 +237,7 @@ class Filter:
     experts: int | None = None
     active: int | None = None
     search: SearchRecord | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +264,7 @@ def read_best(
     search: str | None = None,
     limit: int = 10,
     by: Split = "dev",
+    model: str | None = None,
 ) -> list[BestRow]:
     """The best configurations for a task.
 
@@ -278,11 +280,12 @@ def read_best(
         by: Split that ranks. `search` ranks by the search-split score. `dev` ranks configurations with a dev score
             first, by that score, and others after them by their search-split score; those that failed on dev do not
             appear. `test` ranks only configurations with a test score, by that score.
+        model: Path of the model that configurations must be of, as searches have it.
 
     Raises:
         StoreError: The task or search is unknown; the message suggests similar names.
     """
-    where = Filter(experts, active, find_named(connection, search))
+    where = Filter(experts, active, find_named(connection, search), model)
     tasks = known_tasks(connection) if task is None else [task]
     return [row for one in tasks for row in _ranking(connection, one, where, limit, by)]
 
@@ -297,7 +300,7 @@ def _ranking(connection: Connection, task: str, where: Filter, limit: int, by: S
         raise StoreError(
             f"a ranking needs a split of {', '.join(SCORED)} and a limit from 1 on, got {by!r} and {limit}"
         )
-    here = task_contexts(connection, task, where.search)
+    here = task_contexts(connection, task, where.search, where.model)
     rows = top(connection, here, by, where, limit)
     if by == "dev" and len(rows) < limit:
         seen = {(row.phenotype_hash, row.model_fingerprint) for row in rows}
@@ -323,8 +326,12 @@ def best_indices(search_id: str, limit: int) -> Select[Any]:
     )
 
 
-def task_contexts(connection: Connection, task: str, search: SearchRecord | None) -> list[Any]:
+def task_contexts(
+    connection: Connection, task: str, search: SearchRecord | None, model: str | None = None
+) -> list[Any]:
     """The contexts of a task; for one search, those of its model, its engine and its versions of the splits.
+
+    With a path of a model, only those of the models that searches have by this path.
 
     Raises:
         NotFoundError: No evaluation or search has this task.
@@ -334,6 +341,10 @@ def task_contexts(connection: Connection, task: str, search: SearchRecord | None
         names = known_tasks(connection)
         if task not in names:
             raise NotFoundError(f"no task {task!r} in this store: {suggestion(task, names)}")
+    if model is not None:
+        query = select(searches.c.model_fingerprint).where(searches.c.model_path == model)
+        known = set(connection.execute(query).scalars())
+        found = [one for one in found if one.model_fingerprint in known]
     if search is None:
         return found
     own = _own_fingerprints(connection, [search.id], task)

@@ -27,6 +27,9 @@ from moevolve.store.records import FULL_MODEL, BestRow, IndividualRecord, Search
 from moevolve.workers.contract.facts import DTYPE_BYTES
 
 PartCount = Annotated[int | None, Field(ge=0, lt=2**31)]
+ModelPath = Annotated[
+    str | None, about("List only configurations of this model, by its path in `searches`.", max_length=4096)
+]
 
 
 @record
@@ -43,6 +46,7 @@ class BestRequest(Request):
     experts: Annotated[PartCount, about("List only configurations with this many experts, or blocks.")] = None
     active: Annotated[PartCount, about("List only configurations with this many active experts.")] = None
     search: Annotated[str | None, about("List only individuals of this search.", max_length=LONGEST_NAME)] = None
+    model: ModelPath = None
     split: Annotated[
         ScoredSplit,
         about("Split whose scores rank. `dev` falls back to `search` for individuals that were not re-ranked."),
@@ -50,7 +54,8 @@ class BestRequest(Request):
     limit: Annotated[int, about("List at most this many configurations per task.", ge=1, le=1000)] = 10
 
     def answer(self, store: StoreReader) -> Rows[BestRow]:
-        return Rows(store.best(self.task, self.experts, self.active, self.search, self.limit, self.split))
+        where = self.task, self.experts, self.active, self.search
+        return Rows(store.best(*where, self.limit, self.split, self.model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ class ParetoRequest(Request):
     _: KW_ONLY
     split: Annotated[ScoredSplit, about("Split of the scores; all candidates have one on `search`.")] = "test"
     search: Annotated[str | None, about("List only individuals of this search.", max_length=LONGEST_NAME)] = None
+    model: ModelPath = None
     size: Annotated[
         SizeUnit,
         about(
@@ -119,11 +125,11 @@ class ParetoRequest(Request):
         if len(tasks) == 1:
             size: Size = "active_parameters" if self.size == "flops" else "parameters"
             where = tasks[0], self.split, self.search
-            rows = store.pareto(*where, size)
+            rows = store.pareto(*where, size, self.model)
             scales = tuple(row.scale for row in rows[:1]) or ("percent",)
             front = [_front_row(row, row.search_id, row.search_name, (row.score,)) for row in rows]
-            marks = store.marks(*where, _unsearched())
-            cells = store.candidate_cells(*where, size) if self.candidates else []
+            marks = store.marks(*where, _unsearched(), self.model)
+            cells = store.candidate_cells(*where, size, self.model) if self.candidates else []
         else:
             assert self.search is not None
             front, full, scales = _over_tasks(store, store.search(self.search), self.split)
@@ -140,7 +146,8 @@ class ParetoRequest(Request):
 
     def _bytes_each(self, store: StoreReader, tasks: Sequence[str]) -> float:
         if self.search is None:
-            named = [one.search for one in store.searches() if tasks[0] in one.tasks]
+            every = [one.search for one in store.searches() if tasks[0] in one.tasks]
+            named = [search for search in every if self.model in (None, search.model_path)]
         else:
             named = [store.search(self.search)]
         found = DTYPE_BYTES.get(parse_stored_config(named[-1].config).model.parameter_dtype) if named else None

@@ -47,6 +47,10 @@ class Listings:
         """Names of the tasks in any search's fitness."""
         return sorted({task for summary in self.summaries() for task in summary.tasks})
 
+    def models(self) -> list[str]:
+        """Paths of the models of all searches."""
+        return sorted({summary.search.model_path for summary in self.summaries()})
+
     def costs(self, search: SearchRecord) -> SearchCosts:
         """The cost of a search's evaluations; a sum over all of them."""
         return self.cached(("costs", search.id), partial(self._store.costs, search))

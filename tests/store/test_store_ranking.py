@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sqlalchemy import event
-from store_samples import decided, evaluation, individual, scored, search, split
+from store_samples import decided, digest, evaluation, individual, scored, search, split
 
 from moevolve.store.errors import StoreError
 from moevolve.store.records import FULL_MODEL
@@ -40,6 +40,21 @@ def test_dev_scores_come_first_then_search_scores(store: Store) -> None:
     assert (row.index, row.score, row.search_score) == (5, 0.4, 0.5)
     assert indices(store.best("rte")) == [4, 2, 3, 5]
     assert indices(store.best("rte", by="search"))[0] == 1
+
+
+def test_rankings_can_be_of_one_model(store: Store) -> None:
+    for name, score in (("alpha", 0.5), ("beta", 0.9)):
+        about = {"model_fingerprint": digest(name), "model_path": f"models/{name}"}
+        store.create_search(search(name, **about), [split()])
+        found = [evaluation(one, score, phenotype_hash=one, model_fingerprint=digest(name)) for one in ("full", name)]
+        store.record(f"id-{name}", [decided(individual(0, phenotype_hash=name, operator="reap"), score)], found)
+    here = {"model": "models/alpha"}
+    assert [row.ref for row in store.best("rte")] == ["beta:0", "alpha:0"]
+    for rows in (store.best("rte", **here), store.pareto("rte", **here)):
+        assert [row.ref for row in rows] == ["alpha:0"]
+    assert [cell.score for cell in store.candidate_cells("rte", **here)] == [0.5]
+    assert [mark.ref for mark in store.marks("rte", "search", None, ["reap"], **here)] == [None, "alpha:0"]
+    assert store.best("rte", search="beta", **here) == store.best("rte", model="models/none") == []
 
 
 def indices(rows: list) -> list[int]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, get_args
+from typing import Annotated, TypeVar, get_args
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
-from moevolve.search.interface.parameters import ScoredSplit, SizeUnit
+from moevolve.search.interface.parameters import SizeUnit
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
-from moevolve.search.server.dependencies import NameQuery, ServerDep
+from moevolve.search.server.dependencies import ServerDep, ServerState
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.text import flop_count, memory_size, parameter_count
@@ -21,15 +21,18 @@ from moevolve.search.text import flop_count, memory_size, parameter_count
 _ROWS, _MOST_ROWS = 25, 1000
 """Configurations per task on a page, and in a file."""
 
+R = TypeVar("R", BestRequest, ParetoRequest)
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
 BestDep = Annotated[BestRequest, Depends(from_form(BestRequest))]
+ParetoDep = Annotated[ParetoRequest, Depends(from_form(ParetoRequest))]
 
 
 @routes.get("/best")
 def show_best(request: Request, server: ServerDep, asked: BestDep) -> HTMLResponse:
-    """The best configurations by task and budget."""
+    """The best configurations of a model by task and budget."""
+    asked = _of_one_model(server, asked)
     rows = replace(asked, limit=_ROWS).answer(server.store)
     return render(
         request,
@@ -37,6 +40,7 @@ def show_best(request: Request, server: ServerDep, asked: BestDep) -> HTMLRespon
         rows=rows,
         tasks=sorted({*server.listings.tasks(), *(row.task for row in rows)}),
         searches=[one.search.name for one in server.listings.summaries()],
+        models=server.listings.models(),
         splits=SCORED,
         chosen=asked,
         link=form_link("/best.csv", asked),
@@ -50,18 +54,13 @@ def download_best(server: ServerDep, asked: BestDep) -> Response:
 
 
 @routes.get("/pareto")
-def show_pareto(
-    request: Request,
-    server: ServerDep,
-    task: NameQuery = "",
-    split: ScoredSplit = "search",
-    search: NameQuery = "",
-    size: SizeUnit = "parameters",
-) -> HTMLResponse:
-    """Score against size, or the tasks of a search against each other."""
+def show_pareto(request: Request, server: ServerDep, asked: ParetoDep) -> HTMLResponse:
+    """Score against size for one model, or the tasks of a search against each other."""
+    asked = _of_one_model(server, asked)
     tasks = server.listings.tasks()
-    first = None if search or not tasks else tasks[0]
-    asked = ParetoRequest(task or first, split=split, search=search or None, size=size)
+    if asked.search is None and asked.task is None:
+        own = [one for one in server.listings.summaries() if one.search.model_path == asked.model and one.tasks]
+        asked = replace(asked, task=own[-1].tasks[0] if own else None)
     known = asked.task or asked.search
     found = server.listings.cached(repr(asked), partial(asked.answer, server.store)) if known else None
     return render(
@@ -70,12 +69,23 @@ def show_pareto(
         found=found,
         tasks=sorted({*tasks, *([asked.task] if asked.task else [])}),
         searches=[one.search.name for one in server.listings.summaries()],
+        models=server.listings.models(),
         splits=SCORED,
         sizes=get_args(SizeUnit),
         chosen=asked,
-        shown=_AXES[size],
+        shown=_AXES[asked.size],
         link=form_link("/api/pareto", asked, candidates=True),
     )
+
+
+def _of_one_model(server: ServerState, asked: R) -> R:
+    """A request for one model: that of the search if one is named, else, if none is, of the newest search."""
+    if asked.search is not None:
+        return replace(asked, model=server.store.search(asked.search).model_path)
+    every = server.listings.summaries()
+    with_task = [one for one in every if asked.task in one.tasks]
+    newest = next((rows[-1].search.model_path for rows in (with_task, every) if rows), None)
+    return replace(asked, model=asked.model or newest)
 
 
 _AXES: dict[str, tuple[str, Callable[[float], str]]] = {

@@ -305,6 +305,31 @@ def test_rankings_accept_empty_form_fields(client: TestClient, store: Store) -> 
     assert sum(cell["candidates"] for cell in cells) == len(history)
 
 
+def test_rankings_show_one_model_at_a_time(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        app = make_app(store, ServerSettings(store=store.url, logs=tmp_path))
+        client = TestClient(app, base_url="http://localhost", headers={"accept": "text/html"})
+        for name in ("first", "second"):
+            print_ = samples.digest(name)
+            record = samples.search(name, model_fingerprint=print_, model_path=f"models/{name}")
+            store.create_search(record, [samples.split(), samples.split(name="test")])
+            one = samples.individual(0, phenotype_hash=name)
+            found = [
+                samples.evaluation(name, 0.5, name=split, phenotype_hash=name, model_fingerprint=print_)
+                for split in ("search", "test")
+            ]
+            store.record(f"id-{name}", [samples.decided(one, 0.5)], found)
+            if name == "first":
+                assert not [found for found in page_of(client, "/pareto").all("select") if found["name"] == "model"]
+        for path in ("/best", "/pareto"):
+            page = page_of(client, path)
+            assert "second:0" in page.text and "first:0" not in page.text, "of the newest search's model"
+            for query in ("model=models/first", "search=first&model=models/second"):
+                page = page_of(client, f"{path}?{query}")
+                assert "first:0" in page.text and "second:0" not in page.text, query
+        assert "rte, test" in page_of(client, "/pareto").text, "what is quoted"
+
+
 def test_searches_are_compared(client: TestClient, store: Store) -> None:
     page = page_of(client, "/compare?searches=eep&searches=tomoe&by=hours")
     course = store.course(store.search("eep").id)
