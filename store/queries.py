@@ -46,8 +46,9 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
         select(func.count()).where(own, i.status == status).scalar_subquery() for status in ("failed", "pending")
     )
     best = select(func.max(i.fitness)).where(own, i.status == "ok").scalar_subquery()
-    query = select(*(s[name] for name in SEARCH_COLUMNS), highest, failed, pending, best).order_by(s.created_at, s.id)
-    rows = list(connection.execute(query))
+    size = select(1.0 * i.parameters / i.parameters_full).where(own, i.idx == s.winner).scalar_subquery()
+    query = select(*(s[name] for name in SEARCH_COLUMNS), highest, failed, pending, best, size)
+    rows = list(connection.execute(query.order_by(s.created_at, s.id)))
     scores = _winners_scores(connection)
     tasks: dict[str, dict[str, None]] = {row.id: {} for row in rows}
     for search_id, task in connection.execute(
@@ -58,13 +59,13 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
     scales = read_scales(connection)
     found = []
     for row in rows:
-        *values, newest, lost, waiting, fitness = row
+        *values, newest, lost, waiting, fitness, share = row
         search = SearchRecord(**dict(zip(SEARCH_COLUMNS, values, strict=True)))
         total = 0 if newest is None else newest + 1
         dev, test = scores.get((search.id, "dev")), scores.get((search.id, "test"))
         counts = total, total - lost - waiting, lost
         shown, about = scales.get(row.id, SearchScales()), (tuple(tasks[row.id]), owners.get(row.id))
-        found.append(SearchSummary(search, *counts, fitness, dev, test, *about, shown.fitness, shown.mean))
+        found.append(SearchSummary(search, *counts, fitness, dev, test, *about, share, shown.fitness, shown.mean))
     return found
 
 

@@ -264,6 +264,7 @@ class SearchSummary:
             has no score.
         tasks: Distinct names of the tasks in the fitness, in the config's order.
         owner: Process that drives the search; None if it has no driver.
+        size: Share of the full model's parameters that the winner has; None for a search without a winner.
         scale, mean_scale: Scales that the fitness, and `dev` and `test`, are shown on.
     """
 
@@ -278,6 +279,7 @@ class SearchSummary:
     test: float | None
     tasks: tuple[str, ...]
     owner: str | None
+    size: float | None = None
     scale: ScaleName = "percent"
     mean_scale: ScaleName = "percent"
 

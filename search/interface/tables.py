@@ -109,6 +109,7 @@ def _flat_search(row: SearchSummary) -> dict[str, Any]:
         "dev": row.dev,
         "test": row.test,
         "mean_scale": row.mean_scale,
+        "size": row.size,
         "created": search.created_at,
         "updated": search.updated_at,
         "id": search.id,

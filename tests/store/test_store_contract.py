@@ -111,10 +111,10 @@ def test_a_finished_search_is_listed_with_its_winners_scores(store: Store, metri
     scores = [("rte", "search", 0.5), ("rte", "dev", 0.75), ("cb", "dev", 0.25), ("held", "test", 1.0)]
     evaluations = [evaluation(1, score, task, name, metric=metric) for task, name, score in scores]
     store.record("id-alpha", [decided(0, 0.75), decided(1, 0.5)], [evaluation(0, 0.75, metric=metric), *evaluations])
-    assert (store.searches()[0].dev, store.searches()[0].test) == (None, None), "it has no winner yet"
+    assert (store.searches()[0].dev, store.searches()[0].size) == (None, None), "it has no winner yet"
     store.set_status("id-alpha", "finished", winner=1)
     (found,) = store.searches()
-    assert found.search.winner == 1 and found.best_fitness == 0.75
+    assert found.search.winner == 1 and found.best_fitness == 0.75 and found.size == pytest.approx(2000 / 2**40)
     assert (found.dev, found.test) == (pytest.approx(mean), None), "its own test split isn't scored"
     store.add_evaluations([evaluation(0, 1.0, "rte", "test"), evaluation(1, 0.125, "rte", "test")])
     assert store.searches()[0].test == 0.125

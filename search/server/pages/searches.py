@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, get_args
 
@@ -14,11 +15,12 @@ from moevolve.search.interface.searches import SearchesRequest, SearchOrder
 from moevolve.search.loop.final_table import build_final_table
 from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
-from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep
+from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep, ServerState
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
 from moevolve.search.server.pages.launching import arrival_page
 from moevolve.search.server.pages.rendering import render, render_part
 from moevolve.search.server.pages.views import (
+    SearchView,
     config_of,
     improvements,
     spans_of,
@@ -85,7 +87,7 @@ def show_search(
         if not server.processes.knows(search) or (job := server.processes.job(search)).exit_code == 0:
             raise
         return arrival_page(request, server, job)
-    view = view_of_search(server.store, record, server.store.control(record.id))
+    view = _view(server, record)
     config = config_of(record)
     return render(
         request,
@@ -109,7 +111,7 @@ def show_search(
 def show_now(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
     """State and progress of a search."""
     record = server.store.search(search)
-    view = view_of_search(server.store, record, server.store.control(record.id))
+    view = _view(server, record)
     return _part(request, record, "now", "State of", view=view)
 
 
@@ -174,6 +176,13 @@ def show_settings(request: Request, server: ServerDep, search: SearchPath) -> HT
     """Configuration of a search as YAML."""
     record = server.store.search(search)
     return _part(request, record, "settings", "Settings of", settings=settings_text(record.config))
+
+
+def _view(server: ServerState, record: SearchRecord) -> SearchView:
+    """The view of a search, with its winner's score on test, which listings know."""
+    view = view_of_search(server.store, record, server.store.control(record.id))
+    listed = next((one for one in server.listings.summaries() if one.search.id == record.id), None)
+    return view if listed is None else replace(view, test=listed.test, mean_scale=listed.mean_scale)
 
 
 def _part(request: Request, search: SearchRecord, name: str, what: str, **context: Any) -> HTMLResponse:

@@ -35,7 +35,7 @@ class SearchView:
         best: Index and fitness of the best individual on the search split; the index is None if it isn't known.
         full: Fitness of the full model.
         winner: The winner of a finished search, and whether it was picked on `dev`; None if it isn't known.
-        dev, test: The winner's scores in a listing; see `SearchSummary`.
+        dev, test, size: The winner's scores and size in a listing; see `SearchSummary`.
         scale, mean_scale: Scales that the fitness, and `dev` and `test`, are shown on.
     """
 
@@ -49,6 +49,7 @@ class SearchView:
     winner: tuple[IndividualRecord, bool] | None = None
     dev: float | None = None
     test: float | None = None
+    size: float | None = None
     scale: ScaleName = "percent"
     mean_scale: ScaleName = "percent"
 
@@ -144,6 +145,7 @@ def view_of_summary(summary: SearchSummary, control: Control) -> SearchView:
         full=None if progress is None else progress.full,
         dev=summary.dev,
         test=summary.test,
+        size=summary.size,
         scale=summary.scale,
         mean_scale=summary.mean_scale,
     )

@@ -164,8 +164,12 @@ def test_searches_are_filtered_sorted_labelled_and_saved(client: TestClient, sto
         tests = {one.search.name: one.test for one in store.searches() if one.test is not None}
         assert listed("sort=test")[:4] == sorted(tests, key=lambda name: -tests[name]) and len(tests) == 4
         page = page_of(client, "/")
-        for text in (f"{100 * tests['eep']:.1f}", EVIL, "24 of 24", "5 searches"):
+        (eep,) = [one for one in store.searches() if one.search.name == "eep"]
+        model = f"{Path(eep.search.model_path).name} eep"
+        size, test = f"{100 * (eep.size or 0):.1f} %", f"{100 * tests['eep']:.1f}"
+        for text in (f"{test} {size}", model, EVIL, "24 of 24", "5 searches"):
             assert text in page.text
+        assert f"{test} % on test, {size} of the parameters" in page_of(client, "/searches/eep").text
         assert EVIL in page_of(client, "/searches/tomoe").text
         winner = store.search("eep").winner
         assert any(found["href"] == f"/individuals/eep:{winner}" for found in page.all("a"))
@@ -212,7 +216,8 @@ def test_a_finished_search_names_its_winner_and_has_no_pace(tmp_path: Path) -> N
         store.release(lease)
         finished = page_of(client, "/searches/reranked").text
         assert (
-            "winner individual 1 picked on dev, 75.0 % on search" in finished and "winner is individual 1" in finished
+            "winner individual 1 0.0 % of the parameters picked on dev, 75.0 % on search" in finished
+            and "winner is individual 1" in finished
         )
         assert "best on search 87.5 % individual 0" in finished
         assert "phase repair" not in finished and "pace" not in finished
