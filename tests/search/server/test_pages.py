@@ -201,6 +201,13 @@ def test_a_search_shows_its_progress_and_its_best(client: TestClient, store: Sto
         assert said in page_of(client, f"/searches/eep/{path}").text
 
 
+@pytest.mark.parametrize("path", ["/searches/eep", "/searches/evil", "/individuals/eep:0"])
+def test_long_pages_begin_with_links_to_their_sections(client: TestClient, path: str) -> None:
+    page = page_of(client, path)
+    sections = [f"#{found['aria-labelledby']}" for found in page.all("section")]
+    assert [link for link in page.links if link in sections] == sections and len(sections) > 4
+
+
 def test_a_finished_search_names_its_winner_and_has_no_pace(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
         record = reranked_search(store)
