@@ -22,10 +22,12 @@ from waiting import PATIENT_S, until
 
 from moevolve.search.interface.answers import StoredAnswersRequest
 from moevolve.search.loop.scores import interval
+from moevolve.search.report.rendering import FOLDER as REPORT
 from moevolve.search.report.rendering import clock, handle
 from moevolve.search.running.candidates import find_candidate
 from moevolve.search.server.app import make_app
 from moevolve.search.server.listings import Listings
+from moevolve.search.server.pages.rendering import FOLDER
 from moevolve.search.server.settings import ServerSettings
 from moevolve.search.text import ranges
 from moevolve.store.leases import this_process
@@ -455,6 +457,21 @@ def test_the_policy_allows_only_own_files_and_static_files_are_revalidated(clien
         again = client.get(f"/static/{name}", headers={"if-none-match": answer.headers["etag"]})
         assert again.status_code == 304
     assert client.get("/static/../app.py").status_code == 404
+
+
+def test_no_template_has_what_the_policy_refuses(client: TestClient) -> None:
+    """Also in branches that no test renders: styles, code, and what htmx would evaluate."""
+    policy = dict(part.strip().split(" ", 1) for part in client.get("/").headers["content-security-policy"].split(";"))
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    refused = (
+        r"<style|\sstyle=|\son\w+=|hx-on|hx-vars|javascript:|js:|hx-trigger=\"[^\"]*\[|<script(?![^>]* src=\"/static/)"
+    )
+    files = [*(FOLDER / "templates").glob("*.jinja"), *(REPORT / "templates").glob("*_part.jinja")]
+    for file in [*files, REPORT / "templates" / "macros.jinja"]:
+        found = re.search(refused, file.read_text())
+        assert found is None, f"{file.name} has {found and found[0]}"
+    (config,) = [found["content"] for found in page_of(client, "/").all("meta") if found.get("name") == "htmx-config"]
+    assert {"allowEval": False, "includeIndicatorStyles": False}.items() <= json.loads(config).items()
 
 
 def test_listings_are_read_again_after_an_event(tmp_path: Path) -> None:
