@@ -178,11 +178,10 @@ def read_marks(
     s, t, i, e = searches.c, search_tasks.c, individuals.c, evaluations.c
     columns = s.id, s.name, s.model_fingerprint, s.engine_fingerprint, s.created_at
     query = select(*columns).join(search_tasks, t.search_id == s.id)
-    query = query.where(t.task == task).distinct().order_by(s.created_at.desc(), s.id).limit(_SEARCHES)
+    query = query.where(t.task == task, s.model_fingerprint.in_({one.model_fingerprint for one in here}))
+    query = query.distinct().order_by(s.created_at.desc(), s.id).limit(_SEARCHES)
     if only is not None:
         query = query.where(s.id == only.id)
-    if model is not None:
-        query = query.where(s.model_path == model)
     whole = dict[tuple[str, str], Mark]()
     found: list[Mark] = []
     for row in connection.execute(query):

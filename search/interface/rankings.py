@@ -146,8 +146,9 @@ class ParetoRequest(Request):
 
     def _bytes_each(self, store: StoreReader, tasks: Sequence[str]) -> float:
         if self.search is None:
-            every = [one.search for one in store.searches() if tasks[0] in one.tasks]
-            named = [search for search in every if self.model in (None, search.model_path)]
+            every = store.searches()
+            models = {one.search.model_fingerprint for one in every if self.model in (None, one.search.model_path)}
+            named = [one.search for one in every if tasks[0] in one.tasks and one.search.model_fingerprint in models]
         else:
             named = [store.search(self.search)]
         found = DTYPE_BYTES.get(parse_stored_config(named[-1].config).model.parameter_dtype) if named else None

@@ -47,9 +47,9 @@ class Listings:
         """Names of the tasks in any search's fitness."""
         return sorted({task for summary in self.summaries() for task in summary.tasks})
 
-    def models(self) -> list[str]:
-        """Paths of the models of all searches."""
-        return sorted({summary.search.model_path for summary in self.summaries()})
+    def models(self) -> dict[str, str]:
+        """The path of each model by its fingerprint: that of the newest search, for copies are the same model."""
+        return {one.search.model_fingerprint: one.search.model_path for one in self.summaries()}
 
     def costs(self, search: SearchRecord) -> SearchCosts:
         """The cost of a search's evaluations; a sum over all of them."""

@@ -40,7 +40,7 @@ def show_best(request: Request, server: ServerDep, asked: BestDep) -> HTMLRespon
         rows=rows,
         tasks=sorted({*server.listings.tasks(), *(row.task for row in rows)}),
         searches=[one.search.name for one in server.listings.summaries()],
-        models=server.listings.models(),
+        models=sorted(set(server.listings.models().values())),
         splits=SCORED,
         chosen=asked,
         link=form_link("/best.csv", asked),
@@ -59,8 +59,9 @@ def show_pareto(request: Request, server: ServerDep, asked: ParetoDep) -> HTMLRe
     asked = _of_one_model(server, asked)
     tasks = server.listings.tasks()
     if asked.search is None and asked.task is None:
-        own = [one for one in server.listings.summaries() if one.search.model_path == asked.model and one.tasks]
-        asked = replace(asked, task=own[-1].tasks[0] if own else None)
+        paths, every = server.listings.models(), server.listings.summaries()
+        own = [one.tasks[0] for one in every if one.tasks and paths[one.search.model_fingerprint] == asked.model]
+        asked = replace(asked, task=own[-1] if own else None)
     known = asked.task or asked.search
     found = server.listings.cached(repr(asked), partial(asked.answer, server.store)) if known else None
     return render(
@@ -69,7 +70,7 @@ def show_pareto(request: Request, server: ServerDep, asked: ParetoDep) -> HTMLRe
         found=found,
         tasks=sorted({*tasks, *([asked.task] if asked.task else [])}),
         searches=[one.search.name for one in server.listings.summaries()],
-        models=server.listings.models(),
+        models=sorted(set(server.listings.models().values())),
         splits=SCORED,
         sizes=get_args(SizeUnit),
         chosen=asked,
@@ -81,11 +82,12 @@ def show_pareto(request: Request, server: ServerDep, asked: ParetoDep) -> HTMLRe
 def _of_one_model(server: ServerState, asked: R) -> R:
     """A request for one model: that of the search if one is named, else, if none is, of the newest search."""
     if asked.search is not None:
-        return replace(asked, model=server.store.search(asked.search).model_path)
-    every = server.listings.summaries()
-    with_task = [one for one in every if asked.task in one.tasks]
-    newest = next((rows[-1].search.model_path for rows in (with_task, every) if rows), None)
-    return replace(asked, model=asked.model or newest)
+        search = server.store.search(asked.search)
+    elif asked.model is not None or not (every := server.listings.summaries()):
+        return asked
+    else:
+        search = max(reversed(every), key=lambda one: asked.task in one.tasks).search
+    return replace(asked, model=server.listings.models().get(search.model_fingerprint, search.model_path))
 
 
 _AXES: dict[str, tuple[str, Callable[[float], str]]] = {

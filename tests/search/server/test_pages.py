@@ -342,6 +342,11 @@ def test_rankings_show_one_model_at_a_time(tmp_path: Path) -> None:
                 page = page_of(client, f"{path}?{query}")
                 assert "first:0" in page.text and "second:0" not in page.text, query
         assert "rte, test" in page_of(client, "/pareto").text, "what is quoted"
+        copy = samples.search("copy", model_fingerprint=samples.digest("first"), model_path="models/copy")
+        store.create_search(copy, [samples.split()])
+        page = page_of(client, "/best")
+        assert "first:0" in page.text and {"models/copy", "models/second"} < set(page.texts_of("option"))
+        assert "models/first" not in page.text, "it is the same model"
 
 
 def test_searches_are_compared(client: TestClient, store: Store) -> None:
