@@ -123,7 +123,7 @@ class _RepairCounter:
             kind=kind,
             tokens=tokens,
             width=largest.width,
-            needed=self._needed(largest),
+            needed=max(self._needed(largest), *map(self._vectors, fits)),
             taken=max(taken, self._running(max(map(_block_width, fits)))),
             allowed=self._settings.memory_mb << 20,
             streams=(len(self._fits) + 1) * states,
@@ -132,12 +132,19 @@ class _RepairCounter:
 
     def _inputs_taken(self, fit: FitOutline) -> int:
         """Bytes of fitting the gate and up projections of an expert; see `_taken`."""
-        hidden, width = self._outline.hidden, _block_width(fit)
-        rows = width * (self._outline.facts.neuron_parameters // hidden - 1)
-        tokens = int(fit.density * self._tokens)
-        room = min(self._settings.memory_mb << 20, vector_bytes(rows, hidden) + tokens * token_bytes(rows, hidden))
+        tokens = int(fit.density * self._tokens) * token_bytes(self._rows(fit), self._outline.hidden)
+        room = min(self._settings.memory_mb << 20, self._vectors(fit) + tokens)
         # The target, the stream, what is left of the difference, and the stream's own dtype.
-        return room + 4 * 4 * self._tokens * hidden
+        return room + 4 * 4 * self._tokens * self._outline.hidden
+
+    def _vectors(self, fit: FitOutline) -> int:
+        return vector_bytes(self._rows(fit), self._outline.hidden) if self._settings.input_rounds else 0
+
+    def _rows(self, fit: FitOutline) -> int:
+        """Rows of the gate and up projections of an expert or a dense network."""
+        facts = self._outline.facts
+        parameters = facts.neuron_parameters if facts.dense is None else facts.dense.neuron_parameters
+        return _block_width(fit) * (parameters // self._outline.hidden - 1)
 
     def _candidates(self, fit: FitOutline) -> int:
         """Count the candidate neurons of a kept expert; 0 if they are no more than its own, so that none is pruned."""

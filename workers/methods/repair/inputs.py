@@ -14,7 +14,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,9 @@ class _System:
             )
         self._chunk = max(1, (memory - needed) // token_bytes(rows, hidden))
         self._down = network.down.float()
+        # One or two rows of every neuron. Indices, since sums by `index_add_` differ from run to run on a GPU.
+        self._rows = network.neurons.argsort(stable=True).view(len(self._down), -1).t()
+        self._whole: list[tuple[Tensor, Tensor, Tensor, Tensor]] | None = None
 
     def solve(self, residual: Tensor) -> Tensor:
         """The change of the weight, float32 [rows, hidden], that leaves least of a residual [tokens, hidden]."""
@@ -111,12 +114,18 @@ class _System:
         parts = torch.arange(len(network.tokens), device=network.tokens.device).split(self._chunk)
         return torch.cat([(network.factor[part] * network.activated(part)) @ self._down for part in parts])
 
-    def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Tokens of the layer, inputs, slopes and factors, of fitted tokens, some at a time."""
-        network = self._network
-        for part in self._fitted.nonzero()[:, 0].split(self._chunk):
-            tokens = network.tokens[part]
-            yield tokens, network.inputs[part].float(), network.slopes(part), network.factor[part] * self._roots[tokens]
+    def _parts(self) -> Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Tokens of the layer, inputs, slopes and factors, of fitted tokens, some at a time; kept if once suffices."""
+        if self._whole is None:
+            parts = self._fitted.nonzero()[:, 0].split(self._chunk)
+            if len(parts) > 1:
+                return map(self._part, parts)
+            self._whole = [self._part(parts[0])]
+        return self._whole
+
+    def _part(self, part: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        network, tokens = self._network, self._network.tokens[part]
+        return tokens, network.inputs[part].float(), network.slopes(part), network.factor[part] * self._roots[tokens]
 
     def _right(self, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The right side of the normal equations, and the mean of their diagonal."""
@@ -133,8 +142,10 @@ class _System:
     def _normal(self, change: Tensor) -> Tensor:
         neurons, image = self._network.neurons, torch.zeros_like(change)
         for _, inputs, slopes, factor in self._parts():
-            moved = inputs.new_zeros(len(inputs), len(self._down))
-            moved.index_add_(1, neurons, slopes * nn.functional.linear(inputs, change))
+            by_row = slopes * nn.functional.linear(inputs, change)
+            moved = by_row[:, self._rows[0]]
+            for second in self._rows[1:]:
+                moved = moved + by_row[:, second]
             back = ((factor * moved) @ self._down) @ self._down.t() * factor
             image += (back[:, neurons] * slopes).t() @ inputs
         return image

@@ -58,6 +58,16 @@ def settings(tokens: int, **changes: Any) -> dict[str, Any]:
 HIDDEN, NEURONS, KEPT = 4096, 14336, 4
 
 
+def test_fits_of_all_projections_hold_eight_copies_of_an_experts_inputs_in_float32() -> None:
+    copies = 8 * 4 * 2 * NEURONS * HIDDEN
+    (work,) = planned(settings(256, input_rounds=2)).repairs
+    assert work.needed == copies and work.taken > copies and work.fault is None
+    (refused,) = planned(settings(256, input_rounds=2, memory_mb=2048)).repairs
+    assert refused.fault is not None and "phases.0.repair.memory_mb" in refused.fault
+    (plain,) = planned(settings(256)).repairs
+    assert plain.needed < copies
+
+
 def test_a_whole_mixtral_by_hand() -> None:
     tokens = 4096
     (work,) = planned(settings(tokens)).repairs
