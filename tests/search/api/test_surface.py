@@ -74,7 +74,7 @@ def test_every_name_is_what_it_should_be_and_is_described() -> None:
 
 def test_a_request_is_a_function_with_the_parameters_of_its_record() -> None:
     best = inspect.signature(moevolve.best).parameters
-    assert list(best) == ["store", "task", "experts", "active", "search", "split", "limit"]
+    assert list(best) == ["store", "task", "experts", "active", "search", "model", "split", "limit"]
     assert best["limit"].default == 10 and best["limit"].kind is inspect.Parameter.KEYWORD_ONLY
     assert inspect.signature(moevolve.show).parameters["individual"].default is inspect.Parameter.empty
 
