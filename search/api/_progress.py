@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from moevolve.search.interface.progress import describe, line_observer
+from moevolve.search.interface.progress import line_observer, progress_line
 from moevolve.search.interface.tables import plain
 from moevolve.search.running.observer import Observer
 
@@ -82,7 +82,7 @@ class _Cell:
         self._show()
 
     def replace(self, progress: Progress) -> None:
-        self._state = f"{progress.phase} {progress.done}/{progress.total} {describe(progress)}"
+        self._state = progress_line(progress)
         if time.monotonic() - self._replaced >= _PAUSE_S:
             self._replaced = time.monotonic()
             self._show()

@@ -350,7 +350,8 @@ def auxiliary_entries(
         phase = made_in[row.index]
         if row.operator in phase.baselines and not row.parents:
             label = row.operator if phase.repair is None else f"{row.operator}, repaired"
-            found += [(label, row)] if label not in dict(found) else []
+            if label not in dict(found):
+                found.append((label, row))
     if any(phase.kind == "repair" for phase in config.phases):
         unrepaired = [row for row in history if made_in[row.index].repair is None and row.status == "ok"]
         found += [(BEFORE_LABEL, row) for row in sorted(unrepaired, key=rank_key)[:1]]

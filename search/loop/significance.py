@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.metrics import METRICS, confidence_interval, scale_of
+from moevolve.evaluators.scales import common_scale
 
 _RESAMPLES = 10_000
 _TINY = 1e-12
@@ -86,7 +87,7 @@ def paired_test(one: Sequence[TaskOutcomes], other: Sequence[TaskOutcomes]) -> S
     )
     if all((rows == rows[0]).all() for rows, _ in (*left, *right)):
         return _over_examples([(a[0], b[0], of) for (a, of), (b, _) in zip(left, right, strict=True)], seeds)
-    logs = _are_perplexities(of for _, of in left)
+    logs = common_scale(scale_of(of.metric) for _, of in left) == "perplexity"
     tables = [
         (_additive(a, of.metric, logs) - _additive(b, of.metric, logs), of.weight)
         for (a, of), (b, _) in zip(left, right, strict=True)
@@ -102,7 +103,7 @@ def score_interval(outcomes: Sequence[TaskOutcomes]) -> tuple[float, float]:
     examples.
     """
     tables = [(each.values, each) for each in outcomes]
-    logs = _are_perplexities(outcomes)
+    logs = common_scale(scale_of(each.metric) for each in outcomes) == "perplexity"
     if any((rows != rows[0]).any() for rows, _ in tables):
         found = _two_way([(_additive(rows, of.metric, logs), of.weight) for rows, of in tables])
         low, high = found.mean - found.limit(0.05), found.mean + found.limit(0.05)
@@ -134,11 +135,6 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     for rank, (p, place) in enumerate(tests):
         corrected[place] = least = max(least, min(1.0, (len(tests) - rank) * p))
     return corrected
-
-
-def _are_perplexities(outcomes: Iterable[TaskOutcomes]) -> bool:
-    """Whether the score over all tasks is a geometric mean, so that it is the logarithms which add up."""
-    return all(scale_of(each.metric) == "perplexity" for each in outcomes)
 
 
 def _over_examples(

@@ -31,6 +31,7 @@ from moevolve.search.shrink.dense import narrower_genomes
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.timing import plan_time
 from moevolve.store.reader import StoreReader
+from moevolve.store.records import SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.facts import ModelFacts
 
@@ -205,7 +206,7 @@ class SizeTrials:
     def limit_candidates(self, count: int, begun: float) -> None:
         """Choose the number of candidates so that two searches fit into the request's time, if none has begun yet."""
         config = parsed(self.settings(count))
-        found = next((one.search for one in self._store.searches() if one.search.name == config.name), None)
+        found = _stored(self._store, config.name)
         if found is not None:
             evaluations = sum(phase.evaluations for phase in parse_stored_config(found.config).phases)
         else:
@@ -241,9 +242,14 @@ class SizeTrials:
 
 def refuse_other_settings(store: StoreReader, config: RunConfig, folder: Path) -> None:
     """Refuse a search of the same name with other settings, in terms of a shrink into a folder."""
-    found = next((one.search for one in store.searches() if one.search.name == config.name), None)
+    found = _stored(store, config.name)
     if found is not None and found.config_hash != config.config_hash:
         raise UserError(
             f"--output {folder}: the store has a search {config.name} with other settings; choose another folder, or "
             "another store with --store"
         )
+
+
+def _stored(store: StoreReader, name: str) -> SearchRecord | None:
+    """The search of a name; None if there is none."""
+    return next((one.search for one in store.searches() if one.search.name == name), None)

@@ -19,7 +19,7 @@ from moevolve.search.running.candidates import Candidate, prepared_split
 from moevolve.search.shrink.guard import OnStage, check_winner, checks_table
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.page import QuantisedCheckpoint, Written
-from moevolve.workers.checkpoints.files import local_directory, read_json
+from moevolve.workers.checkpoints.files import local_directory, read_json, weight_bytes
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
@@ -95,9 +95,10 @@ def quantised_winner(
     entries = (*table.entries[:-1], best)
     kept = path.with_name(f"checks-{kind}.json")
     checks, loops = check_winner(subject, replace(table, entries=entries), request, kept, on_stage, worker)
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     refused = any(check.faults for check in checks) or loops.fault is not None
-    found = QuantisedCheckpoint(kind, folder, size, best, checks, loops, kept=not refused or request.force)
+    found = QuantisedCheckpoint(
+        kind, folder, weight_bytes(folder), best, checks, loops, kept=not refused or request.force
+    )
     if found.kept:
         _add_checks(folder / "README.md", found)
     else:

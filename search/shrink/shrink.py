@@ -35,6 +35,7 @@ from moevolve.search.shrink.run_file import choices_of, files_of, has_run_file, 
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
 from moevolve.search.shrink.timing import guard_seconds
 from moevolve.store.repository import Store
+from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, weight_bytes
 from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.servers import loads_in
@@ -84,7 +85,6 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
             if written is not None:
                 with _timed("speed", seconds):
                     speed = _speed(setup.config.model, written, budget, observer)
-            if written is not None:
                 _check_budget(request, budget, written, speed)
             sizes = () if request.keep_score is None else kept_by_size(store, store.search(table.search))
             if sizes:
@@ -226,7 +226,7 @@ def _export(store: Store, subject: Candidate, folder: Path, faults: Sequence[str
     winner = subject.detail.ref
     found = next((one for one in subject.detail.exports if Path(one.path).resolve() == folder.resolve()), None)
     if found is not None and folder.is_dir():
-        return Written(folder, found.form, _weight_bytes(folder), loads_in(folder, found.form))
+        return Written(folder, found.form, weight_bytes(folder), loads_in(folder, found.form))
     notes = (*(f"It was exported in spite of this: {fault}." for fault in faults), checks_table(*checks))
     requantise, why = needs_requantising(subject), tuple[tuple[str, str], ...]()
     try:
@@ -239,7 +239,7 @@ def _export(store: Store, subject: Candidate, folder: Path, faults: Sequence[str
         notes += (f"It isn't in the format of the base model: {error}.",)
         report = ExportRequest(winner, folder).export(store, subject, notes)
     programs = loads_in(report.directory, report.form)
-    return Written(report.directory, report.form, _weight_bytes(report.directory), programs, (*report.changes, *why))
+    return Written(report.directory, report.form, weight_bytes(report.directory), programs, (*report.changes, *why))
 
 
 def _with_sampling(written: Written) -> Written:
@@ -273,15 +273,9 @@ def _first_look(request: ShrinkOptions, config: RunConfig, probe: ModelProbe, ob
 
 
 def _source_bytes(model: ModelConfig) -> int:
-    from moevolve.workers.checkpoints.files import gguf_file, gguf_parts
     from moevolve.workers.checkpoints.loading import checkpoint_folder
 
     file = gguf_file(model)
     if file is not None:
         return sum(part.stat().st_size for part in gguf_parts(file))
-    return _weight_bytes(checkpoint_folder(model))
-
-
-def _weight_bytes(folder: Path) -> int:
-    """Size of the weight files in a checkpoint's folder."""
-    return sum(file.stat().st_size for suffix in ("safetensors", "gguf") for file in folder.glob(f"*.{suffix}"))
+    return weight_bytes(checkpoint_folder(model))

@@ -65,3 +65,8 @@ def local_directory(config: ModelConfig) -> Path | None:
     if path.exists() or not hub_like:
         raise UserError(f"model {config.path}: no such directory; give a checkpoint's folder or a hub id (owner/name)")
     return None
+
+
+def weight_bytes(folder: Path) -> int:
+    """Size of the weight files in a checkpoint's folder."""
+    return sum(file.stat().st_size for suffix in ("safetensors", "gguf") for file in folder.glob(f"*.{suffix}"))
