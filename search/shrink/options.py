@@ -188,9 +188,10 @@ class ShrinkOptions(Request):
         ),
     ] = False
     quantise: Annotated[
-        Literal["fp8", "int4"] | None,
+        Literal["fp8", "int4", "gguf-q8_0"] | None,
         about(
-            "Also write the checkpoint with weights of 8 or 4 bits (compressed-tensors), beside it and checked like it."
+            "Also write the checkpoint with weights of 8 or 4 bits (compressed-tensors), or as a GGUF file of 8 bits, "
+            "beside it and checked like it."
         ),
     ] = None
     push: Push = None

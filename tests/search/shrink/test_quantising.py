@@ -86,6 +86,7 @@ def test_what_can_not_be_quantised_is_refused_at_once(tmp_path: Path, monkeypatc
     assert "model.gguf is quantised already" in refused("model.gguf")
     model = str(DEMO / "model")
     assert "leave --custom-code out" in refused(model, "--quantise", "int4", "--custom-code")
+    assert "GGUF has no name for a WordLevel tokenizer" in refused(model, "--quantise", "gguf-q8_0")
     assert "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set" in refused(model, "--push", "me/small")
     monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: False)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
