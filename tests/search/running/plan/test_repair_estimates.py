@@ -171,8 +171,8 @@ def test_too_little_room_is_refused_before_anything_runs(
 @pytest.mark.parametrize(
     ("genome", "tokens"),
     [
-        ({"kind": "factorllm", "experts": 4, "active": 2}, 12_000),
-        ({"kind": "tomoe", "experts": 4, "budget": 0.5}, 12_000),
+        ({"kind": "factorllm", "experts": 4, "active": 2}, 6000),
+        ({"kind": "tomoe", "experts": 4, "budget": 0.5}, 6000),
         ({"kind": "tomoe", "experts": 1, "budget": 0.5, "attention": False}, 5000),
     ],
 )
