@@ -58,8 +58,8 @@ def settings(tokens: int, **changes: Any) -> dict[str, Any]:
 HIDDEN, NEURONS, KEPT = 4096, 14336, 4
 
 
-def test_fits_of_all_projections_hold_eight_copies_of_an_experts_inputs_in_float32() -> None:
-    copies = 8 * 4 * 2 * NEURONS * HIDDEN
+def test_fits_of_all_projections_hold_nine_copies_of_them_and_three_of_the_inputs_moments_in_float32() -> None:
+    copies = 4 * HIDDEN * (9 * 2 * NEURONS + 3 * HIDDEN)
     (work,) = planned(settings(256, input_rounds=2)).repairs
     assert work.needed == copies and work.taken > copies and work.fault is None
     (refused,) = planned(settings(256, input_rounds=2, memory_mb=2048)).repairs
