@@ -14,10 +14,12 @@ import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from moevolve.workers.profiling.report import LoadReply, MeasureReply
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class CannedProfilees:
