@@ -428,7 +428,7 @@ UNREPAIRABLE = (
 
 
 def representatives(first: Iterable[str], all_of: Iterable[str]) -> list[Any]:
-    """Families in the order of their names, those that aren't among the first marked `family_matrix`."""
+    """Families or formats in the order of their names, those that aren't among the first marked `family_matrix`."""
     chosen = sorted(first)
     others = [pytest.param(each, marks=pytest.mark.family_matrix) for each in sorted(all_of) if each not in chosen]
     return [*chosen, *others]
