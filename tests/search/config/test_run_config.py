@@ -70,7 +70,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("phases: a prune phase", {"phases": PLAIN["phases"][::-1]}),
     ("phases.0: init: ", {"phases": [WIDENING | {"widths": "equal", "init": ["rising"]}]}),
     ("phases.0: repair.neurons: ", {"phases": [WIDENING | {"repair": {}}]}),
-    ("phases.1: ", {"phases": [PRUNING, MENDING | {"init": ["reap"]}]}),
+    ("phases.1: crossover_rate: a repair phase has only", {"phases": [PRUNING, MENDING | {"crossover_rate": 1}]}),
     ("phases.0.repair: ", {"phases": [PRUNING | {"repair": {"strength": "none"}}]}),
     ("phases.0.repair.ridge_lambdas: ", {"phases": [PRUNING | {"repair": {"ridge_lambdas": []}}]}),
     ("workers: `min`", {"workers": {"count": "auto", "min": 3, "max": 2}}),

@@ -192,7 +192,7 @@ def _tomoe(facts: ModelFacts, **settings: Any) -> Sample:
 def _repaired(kind: Sample, **settings: Any) -> Sample:
     """The same sample with a repair in every phase."""
     phases = tuple(phase.model_copy(update={"repair": RepairSettings(**settings)}) for phase in kind.phases)
-    space = repaired_space(kind.space, phases, recombinable=True)
+    space = repaired_space(kind.space, phases)
     assert isinstance(space, RepairedSpace)
     space = replace(space, rows=rows_of([(1, 2, 3), (4, 5)]))
 
