@@ -151,14 +151,12 @@ def repair_summary(settings: RepairSettings) -> str:
     """Describe settings in a few words for listings; `repair_rows` has all of it."""
     filled = "" if settings.neurons is None else ", neurons of all experts"
     rounds = f", {settings.input_rounds} rounds of inputs" if settings.input_rounds else ""
-    return f"repaired, {settings.target}, {_strength(settings)}, lambda {_lambdas(settings)}{filled}{rounds}"
+    return f"repaired, lambda {_lambdas(settings)}{filled}{rounds}"
 
 
 def repair_rows(settings: RepairSettings) -> tuple[tuple[str, str], ...]:
     """Return labels and values of all settings, but the memory it may take."""
     rows = [
-        ("repair", _strength(settings)),
-        ("repair target", f"{settings.target} ({_TARGETS[settings.target]})"),
         ("ridge lambda", _lambdas(settings)),
         ("fitted on", f"{settings.tokens:,} tokens"),
         ("weight of answers' tokens", f"{settings.answer_weight:.2g}"),
@@ -176,13 +174,6 @@ def repair_rows(settings: RepairSettings) -> tuple[tuple[str, str], ...]:
         ("neurons on the shortlist", f"{neurons.candidates:.2g} times those kept"),
         ("router rows", neurons.router),
     )
-
-
-_TARGETS = {"global": "the unedited model's residual stream", "local": "the unedited layer's output"}
-
-
-def _strength(settings: RepairSettings) -> str:
-    return f"gated, up to {settings.strength}" if settings.gate else settings.strength
 
 
 def _lambdas(settings: RepairSettings) -> str:

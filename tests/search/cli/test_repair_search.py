@@ -51,7 +51,7 @@ PHASES: list[dict[str, Any]] = [
         "kind": "merge",
         "evaluations": MERGED - PRUNED,
         "sigma": 0.2,
-        "repair": {"target": "local", "tokens": TOKENS // 2, "neurons": {}},
+        "repair": {"tokens": TOKENS // 2, "neurons": {}},
     },
     {
         "kind": "repair",
@@ -130,7 +130,6 @@ def test_every_phase_repairs_as_it_says(folder: Path, expected: Any) -> None:
     genomes = [subject.genome for subject in subjects if isinstance(subject.genome, RepairedGenome)]
     settings = [genome.settings for genome in genomes]
     assert len(settings) == TOTAL
-    assert {each.target for each in settings[:PRUNED]} == {"global"}
     assert all(each.neurons is not None and each.tokens == TOKENS // 2 for each in settings[PRUNED:MERGED])
     assert {each.ridge_lambdas for each in settings[MERGED:]} == {(0.1,)}
     for row, genome in zip(rows[MERGED:], genomes[MERGED:], strict=True):
@@ -234,7 +233,7 @@ def test_what_a_kind_can_not_have_is_refused_before_anything_runs(tiny: Any, tmp
 def test_dense_kinds_are_repaired_without_neurons(tiny: Any, tmp_path: Path) -> None:
     plain = dense_run(tiny, tmp_path, DIVIDED, "dense")
     phases = [
-        {"kind": "tune", "evaluations": 3, "initial": 3, "repair": {"tokens": 100, "target": "local"}},
+        {"kind": "tune", "evaluations": 3, "initial": 3, "repair": {"tokens": 100}},
         {"kind": "repair", "evaluations": 3, "repair": {"tokens": TOKENS}},
     ]
     final = {"rerank": 0, "test": False}

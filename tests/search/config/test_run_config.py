@@ -71,7 +71,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("phases.0: init: ", {"phases": [WIDENING | {"widths": "equal", "init": ["rising"]}]}),
     ("phases.0: repair.neurons: ", {"phases": [WIDENING | {"repair": {}}]}),
     ("phases.1: crossover_rate: a repair phase has only", {"phases": [PRUNING, MENDING | {"crossover_rate": 1}]}),
-    ("phases.0.repair: ", {"phases": [PRUNING | {"repair": {"strength": "none"}}]}),
     ("phases.0.repair.ridge_lambdas: ", {"phases": [PRUNING | {"repair": {"ridge_lambdas": []}}]}),
     ("workers: `min`", {"workers": {"count": "auto", "min": 3, "max": 2}}),
     ("workers: `min` and `max`", {"workers": {"count": 3, "max": 4}}),

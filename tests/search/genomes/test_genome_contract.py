@@ -227,7 +227,7 @@ SAMPLES = {
     "tomoe-networks": _tomoe(dense_model(gated=False, bias=True), experts=7, budget=0.8),
     "tomoe-narrow": _tomoe(dense_model(), experts=1, equal_widths=True, attention=False, budget=0.4),
     "tomoe-whole": _tomoe(dense_model(layers=1), experts=1, budget=1.0, components=0),
-    "eep-repaired": _repaired(_eep(4, 3, layers=9), target="local", tokens=512),
+    "eep-repaired": _repaired(_eep(4, 3, layers=9), tokens=512),
     "tomoe-repaired": _repaired(_tomoe(dense_model(layers=2), experts=3)),
     "toy": Sample(RunsSpace(3, facts=mixtral(4)), (PRUNE,)),
 }

@@ -37,10 +37,8 @@ def repaired(inner: GenomeSpace[Any]) -> RepairedSpace:
 
 SETTINGS = (
     RepairSettings(),
-    RepairSettings(
-        (0.01, 2.0), "local", 500, 0.5, "kept", NeuronSettings(0.5, 2.0, 0.25, False, 3.0, "kept"), "matched"
-    ),
-    RepairSettings((1e-3,), answer_weight=20.0, neurons=NeuronSettings(), strength="scalar", gate=True, memory_mb=7),
+    RepairSettings((0.01, 2.0), 500, 0.5, NeuronSettings(0.5, 2.0, 0.25, False, 3.0, "kept")),
+    RepairSettings((1e-3,), answer_weight=20.0, neurons=NeuronSettings(), memory_mb=7),
 )
 
 
@@ -74,7 +72,7 @@ def test_a_space_takes_bare_genomes_too_and_a_bare_one_no_repaired() -> None:
 def test_settings_that_are_none_are_refused() -> None:
     space = repaired(eep_space(4, 2, layers=2))
     data = space.repaired(continuous(eep_space(4, 2, layers=2)), RepairSettings()).to_bytes()
-    for old in (b'"global"', b'"tokens"', b"16384", b'"ridge_lambdas": [0.001'):
+    for old in (b'"tokens"', b"16384", b'"ridge_lambdas": [0.001'):
         assert old in data
         with pytest.raises(ValueError, match="no repaired genome"):
             space.from_bytes(data.replace(old, b"-" * len(old)))
@@ -83,7 +81,7 @@ def test_settings_that_are_none_are_refused() -> None:
 def test_bases_settings_and_rows_make_edits_differ_and_rows_no_genomes() -> None:
     inner = eep_space(4, 2)
     space, other = repaired(inner), replace(repaired(inner), rows=rows_of([(1, 2), (3, 4, 5)]))
-    both = RepairSettings(), RepairSettings(target="local")
+    both = RepairSettings(), RepairSettings(answer_weight=1.0)
     genomes = [space.repaired(continuous(inner, seed), settings) for seed in (0, 1) for settings in both]
     assert len({genome.express().phenotype_hash for genome in genomes}) == 4
     elsewhere = other.repaired(continuous(inner), RepairSettings())
@@ -113,10 +111,10 @@ def test_descriptions_say_how() -> None:
     plain = inner.describe(base)
     found = space.describe(space.repaired(base, RepairSettings(neurons=NeuronSettings(0.5, shared=False))))
     assert replace(found, summary="") == replace(plain, summary="")
-    assert found.summary == f"{plain.summary}, repaired, global, ridge, lambda 0.001 to 1, neurons of all experts"
+    assert found.summary == f"{plain.summary}, repaired, lambda 0.001 to 1, neurons of all experts"
     assert space.describe(base) == plain
-    short = RepairSettings((0.05,), "local", 8, 1.0, gate=True)
-    assert repair_summary(short) == "repaired, local, gated, up to ridge, lambda 0.05"
+    short = RepairSettings((0.05,), 8, 1.0)
+    assert repair_summary(short) == "repaired, lambda 0.05"
 
 
 def test_a_phase_that_repairs_nothing_brings_forth_bare_genomes() -> None:

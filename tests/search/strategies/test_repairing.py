@@ -111,7 +111,7 @@ def test_what_is_repaired_alike_already_is_not_repaired_again() -> None:
     assert all(isinstance(run.genome(one.index), RepairedGenome) for one in run.members)
     assert all(one.operator == "random" for one in run.repairs)
     assert len({one.phenotype_hash for one in run.members}) == len(run.members)
-    other = evolve(lab(PRUNE | {"repair": {"target": "local"}}, REPAIR, window=1))
+    other = evolve(lab(PRUNE | {"repair": {"tokens": 32}}, REPAIR, window=1))
     best = other.visible(other.repairs[0].index)[:4]
     for one, base in zip(other.repairs, best, strict=True):
         assert one.parents == (base.index,) and other.genome(one.index).base == other.genome(base.index).base
