@@ -55,19 +55,22 @@ def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
         [
             row.search.name,
             row.search.status + (f" ({one_line(reason, _LONGEST_REASON)})" if reason else ""),
+            row.search.model_path.rstrip("/").rpartition("/")[2],
             row.search.genome_kind,
             ", ".join(row.tasks),
             str(row.individuals),
             str(row.failed),
             SCALES[row.scale].text(row.best_fitness),
             *map(SCALES[row.mean_scale].text, (row.dev, row.test)),
+            "-" if row.size is None else f"{row.size:.1%}",
             *(["\n".join(filter(None, (" ".join(row.search.tags), row.search.note)))] if noted else []),
             f"{row.search.created_at:%Y-%m-%d %H:%M}" if row.search.created_at else "",
         ]
         for row in found
         for reason in ["its driver is gone: resume it" if row.is_orphaned else row.search.status_reason]
     ]
-    headings = "search | status | ?genome | ?tasks | ?>individuals | ?>failed | >best on search | >winner's dev | >test"
+    scores = ">best on search | >winner's dev | >test | >winner's size"
+    headings = f"search | status | ?model | ?genome | ?tasks | ?>individuals | ?>failed | {scores}"
     title = scales_title(scale for row in found for scale in (row.scale, row.mean_scale))
     print_table(title, f"{headings}{' | tags and note' if noted else ''} | ?created", rows)
 

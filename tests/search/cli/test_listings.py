@@ -34,6 +34,17 @@ def heading(in_process: Any, *arguments: str) -> str:
     return " | ".join(" ".join(" ".join(words).split()) for words in columns)
 
 
+def test_searches_name_the_model_and_the_size_of_the_winner(store: str, in_process: Any) -> None:
+    with Store.open(store) as opened:
+        opened.set_status("id-a-eep", "finished", winner=0)
+        (row,) = (one for one in opened.searches() if one.search.name == "a-eep")
+    shown = heading(in_process, "searches", "--store", store)
+    assert "search | status | model | genome" in shown and shown.endswith("best on search | winner's size | "), shown
+    (line,) = (line for line in in_process("searches", "--store", store).stdout.splitlines() if "a-eep" in line)
+    cells = [cell.strip() for cell in line.strip("\u2502").split("\u2502")]
+    assert cells[2] == row.search.model_path.rpartition("/")[2] and cells[-1] == f"{row.size:.1%}", line
+
+
 def test_best_counts_what_there_is(store: str, in_process: Any) -> None:
     for kind in KINDS:
         shown = heading(in_process, "best", "--store", store, "--search", f"a-{kind}")
