@@ -368,7 +368,7 @@ def tasks(as_json: JsonOption = False) -> None:
         print_json(found)
         return
     rows = [[task.name, task.fitness, ", ".join(task.splits), task.description] for task in found]
-    print_table(None, "task | fitness | splits | description", rows)
+    print_table(None, "task | fitness | ?splits | description", rows)
 
 
 @takes(PlotFileRequest)

@@ -68,7 +68,7 @@ def make_space(section: GenomeSection, facts: ModelFacts, phases: Sequence[Phase
         UserError: The model doesn't support the settings, or a phase doesn't suit the kind.
     """
     kind = KINDS[section.kind]
-    space = repaired_space(kind.make_space(section, facts, phases), phases, kind.recombinable)
+    space = repaired_space(kind.make_space(section, facts, phases), phases)
     for position, phase in enumerate(phases):
         if phase.kind not in space.phase_kinds:
             raise UserError(

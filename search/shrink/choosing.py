@@ -145,7 +145,7 @@ def _with_repair(data: dict[str, Any], repaired: bool) -> dict[str, Any]:
     data = with_preset(data, "shrink")
     kept = [phase for phase in data["phases"] if phase["kind"] != "repair"]
     phases = [phase | {"repair": {"tokens": 4096} if repaired else None} for phase in kept]
-    anew = [{"kind": "repair", "evaluations": 3, "initial": 3, "repair": {"input_rounds": 2}}] if repaired else []
+    anew = [{"kind": "repair", "evaluations": 3, "repair": {"input_rounds": 2}}] if repaired else []
     return data | {"phases": phases + anew}
 
 

@@ -103,8 +103,7 @@ def rounds_notes(config: RunConfig) -> tuple[str, ...]:
     """Return a warning for users for each phase with fewer than `FEWEST_ROUNDS` rounds.
 
     A round is the number of individuals that are made before the first of them can be a parent: a window or a
-    generation. Phases without children have no rounds. `repair` and `capacity` phases need few, since they start from
-    good candidates and formulas.
+    generation. Phases without children have no rounds. `capacity` phases need few, since they start from formulas.
     """
     schedule = make_schedule(config)
     size, setting = schedule.generation or schedule.window, "strategy.generation" if schedule.generation else "window"

@@ -111,14 +111,11 @@ def fit_layer(
     checked = torch.arange(tokens, device=device) % 8 == 7
     with Peak(device) as peak:
         started = time.perf_counter()
-        layer = LayerSystem(
-            features, lambda columns: residual.new_zeros(columns.stop - columns.start, hidden), residual, checked
-        )
-        fit = fit_ridge(layer, ridge_lambdas, memory)
+        fit = fit_ridge(LayerSystem(features, residual, checked), ridge_lambdas, memory)
         fitted = time.perf_counter() - started
         assert fit is not None
         for block in features.blocks(memory // 2):
-            residual[block.tokens] -= block.values @ fit.change(block, layer.present)
+            residual[block.tokens] -= block.values @ fit.change(block)
         if device == "cuda":
             torch.cuda.synchronize()
         whole = time.perf_counter() - started

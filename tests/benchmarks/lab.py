@@ -145,7 +145,7 @@ def _rows_at(bed: Bed, share: int) -> Iterator[Row]:
     yield Row("low rank", "raw", share, 0, {"baseline": "start", "genome": factors})
     yield Row("low rank (SVD-LLM)", "repaired", share, 0, {"baseline": "low_rank", "genome": factors | outputs})
     tune = {"kind": "tune", "evaluations": bed.evaluations, "initial": 4, "init": ["start", "flap", "random"]}
-    phases = [tune | {"crossover_rate": 0.5}, {"kind": "repair", "evaluations": 2, "initial": 2} | repair]
+    phases = [tune | {"crossover_rate": 0.5}, {"kind": "repair", "evaluations": 2} | repair]
     for seed in range(3):
         yield Row("ToMoE search", "searched", share, seed, {"genome": masked, "phases": phases, "final.rerank": 2})
 

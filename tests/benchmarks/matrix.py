@@ -22,7 +22,8 @@ TESTS = Path(__file__).parents[1] / "workers"
 CHECKPOINTS, EXPORTS, IN_FAMILIES = TESTS / "checkpoints", TESTS / "export", TESTS / "families"
 READ, DISK, SAME, PRUNED = "read", "from disk", "kept: bytes", "pruned: logits"
 SCALED, REQUANTISED = "factor in scales", "requantise"
-FACTS, EDITS, SCORES, ROUNDED, FORMS = "facts", "edits", "answers", "in 16 bits", "exports"
+FACTS, EDITS, SCORES, PACKED, ROUNDED = "facts", "edits", "answers", "rows", "in 16 bits"
+FORMS, DEVICE = "exports", "on a device"
 
 FORMATS = {
     "test_fp8_blocks_that_do_not_divide_a_weight": READ,
@@ -49,8 +50,10 @@ OF_FAMILIES = {
     "test_facts_and_logits_are_those_of_the_equations": (FACTS, EDITS),
     "test_edited_logits_are_those_of_the_equations": (EDITS,),
     "test_scores_are_those_of_single_prompts": (SCORES,),
+    "test_every_layer_sees_what_it_sees_of_a_sequence_alone": (PACKED,),
     "test_in_sixteen_bits_a_pruned_checkpoint_computes_what_was_measured": (ROUNDED,),
     "test_exports_load_with_transformers": (FORMS,),
+    "test_edits_of_experts": (DEVICE,),
     "test_of_a_multimodal_checkpoint_the_text_model_is_pruned": (FORMS,),
 }
 """Verbs of families by test."""
@@ -82,7 +85,7 @@ class Collector:
         test, row = match["test"], match["row"]
         self.seen.add(test)
         gguf = "test_gguf" in match["file"] or (row or "").startswith("gguf ")
-        if "families" in match["file"] and test in OF_FAMILIES and row is not None:
+        if test in OF_FAMILIES and row is not None:
             family = next((part for part in row.split("-") if part not in KINDS), row)
             for verb in OF_FAMILIES[test]:
                 self.families[family][verb].append(report.passed)
@@ -115,11 +118,13 @@ def main() -> int:
         ),
         *(EXPORTS / name for name in ("test_source.py", "test_gguf.py", "test_anew.py", "test_gguf_anew.py")),
         *(IN_FAMILIES / name for name in ("test_recent_families.py", "test_family_edits.py", "test_family_loading.py")),
+        TESTS / "model" / "test_rows.py",
+        TESTS / "test_on_gpu.py",
     ]
     wanted = " or ".join([*FORMATS, *OF_FAMILIES])
     code = pytest.main(["-q", "--no-header", "-m", "", "-k", wanted, *map(str, files)], plugins=[collector])
     print_table("format", collector.formats, (READ, DISK, SAME, PRUNED, SCALED, REQUANTISED))
-    print_table("family", collector.families, (FACTS, EDITS, SCORES, ROUNDED, FORMS, DISK))
+    print_table("family", collector.families, (FACTS, EDITS, SCORES, PACKED, ROUNDED, FORMS, DISK, DEVICE))
     missing = (FORMATS.keys() | OF_FAMILIES.keys()) - collector.seen
     if missing:
         print(f"\nthere are no tests named {', '.join(sorted(missing))}")

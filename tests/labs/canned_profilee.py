@@ -1,7 +1,8 @@
 """Stands for child processes that profile: answers as they do, holds no model, writes down what it is asked.
 
 `CannedProfilees` starts this file in the place of the profiler's processes. Every one appends lines to one log: the
-model's path and what was asked of it. A path that ends in `killed` is of a process that is killed when it should load.
+model's path and what was asked of it. A path that ends in `killed` is of a process that is killed when it should load,
+and one that ends in `gone` of a model that doesn't load.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from moevolve.workers.profiling.report import LoadReply, MeasureReply
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class CannedProfilees:
@@ -50,6 +53,10 @@ def main(log: Path) -> None:
             name = model["path"]
             if name.endswith("killed"):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if name.endswith("gone"):
+                kind = ["moevolve.evaluators.errors", "UserError"]
+                print(json.dumps({"error": f"it doesn't load: {name}", "kind": kind}), flush=True)
+                continue
             others = sum(_runs(int(event.split()[-1])) for event in before if "loads" in event)
             spread = f" {model['device_map']}" if model["device_map"] else ""
             event = f"{name} loads{spread} beside {others}, pid {os.getpid()}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -423,6 +425,13 @@ UNREPAIRABLE = (
     "nemotron_h-latent",
 )
 """Families whose layers' outputs aren't linear in the experts' output projections, or in those alone."""
+
+
+def representatives(first: Iterable[str], all_of: Iterable[str]) -> list[Any]:
+    """Families or formats in the order of their names, those that aren't among the first marked `family_matrix`."""
+    chosen = sorted(first)
+    others = [pytest.param(each, marks=pytest.mark.family_matrix) for each in sorted(all_of) if each not in chosen]
+    return [*chosen, *others]
 
 
 @dataclass(frozen=True)

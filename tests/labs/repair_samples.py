@@ -85,7 +85,6 @@ def repaired_by_hand(
     sequences: Sequence[Sequence[int]],
     checked: NDArray[np.bool_],
     ridge_lambda: float,
-    target: str,
 ) -> tuple[Any, list[bool]]:
     """A Mixtral checkpoint pruned to `kept` experts per layer, every layer fitted in float64.
 
@@ -105,11 +104,7 @@ def repaired_by_hand(
         phi = weighted_activations(block, experts, now["into"])
         down = block.experts.down_proj.double().numpy()
         weights = np.concatenate([down[expert].T for expert in experts])
-        if target == "global":
-            wanted = reference[layer]["behind"] - (now["behind"] - now["experts"])
-        else:
-            inputs = torch.tensor(now["into"], dtype=torch.float32)[None]
-            wanted = full.model.layers[layer].mlp(inputs)[0].double().numpy()
+        wanted = reference[layer]["behind"] - (now["behind"] - now["experts"])
         residual = wanted - phi @ weights
         fitted = phi[~checked]
         ridge = ridge_lambda * np.mean(np.sum(fitted**2, axis=0)) * np.eye(phi.shape[1])

@@ -44,12 +44,9 @@ class Problem:
     def fit(self, ridge_lambdas: Sequence[float], memory: int = MEMORY) -> Fit | None:
         return fit_ridge(self.system(), ridge_lambdas, memory)
 
-    def system(self, token_weights: Floats | None = None, present: Floats | None = None) -> LayerSystem:
-        """The layer, whose present weights are 0 unless others are given."""
-        weights = torch.zeros(self.phi.shape[1], self.residual.shape[1]) if present is None else to_float32(present)
+    def system(self, token_weights: Floats | None = None) -> LayerSystem:
         return LayerSystem(
             self.features,
-            lambda columns: weights[columns],
             to_float32(self.residual),
             torch.from_numpy(self.checked),
             None if token_weights is None else to_float32(token_weights),
@@ -66,11 +63,11 @@ class Problem:
         ridge = ridge_lambda * np.diag(gram).mean() * np.eye(phi.shape[1])
         return np.linalg.solve(gram + ridge, phi.T @ self.residual[~self.checked])
 
-    def change(self, fit: Fit, present: Floats | None = None) -> Floats:
+    def change(self, fit: Fit) -> Floats:
         """All columns' change."""
         whole = np.zeros((self.features.width, self.residual.shape[1]))
         for block in self.features.parts:
-            whole[block.columns] = fit.change(block, self.system(present=present).present).numpy()
+            whole[block.columns] = fit.change(block).numpy()
         return whole
 
 

@@ -16,6 +16,7 @@ import torch
 from dense_edits import divided, head_masks, masked
 from edit_checks import Residents, assert_close, logits
 from engine_samples import Numbers, answers, edit_of_family, others, words_split
+from family_samples import representatives
 from real_size.meter import MeteredDevice
 from repair_samples import rows_of, sequences_of
 from torch import Tensor
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.gpu
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3-grouped", "gpt_oss")
+FORMS = ("mixtral", "gpt_oss")
+"""Families whose experts are stored in different forms."""
 ROWS = rows_of(sequences_of([21] * 12))
 
 
@@ -54,7 +57,7 @@ def check(here: ResidentModel, config: ModelConfig, edits: list[Edit], tokens: T
 
 
 @pytest.mark.parametrize("expert_offload", ["device", "host", "disk"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", representatives(FORMS, FAMILIES))
 def test_edits_of_experts(
     family: str,
     expert_offload: str,
@@ -68,7 +71,7 @@ def test_edits_of_experts(
 
 
 @pytest.mark.parametrize("expert_offload", ["device", "host"])
-@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("family", FORMS)
 def test_repairs_of_experts(
     family: str,
     expert_offload: str,
@@ -98,20 +101,20 @@ def test_edits_of_dense_models(resident: Residents, model_config: Callable[..., 
 def test_the_engine(
     family: str, tiny_model: Callable[..., PreTrainedModel], tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    split = words_split((3, 17, 9, 30), 12, (2, 5, 9), ("w7 w8", "w9"), 5)
-    for batch in (40, 4096):
-        model, copy = tiny_model(family), tiny_model(family)
-        texts, scores, *expected = numbers(model, tiny_tokenizer, batch, split)
-        with gpu():
-            found_texts, found_scores, *found = numbers(torch.nn.Module.to(copy, "cuda"), tiny_tokenizer, batch, split)
-        assert found_texts == texts
-        np.testing.assert_allclose(found_scores, scores, atol=1e-4)
-        for one, other in zip(found, expected, strict=True):
-            for values, true in zip(one, other, strict=True):
-                np.testing.assert_allclose(values, true, atol=1e-3)
+    split = words_split((3, 17, 9), 12, (2, 5), ("w7 w8", "w9"), 3)
+    model, copy = tiny_model(family), tiny_model(family)
+    texts, scores, *expected = numbers(model, tiny_tokenizer, split)
+    with gpu():
+        found_texts, found_scores, *found = numbers(torch.nn.Module.to(copy, "cuda"), tiny_tokenizer, split)
+    assert found_texts == texts
+    np.testing.assert_allclose(found_scores, scores, atol=1e-4)
+    for one, other in zip(found, expected, strict=True):
+        for values, true in zip(one, other, strict=True):
+            np.testing.assert_allclose(values, true, atol=1e-3)
 
 
-def numbers(model: Any, tokenizer: PreTrainedTokenizerFast, batch: int, split: PreparedSplit) -> Numbers:
-    engine = GenerationEngine(model, tokenizer, EngineConfig(batch_tokens=batch))
+def numbers(model: Any, tokenizer: PreTrainedTokenizerFast, split: PreparedSplit) -> Numbers:
+    """Several prompts are one batch, but not all of them."""
+    engine = GenerationEngine(model, tokenizer, EngineConfig(batch_tokens=40))
     engine.remember(split)
     return [*answers(engine, split), *others(engine, split)]

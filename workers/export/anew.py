@@ -1,4 +1,4 @@
-"""Tensors of a source export that an edit changes: cast or packed anew, or multiplied by a factor in their scales.
+"""Tensors of a source export that an edit changes: cast or packed anew.
 
 The edited model's tensors come layer by layer, as for a stock checkpoint. Each is compared with what the source stores
 for it. What is equal is copied from the source later; what differs is written to a scratch file, and copied from there.
@@ -29,8 +29,6 @@ from moevolve.workers.contract.methods import Blueprint, Resident
 from moevolve.workers.export.folder import VerificationError
 
 _PLACE = re.compile(r"(?P<stem>(?:.+\.)?layers\.)(?P<place>\d+\..+)")
-# Largest accepted relative difference of a number whose scale took a factor; a bfloat16 scale is rounded by 2^-9.
-_FACTOR_ERROR = 2**-7
 
 
 @dataclass
@@ -38,15 +36,14 @@ class Rewritten:
     """What was written anew.
 
     Attributes:
-        packed, scaled, cast: Names of tensors that were packed in their format, of those whose scales took a factor,
-            and of those that were stored as they are in the tensor's dtype.
+        packed, cast: Names of tensors that were packed in their format, and of those that were stored as they are in
+            the tensor's dtype.
         retyped: Former type of GGUF tensors that were packed as another one, by name.
         difference: Largest difference between a tensor that was packed and the edited model's, relative to the latter,
             both as the root of the sum of squares.
     """
 
     packed: set[str] = field(default_factory=set)
-    scaled: set[str] = field(default_factory=set)
     cast: set[str] = field(default_factory=set)
     retyped: dict[str, str] = field(default_factory=dict)
     difference: float = 0.0
@@ -59,7 +56,6 @@ class Rewritten:
         rows = (
             ("requantised", self.packed, away),
             ("written as another type", set(self.retyped), why),
-            ("factor in the scales of", self.scaled, ""),
             ("new values", self.cast, ""),
         )
         return tuple((title, f"{patterns(names)}{more}") for title, names, more in rows if names)
@@ -147,13 +143,6 @@ class Rewriter:
         before = codec.unpack(parts, values.dtype)
         if torch.equal(before, values):
             return {}
-        factor = None if codec.plain else _factor(before, values)
-        scaled = None if factor is None else codec.scaled(parts, factor)
-        if scaled is not None:
-            found = codec.unpack(scaled, torch.float32)
-            if bool(((found - values.float()).abs() <= _FACTOR_ERROR * values.float().abs()).all()):
-                self.found.scaled.add(name)
-                return scaled
         if codec.plain:
             self.found.cast.add(name)
             return codec.pack(values, parts)
@@ -288,15 +277,3 @@ def _read_bytes(kept: KeptTensor, expert: int | None) -> Tensor:
         shape, chunks = shape[1:], kept.source.chunks((expert if kept.rows is None else kept.rows[expert],))
     data = np.frombuffer(bytearray(b"".join(chunks)), np.uint8)
     return torch.from_numpy(data).reshape(*shape[:-1], -1)
-
-
-def _factor(before: Tensor, values: Tensor) -> float | None:
-    """Factor by which a matrix differs from another up to rounding in its dtype; None if it differs in another way."""
-    energy = float(before.double().square().sum())
-    factor = float((before.double() * values.double()).sum()) / energy if energy else 0.0
-    if not 0 < factor < float("inf"):
-        return None
-    meant = before.double() * factor
-    # The factor is applied as a change that is added, which rounds three times.
-    holds = (values.double() - meant).abs() <= 4 * torch.finfo(values.dtype).eps * meant.abs()
-    return factor if bool(holds.all()) else None

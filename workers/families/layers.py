@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -193,17 +192,6 @@ class Replacement:
         """Run the original network again."""
         for name, original in self._originals.items():
             setattr(self._holder, name, original)
-
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Context manager that runs the original network and then restores the current state."""
-        shown = {name: getattr(self._holder, name) for name in self._originals}
-        self.restore()
-        try:
-            yield
-        finally:
-            for name, module in shown.items():
-                setattr(self._holder, name, module)
 
 
 def adapt_blocks(model: PreTrainedModel, backend: str) -> None:

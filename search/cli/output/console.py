@@ -23,6 +23,8 @@ _PIPE_WIDTH = 80
 """Characters of a line in a pipe, unless COLUMNS says otherwise."""
 _FEWEST, _LONGEST_WORD = 12, 20
 """Characters to which a column of text may be narrowed by folding it, and the longest word that isn't folded."""
+_MOST_LINES = 3
+"""Lines of a folded cell; with more, a table is harder to read than its rows one below the other."""
 
 
 class _Console(Console):
@@ -60,13 +62,13 @@ def print_table(
     rows: Sequence[Sequence[str | Text]],
     last_of_blocks: Sequence[int] = (),
 ) -> None:
-    """Print a table on stdout.
+    """Print a table on stdout, or one row below the other where it doesn't fit a line.
 
     Args:
         title: Line above the table.
         headings: Headings of the columns with ` | ` between them. One with `>` before it is of numbers, which are
-            right-aligned. Where the table is too wide, those without any value are left out, then those with `?` before
-            that, the last ones first.
+            right-aligned and not folded. Where the table doesn't fit, columns without any value are left out, then
+            those with `?` before that, the last ones first.
         rows: Cells of each row.
         last_of_blocks: Indices of rows with a line below them.
     """
@@ -74,24 +76,24 @@ def print_table(
         # Not rich's own title, which is folded at the table's width.
         output.print(title, style="italic", soft_wrap=True)
     columns = [_Column(heading, [row[place] for row in rows]) for place, heading in enumerate(headings.split(" | "))]
-    shown = list(columns)
+    shown, widths = list(columns), _widths(columns)
     empty = [column for column in columns if column.is_empty]
     for column in [*empty, *(each for each in columns[::-1] if each.optional and not each.is_empty)]:
-        if _room(shown) < 0:
+        if widths is None:
             shown.remove(column)
-    table, room = Table(header_style="bold"), max(_room(shown), 0)
-    # Room is shared out from the column that lacks least of it on, so that few columns are folded.
-    for waiting, column in zip(range(len(shown), 0, -1), sorted(shown, key=lambda each: each.lack), strict=True):
-        column.width += min(column.lack, room // waiting)
-        room -= min(column.lack, room // waiting)
-    for column in shown:
+            widths = _widths(shown)
+    if widths is None:
+        _print_rows(columns)
+        return
+    table = Table(header_style="bold")
+    for column, width in zip(shown, widths, strict=True):
         justify: JustifyMethod = "right" if column.numeric else "left"
-        table.add_column(column.name, justify=justify, width=column.width, overflow="fold")
-    for index, row in enumerate(rows):
-        table.add_row(*(row[columns.index(column)] for column in shown), end_section=index in last_of_blocks)
+        table.add_column(column.name, justify=justify, width=width, overflow="fold")
+    for index in range(len(rows)):
+        table.add_row(*(column.cells[index] for column in shown), end_section=index in last_of_blocks)
     output.print(table)
     if len(shown) < len(columns):
-        names = ", ".join(" ".join(column.name.split()) for column in columns if column not in shown)
+        names = ", ".join(column.line for column in columns if column not in shown)
         errors.print(f"left out, since the table is too wide: {names}", soft_wrap=True)
 
 
@@ -99,25 +101,62 @@ class _Column:
     """A column of a table.
 
     Attributes:
-        width: Characters that it gets: at first the fewest, with words of headings and lines of text folded.
-        lack: Characters that it lacks to be shown unfolded.
+        fewest, widest: Characters of a line with words of headings and lines of text folded, and with nothing folded.
     """
 
     def __init__(self, heading: str, cells: Sequence[str | Text]) -> None:
         self.optional, self.numeric = heading.startswith("?"), heading.removeprefix("?").startswith(">")
-        self.name = heading.removeprefix("?").removeprefix(">")
+        self.name, self.cells = heading.removeprefix("?").removeprefix(">"), cells
+        self.line = " ".join(self.name.split())
         self.is_empty = all(str(cell) in ("", "-") for cell in cells)
         lines = [line for cell in cells for line in plain(str(cell)).split("\n")]
         words = self.name.split() + [word for line in lines for word in line.split() if len(word) <= _LONGEST_WORD]
         fewest = max(map(cell_len, [*self.name.split(), *lines] if self.numeric else words), default=0)
-        widest = max(map(cell_len, [*self.name.split("\n"), *lines]))
-        self.width = fewest if self.numeric else min(widest, max(_FEWEST, fewest))
-        self.lack = widest - self.width
+        self.widest = max(map(cell_len, [*self.name.split("\n"), *lines]))
+        self.fewest = fewest if self.numeric else min(self.widest, max(_FEWEST, fewest))
+
+    def is_crowded(self, width: int) -> bool:
+        """Whether a cell takes too many lines of so many characters."""
+        # Most of a line is enough for text of any length, such as a prompt: more lines of it are no narrower.
+        if width >= min(self.widest, output.width // 2):
+            return False
+        texts = (plain(str(cell)) for cell in self.cells if cell_len(str(cell)) > width)
+        return any(
+            len(Text(text).wrap(output, width, overflow="fold")) > max(_MOST_LINES, text.count("\n") + 1)
+            for text in texts
+        )
 
 
-def _room(columns: Sequence[_Column]) -> int:
-    """Characters of a line that columns leave, with their edges; negative if they don't fit."""
-    return output.width - 1 - sum(column.width + 3 for column in columns)
+def _widths(columns: Sequence[_Column]) -> list[int] | None:
+    """Characters of a line that each column gets; None if they don't fit, or a cell would take too many lines."""
+    widths = [column.fewest for column in columns]
+    room = output.width - 1 - sum(width + 3 for width in widths)
+    if room < 0:
+        return None
+    lacks = [column.widest - column.fewest for column in columns]
+    # Room is shared out from the column that lacks least of it on, so that few columns are folded.
+    for waiting, place in zip(range(len(lacks), 0, -1), sorted(range(len(lacks)), key=lacks.__getitem__), strict=True):
+        more = min(lacks[place], room // waiting)
+        widths[place] += more
+        room -= more
+    crowded = any(column.is_crowded(width) for column, width in zip(columns, widths, strict=True))
+    return None if crowded else widths
+
+
+def _print_rows(columns: Sequence[_Column]) -> None:
+    """Print the rows of a table one below the other: a line for each heading with its cell, if that has a value."""
+    label = min(max(cell_len(column.line) for column in columns), output.width // 2)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        for column, cell in zip(columns, cells, strict=True):
+            text = plain(str(cell))
+            if text in ("", "-"):
+                continue
+            shown = Text(" ".join(text.split("\n")) if column.numeric else text)
+            name = column.line
+            for line in shown.wrap(output, max(output.width - label - 2, _FEWEST), overflow="fold"):
+                output.print(Text.assemble((f"{name:<{label}}", "bold"), "  ", line), soft_wrap=True)
+                name = ""
+        output.print()
 
 
 _CANCELLED = "cancelled from elsewhere, for good; everything evaluated so far is in the store"

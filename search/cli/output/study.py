@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+
+from rich.text import Text
 
 from moevolve.evaluators.scales import scales_title
 from moevolve.search.cli.output.console import output, print_table
@@ -14,22 +16,27 @@ from moevolve.search.loop.significance import Significance, holm
 from moevolve.search.results.study import StudyRow
 from moevolve.search.text import parameter_count, score_lines
 
-_DISPENSABLE = ("search", "dev", "active", "cost")
-"""Columns that are left out where a table is too wide."""
+_HEADLINES = ("test", "test: all", "search")
+"""Columns of which the first that there is has the score that counts."""
+_OF_TASK = "test: "
+_P_BASELINE = "p baseline\n(Holm)"
 
 
 def print_tables(name: str, rows: Sequence[StudyRow]) -> None:
-    """Print a table per task and budget; with several tasks, also a summary per budget."""
-    for title, headings, body in _tables(name, rows):
-        numbers = (f"{'?' if heading in _DISPENSABLE else ''}>{heading}" for heading in headings[1:])
-        print_table(title, " | ".join((headings[0], *numbers)), body)
-    output.print(_note(rows), soft_wrap=True)
+    """Print what counts, a table per task and budget; with several tasks, also a summary per budget."""
+    for title, columns in _groups(name, rows):
+        headings, body, ends = _brief(columns)
+        print_table(title, " | >".join(headings), body, ends)
+    for title, tasks, scores in _summaries(name, rows):
+        print_table(title, " | >".join(tasks), scores)
+    output.print(f"{_note(rows)} With -o FILE.md or FILE.csv you get the scores on all splits.", soft_wrap=True)
 
 
 def write_markdown(name: str, rows: Sequence[StudyRow], path: Path) -> None:
-    """Write the same tables as Markdown."""
+    """Write these tables with all their columns as Markdown."""
     parts = []
-    for title, headings, body in _tables(name, rows):
+    groups = ((title, list(columns), zip(*columns.values(), strict=True)) for title, columns in _groups(name, rows))
+    for title, headings, body in (*groups, *_summaries(name, rows)):
         lines = [headings, ["---", *(["---:"] * (len(headings) - 1))], *body]
         flat = ("| " + " | ".join(_one_line(cell) for cell in line) + " |" for line in lines)
         parts.append(f"**{title}**\n\n" + "\n".join(flat) + "\n")
@@ -77,7 +84,7 @@ def _note(rows: Sequence[StudyRow]) -> str:
     ]
     if tests:
         sentences.append(
-            f"p: paired tests on test, over {over}, two-sided, against the full model and the best baseline, corrected "
+            f"p: paired tests on test, over {over}, two-sided, against the full model or the best baseline, corrected "
             "for the tests of one column (Holm)."
         )
     if any(test.seeds == 1 for test in tests):
@@ -87,12 +94,16 @@ def _note(rows: Sequence[StudyRow]) -> str:
     return " ".join(sentences)
 
 
-def _tables(name: str, rows: Sequence[StudyRow]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Title, headings and cells of every table."""
+def _groups(name: str, rows: Sequence[StudyRow]) -> Iterator[tuple[str, dict[str, list[str]]]]:
+    """Title of every task and budget, and the cells of its table by heading."""
     for key, group in groupby(rows, key=lambda row: (row.task, row.budget)):
         here = list(group)
         shown = scales_title(score.scale for row in here for score in row.scores)
-        yield ", ".join([name, *(label for label in key if label), shown]) + _best(here), *_table(here)
+        yield ", ".join([name, *(label for label in key if label), shown]) + _best(here), _columns(here)
+
+
+def _summaries(name: str, rows: Sequence[StudyRow]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Title, headings and cells of a table of all tasks per budget, if there are several tasks."""
     tasks = list(dict.fromkeys(row.task for row in rows))
     for budget in dict.fromkeys(row.budget for row in rows) if len(tasks) > 1 else ():
         title = ", ".join([name, *([budget] if budget else []), "all tasks: test"])
@@ -124,26 +135,41 @@ def _summary(tasks: Sequence[str], rows: Sequence[StudyRow]) -> tuple[list[str],
     return ["method", *tasks], body
 
 
-def _table(rows: Sequence[StudyRow]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells, without columns that would be empty."""
+def _columns(rows: Sequence[StudyRow]) -> dict[str, list[str]]:
+    """Cells by heading, without columns that would be empty."""
     tasks = ["", *dict.fromkeys(score.task for row in rows for score in row.scores if score.task)]
     several = any(score.task for row in rows for score in row.scores if score.split != "test")
     columns = {"method": [_label(row) for row in rows]}
     for split in ("search", "dev"):
         columns[split] = [_mean(row.score(split)) for row in rows]
     for task in tasks:
-        heading = f"test: {task or 'all'}" if task or several else "test"
+        heading = f"{_OF_TASK}{task or 'all'}" if task or several else "test"
         scores = [row.score("test", task) for row in rows]
         columns[heading] = [
             "-" if score is None else "\n".join(score_lines(score)[: 1 if task else None]) for score in scores
         ]
     columns["p full\n(Holm)"] = [_p(p) for p in _corrected([row.against_full for row in rows])]
-    columns["p baseline\n(Holm)"] = [_p(p) for p in _corrected([row.against_baseline for row in rows])]
+    columns[_P_BASELINE] = [_p(p) for p in _corrected([row.against_baseline for row in rows])]
     columns["parameters"] = [parameter_count(round(row.parameters)) if row.scores else "-" for row in rows]
     columns["active"] = [parameter_count(round(row.active_parameters)) if row.scores else "-" for row in rows]
     columns["cost"] = [f"{row.evaluations:.0f}\n{row.seconds:.0f} s" if row.evaluations else "-" for row in rows]
-    kept = {heading: cells for heading, cells in columns.items() if set(cells) != {"-"}}
-    return list(kept), [list(cells) for cells in zip(*kept.values(), strict=True)]
+    return {heading: cells for heading, cells in columns.items() if set(cells) != {"-"}}
+
+
+def _brief(columns: Mapping[str, list[str]]) -> tuple[list[str], list[list[str | Text]], list[int]]:
+    """Headings and cells of what counts, each task's scores below those of all tasks, and the last rows of tasks."""
+    headline = next((heading for heading in _HEADLINES if heading in columns), "")
+    headings = [each for each in ("method", headline, _P_BASELINE, "parameters", "cost") if each in columns]
+    body: list[list[str | Text]] = [list(cells) for cells in zip(*map(columns.__getitem__, headings), strict=True)]
+    ends = [len(body) - 1]
+    for heading in columns if headline else ():
+        if heading.startswith(_OF_TASK) and heading != headline:
+            blank = [""] * (len(headings) - 2)
+            pairs = zip(columns["method"], columns[heading], strict=True)
+            body.append([Text(heading.removeprefix(_OF_TASK), "bold"), "", *blank])
+            body += [[label, score, *blank] for label, score in pairs if score != "-"]
+            ends.append(len(body) - 1)
+    return headings, body, ends
 
 
 def _corrected(tests: Sequence[Significance | None]) -> list[float | None]:

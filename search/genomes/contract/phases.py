@@ -302,27 +302,26 @@ class CapacityPhase(PhaseBase):
 
 
 class RepairPhase(PhaseBase):
-    """A search of repair settings for the best individuals of the previous phases, whose genomes stay as they are.
+    """Repairs the best individuals of the previous phases anew, whose genomes stay as they are.
 
-    The unrepaired individuals that the phase starts from are ranked together with its own.
+    Unrepaired individuals of the previous phases are ranked together with its own.
 
     Attributes:
-        initial: Number of different genomes, the best of the previous phases, that are repaired with `repair` first.
-        repair: Settings of the initial individuals; children vary them. No child fits on more than its `tokens`.
-        crossover_rate: Probability that a child takes its genome from one parent and its settings from another.
+        evaluations: Number of different genomes that are repaired.
+        repair: Settings of the repair.
     """
 
     kind: Literal["repair"] = "repair"
-    initial: int = Field(4, ge=1, le=MOST_EVALUATIONS)
     repair: Annotated[RepairSettings, BeforeValidator(_by_default)] = RepairSettings()
-    crossover_rate: float = Field(0.25, ge=0, le=1)
 
     @model_validator(mode="after")
-    def _has_no_baselines(self) -> Self:
-        if self.named or self.strategy is not None or self.allow_duplicates:
-            raise ValueError(
-                "a repair phase has no `init`, `strategy` or `allow_duplicates`: it starts from earlier phases"
-            )
+    def _breeds_nothing(self) -> Self:
+        for name, field in type(self).model_fields.items():
+            if name not in ("evaluations", "repair") and getattr(self, name) != field.default:
+                raise ValueError(
+                    f"{name}: a repair phase has only `evaluations` and `repair`, since it repairs that many of the "
+                    "best of the earlier phases; leave it out"
+                )
         return self
 
 

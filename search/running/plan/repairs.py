@@ -24,7 +24,7 @@ from moevolve.workers.profiling.outline import ModelOutline
 
 @dataclass(frozen=True, slots=True)
 class RepairWork:
-    """Memory for repairing a candidate of one phase by the phase's settings, which candidates of a repair phase vary.
+    """Memory for repairing a candidate of one phase by the phase's settings.
 
     Attributes:
         phase: Position of the phase in the run.

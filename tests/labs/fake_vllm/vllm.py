@@ -1,4 +1,4 @@
-"""What moevolve uses of vLLM 0.32, with `transformers` inside: the same names, arguments, checks and results.
+"""What moevolve uses of vLLM 0.32, with a Mixtral in NumPy inside: the same names, arguments, checks and results.
 
 The environment variable FAKE_VLLM_FAULT makes it fail: weights that are loaded in place have no effect (`stale`) or
 raise an error (`raises`), all weights are loaded wrongly (`wrong`), or the process `dies`.
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from plain_mixtral import PlainMixtral
 
 FAULT = os.environ.get("FAKE_VLLM_FAULT", "")
 
@@ -52,13 +51,11 @@ class LLM:
         if FAULT == "dies":
             os._exit(7)
         print(f"fake vLLM: loads {model}, {enforce_eager=}")  # as vLLM logs to the standard output
-        assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0" and seed == 0
-        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
-        self._tokenizer = AutoTokenizer.from_pretrained(model)
+        assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0" and seed == 0 and dtype == "float32"
+        self._model = PlainMixtral(model)
         self._cached: dict[tuple[Any, ...], RequestOutput] = {}
         if FAULT == "wrong":
-            with torch.no_grad():
-                self._model.lm_head.weight.mul_(3)
+            self._model.weights["lm_head.weight"] *= 3
 
     def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[()] = (), kwargs: dict[str, Any] | None = None
@@ -67,15 +64,13 @@ class LLM:
         if FAULT == "raises":
             raise KeyError("layers.0.experts")
         if FAULT != "stale":
-            loaded = AutoModelForCausalLM.from_pretrained(kwargs["weights_path"], dtype=self._model.dtype)
-            self._model.load_state_dict(loaded.state_dict())
+            self._model.load(kwargs["weights_path"])
         return [None]
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         self._cached.clear()
         return True
 
-    @torch.inference_mode()
     def generate(
         self,
         prompts: Sequence[dict[str, list[int]]],
@@ -100,15 +95,15 @@ class LLM:
         return self._cached[key]
 
     def _logprobs(self, prompt: tuple[int, ...]) -> list[dict[int, Logprob] | None]:
-        logits = self._model(torch.tensor([prompt])).logits[0].float().log_softmax(-1)
-        rest = [{token: Logprob(float(logits[place, token]))} for place, token in enumerate(prompt[1:])]
+        found = self._model.logprobs(prompt)
+        rest = [{token: Logprob(float(found[place, token]))} for place, token in enumerate(prompt[1:])]
         return [None, *rest]
 
     def _decoded(self, prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
         answer: list[int] = []
         while len(answer) < params.max_tokens:
-            answer.append(int(self._model(torch.tensor([[*prompt, *answer]])).logits[0, -1].argmax()))
-            text = self._tokenizer.decode(answer, skip_special_tokens=True)
+            answer.append(int(self._model.logprobs([*prompt, *answer])[-1].argmax()))
+            text = self._model.text(answer)
             if answer[-1] in params.stop_token_ids or any(mark in text for mark in params.stop):
                 break
         return answer

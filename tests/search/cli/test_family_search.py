@@ -110,7 +110,7 @@ def test_a_launch_accepts_what_can_be_searched_and_repaired(tiny: Any, tmp_path:
     """What a launch finds out about a model before it starts workers, for a search with repairs."""
     genome: dict[str, Any] = {"router_space": "logits"} if variant in LOGITS else {}
     run = family_run(tiny, tmp_path, variant, **(genome | {"experts": 4, "groups": "per_layer"}))
-    phases = [{"kind": "prune", "evaluations": 4, "initial": 4}, {"kind": "repair", "evaluations": 2, "initial": 1}]
+    phases = [{"kind": "prune", "evaluations": 4, "initial": 4}, {"kind": "repair", "evaluations": 2}]
     config = RunConfig.model_validate(run.model_dump(mode="json") | {"phases": phases})
     if variant in UNREPAIRABLE:
         with pytest.raises(UserError, match=r"phases\.1\.repair: candidates of a .* model can't be repaired: its "):

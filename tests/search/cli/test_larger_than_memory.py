@@ -58,7 +58,7 @@ def test_experts_on_disk_give_the_search_and_the_exports_of_experts_in_memory(
     phases = (
         {"kind": "prune", "evaluations": 2, "initial": 2, "init": ["reap"]},
         {"kind": "merge", "evaluations": 1, "initial": 1},
-        {"kind": "repair", "evaluations": 1, "initial": 1, "repair": {"tokens": 48}},
+        {"kind": "repair", "evaluations": 1, "repair": {"tokens": 48}},
     )
     host, disk = (written(task, tiny, model, tmp_path, place, *phases) for place in ("host", "disk"))
     found = searches_in_a_fork(host, disk)

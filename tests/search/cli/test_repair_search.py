@@ -51,12 +51,11 @@ PHASES: list[dict[str, Any]] = [
         "kind": "merge",
         "evaluations": MERGED - PRUNED,
         "sigma": 0.2,
-        "repair": {"target": "local", "tokens": TOKENS // 2, "neurons": {}},
+        "repair": {"tokens": TOKENS // 2, "neurons": {}},
     },
     {
         "kind": "repair",
         "evaluations": TOTAL - MERGED,
-        "initial": 3,
         "repair": {"ridge_lambdas": [0.1], "tokens": TOKENS},
     },
 ]
@@ -131,9 +130,8 @@ def test_every_phase_repairs_as_it_says(folder: Path, expected: Any) -> None:
     genomes = [subject.genome for subject in subjects if isinstance(subject.genome, RepairedGenome)]
     settings = [genome.settings for genome in genomes]
     assert len(settings) == TOTAL
-    assert {each.target for each in settings[:PRUNED]} == {"global"}
     assert all(each.neurons is not None and each.tokens == TOKENS // 2 for each in settings[PRUNED:MERGED])
-    assert len(set(settings[MERGED:])) > 2 and {each.tokens for each in settings} <= {200, 100, 50}
+    assert {each.ridge_lambdas for each in settings[MERGED:]} == {(0.1,)}
     for row, genome in zip(rows[MERGED:], genomes[MERGED:], strict=True):
         assert row.operator == "repair" and row.depth > 0
         assert base_genome(genome) == base_genome(genomes[row.parents[0]])
@@ -221,13 +219,13 @@ def test_an_export_says_how_it_is_repaired(folder: Path, expected: Any, tmp_path
 
 
 def test_what_a_kind_can_not_have_is_refused_before_anything_runs(tiny: Any, tmp_path: Path) -> None:
+    tune = {"kind": "tune", "evaluations": 8, "initial": 4}
     for genome, phases, message in (
-        (MIXED, [{"repair": {}}], r"phases\.0\.repair.*genome kind nanomoe can't be repaired"),
-        (MIXED, [{}, {"kind": "repair"}], r"phases\.1\.repair.*genome kind nanomoe can't be repaired"),
-        (DIVIDED, [{"repair": {"neurons": {}}}], r"phases\.0\.repair.*only experts of a mixture can be filled"),
+        (MIXED, [tune | {"repair": {}}], r"phases\.0\.repair.*genome kind nanomoe can't be repaired"),
+        (MIXED, [tune, {"kind": "repair", "evaluations": 8}], r"phases\.1\.repair.*nanomoe can't be repaired"),
+        (DIVIDED, [tune | {"repair": {"neurons": {}}}], r"phases\.0\.repair.*only experts of a mixture can be filled"),
     ):
-        settings = [{"kind": "tune", "evaluations": 8, "initial": 4} | phase for phase in phases]
-        run = RunConfig.model_validate(dense_run(tiny, tmp_path, genome, "dense").model_dump() | {"phases": settings})
+        run = RunConfig.model_validate(dense_run(tiny, tmp_path, genome, "dense").model_dump() | {"phases": phases})
         with pytest.raises(UserError, match=message):
             set_up(run, "dense-1")
 
@@ -235,22 +233,22 @@ def test_what_a_kind_can_not_have_is_refused_before_anything_runs(tiny: Any, tmp
 def test_dense_kinds_are_repaired_without_neurons(tiny: Any, tmp_path: Path) -> None:
     plain = dense_run(tiny, tmp_path, DIVIDED, "dense")
     phases = [
-        {"kind": "tune", "evaluations": 3, "initial": 3, "repair": {"tokens": 100, "target": "local"}},
-        {"kind": "repair", "evaluations": 4, "initial": 2, "repair": {"tokens": TOKENS}},
+        {"kind": "tune", "evaluations": 3, "initial": 3, "repair": {"tokens": 100}},
+        {"kind": "repair", "evaluations": 3, "repair": {"tokens": TOKENS}},
     ]
     final = {"rerank": 0, "test": False}
     run = RunConfig.model_validate(plain.model_dump() | {"phases": phases, "final": final})
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         finished(store, run)
         rows = store.history(store.search("dense").id)
-        assert [row.status for row in rows] == ["ok"] * 7 and rows[0].operator == "start"
+        assert [row.status for row in rows] == ["ok"] * 6 and rows[0].operator == "start"
         for row in rows:
             genome = find_candidate(store, f"dense:{row.index}").genome
             assert isinstance(genome, RepairedGenome) and genome.settings.neurons is None
 
 
 def test_what_is_wrong_is_said_in_a_line(tiny: Any, in_process: Any, tmp_path: Path) -> None:
-    mending: dict[str, Any] = {"kind": "repair", "evaluations": 2, "initial": 1}
+    mending: dict[str, Any] = {"kind": "repair", "evaluations": 2}
     for phases, message in (
         ([PHASES[0], mending, PHASES[1]], "phases: a repair phase repairs what others found"),
         ([PHASES[0] | {"repair": {"tolkens": 9}}], "phases.0.repair.tolkens: unknown key"),

@@ -192,7 +192,7 @@ def _tomoe(facts: ModelFacts, **settings: Any) -> Sample:
 def _repaired(kind: Sample, **settings: Any) -> Sample:
     """The same sample with a repair in every phase."""
     phases = tuple(phase.model_copy(update={"repair": RepairSettings(**settings)}) for phase in kind.phases)
-    space = repaired_space(kind.space, phases, recombinable=True)
+    space = repaired_space(kind.space, phases)
     assert isinstance(space, RepairedSpace)
     space = replace(space, rows=rows_of([(1, 2, 3), (4, 5)]))
 
@@ -227,7 +227,7 @@ SAMPLES = {
     "tomoe-networks": _tomoe(dense_model(gated=False, bias=True), experts=7, budget=0.8),
     "tomoe-narrow": _tomoe(dense_model(), experts=1, equal_widths=True, attention=False, budget=0.4),
     "tomoe-whole": _tomoe(dense_model(layers=1), experts=1, budget=1.0, components=0),
-    "eep-repaired": _repaired(_eep(4, 3, layers=9), target="local", tokens=512),
+    "eep-repaired": _repaired(_eep(4, 3, layers=9), tokens=512),
     "tomoe-repaired": _repaired(_tomoe(dense_model(layers=2), experts=3)),
     "toy": Sample(RunsSpace(3, facts=mixtral(4)), (PRUNE,)),
 }

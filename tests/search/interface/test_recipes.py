@@ -26,12 +26,7 @@ from moevolve.workers.model.describe import describe_model
 PHASES: list[dict[str, Any]] = [
     {"kind": "prune", "evaluations": 3, "initial": 3, "init": ["reap", "random"]},
     {"kind": "merge", "evaluations": 3, "initial": 1, "sigma": 0.2},
-    {
-        "kind": "repair",
-        "evaluations": 4,
-        "initial": 2,
-        "repair": {"ridge_lambdas": [0.1], "tokens": 200, "neurons": {}},
-    },
+    {"kind": "repair", "evaluations": 4, "repair": {"ridge_lambdas": [0.1], "tokens": 200, "neurons": {}}},
 ]
 
 
@@ -42,6 +37,7 @@ def store(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
         folder / "run.yaml",
         "some",
         phases=PHASES,
+        window=4,  # so that the first repaired one is a pruned one
         genome={"kind": "eep", "experts": 2, "groups": 4, "router_space": "logits"},
         final={"rerank": 1, "random_baselines": 0},
     )
@@ -67,7 +63,7 @@ def logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize(("index", "form", "what"), [(1, "source", None), (5, None, "matrices"), (9, None, "repair")])
+@pytest.mark.parametrize(("index", "form", "what"), [(1, "source", None), (5, None, "matrices"), (6, None, "repair")])
 def test_a_copy_of_the_model_becomes_the_same_checkpoint(
     index: int, form: Any, what: str | None, store: str, elsewhere: Path, tmp_path: Path
 ) -> None:
@@ -107,7 +103,7 @@ def test_another_model_is_refused_by_its_first_tensor_that_differs(store: str, e
 def test_token_sequences_can_be_in_a_file_of_their_own(
     store: str, elsewhere: Path, tmp_path: Path, in_process: Any
 ) -> None:
-    command = ("recipe", "some:9", "--store", store, "-o", "recipe.json", "--data", "rows.json")
+    command = ("recipe", "some:6", "--store", store, "-o", "recipe.json", "--data", "rows.json")
     done = in_process(*command, cwd=tmp_path)
     assert done.returncode == 0 and "rows.json" in done.stdout, done.stderr
     assert in_process(*command, cwd=tmp_path).returncode == 2, "files aren't overwritten"

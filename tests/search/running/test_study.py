@@ -108,7 +108,7 @@ def test_baselines_are_compared_as_they_are_repaired_and_with_experts_skipped(ti
     methods: dict[str, Any] = {
         "reap": {"baseline": "reap", "repair": False},
         "reap repaired": {"baseline": "reap", "repair": True},
-        "random repaired": {"baseline": "random", "repair": {"tokens": 60, "target": "local"}},
+        "random repaired": {"baseline": "random", "repair": {"tokens": 60}},
         "NAEE": {"baseline": "naee"},
         "NAEE + Dyn": {"baseline": "naee"} | skips,
         "Dyn": {"baseline": "identity", "genome.experts": 4} | skips,
@@ -116,7 +116,7 @@ def test_baselines_are_compared_as_they_are_repaired_and_with_experts_skipped(ti
     path = write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {"genome.experts": 2}}, seeds=[0])
     study, started = load_study(path), list[LocalPool]()
     found = {cell.method: cell.config.phases[0].repair for cell in study.cells}
-    assert [*found.values()] == [None, RepairSettings(), RepairSettings(tokens=60, target="local"), None, None, None]
+    assert [*found.values()] == [None, RepairSettings(), RepairSettings(tokens=60), None, None, None]
 
     def make(setup: SearchSetup) -> LocalPool:
         started.append(local_pool(setup))
@@ -132,7 +132,7 @@ def test_baselines_are_compared_as_they_are_repaired_and_with_experts_skipped(ti
         assert ("repaired" in name, "Dyn" in name) == ("repaired" in one.summary, "skipped" in one.summary)
         assert one.experts == (4 if name == "Dyn" else 2)
     ours, theirs = individuals["reap"], individuals["reap repaired"]
-    assert theirs.summary.startswith(f"{ours.summary}, repaired, global, ")
+    assert theirs.summary.startswith(f"{ours.summary}, repaired, lambda ")
     assert ours.phenotype_hash != theirs.phenotype_hash and ours.parameters == theirs.parameters
     assert individuals["NAEE"].content_hash == individuals["NAEE + Dyn"].content_hash
     assert len({individuals[name].phenotype_hash for name in ("NAEE", "NAEE + Dyn", "Dyn")}) == 3

@@ -33,7 +33,7 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
         "genome": {"kind": "capacity", "experts": 2},
         "phases": [
             {"kind": "capacity", "evaluations": 3, "initial": 3, "init": ["equal", "rising", "coverage"]},
-            {"kind": "repair", "evaluations": 24, "initial": 3, "repair": {"neurons": {}}},
+            {"kind": "repair", "evaluations": 24, "repair": {"neurons": {}}},
         ],
         "final": {"rerank": 5},
     }
@@ -63,15 +63,15 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
     by_one, by_two = (chosen("10m", config, tokens, each, spent=7.0, guard=5.0)[0] for each in (slower, found))
     assert by_one < by_two
     (first, last) = shortened(config.phases, 4)
-    assert (first.evaluations, last.evaluations, last.initial) == (3, 1, 1)
+    assert (first.evaluations, last.evaluations) == (3, 1)
 
 
 def test_the_longest_phase_is_cut_or_extended() -> None:
     prune = PrunePhase(evaluations=60, initial=8)
     for evaluations, counts in ((200, (197, 3)), (63, (60, 3)), (9, (7, 2)), (4, (3, 1)), (1, (1, 1))):
-        phases = shortened((prune, RepairPhase(evaluations=3, initial=3)), evaluations)
+        phases = shortened((prune, RepairPhase(evaluations=3)), evaluations)
         assert tuple(phase.evaluations for phase in phases) == counts
-        assert all(phase.initial == min(most, phase.evaluations) for phase, most in zip(phases, (8, 3), strict=True))
+        assert all(phase.initial == min(most, phase.evaluations) for phase, most in zip(phases, (8, 0), strict=True))
 
 
 def test_times_have_units() -> None:

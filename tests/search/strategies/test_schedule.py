@@ -102,6 +102,6 @@ def test_some_phases_have_no_rounds_to_count() -> None:
     for phases in (
         [{"kind": "prune", "evaluations": 30, "initial": 30}],  # nothing is bred
         [{"kind": "prune", "evaluations": 7, "initial": 2}],  # no window would do
-        [*PAPER, {"kind": "repair", "evaluations": 24, "initial": 6}],
+        [*PAPER, {"kind": "repair", "evaluations": 24}],
     ):
         assert not rounds_notes(run_of(phases, window=8))

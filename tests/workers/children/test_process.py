@@ -56,11 +56,11 @@ def test_a_process_that_ends_is_an_error_and_is_replaced(tmp_path: Path) -> None
             child.call(functions.leave, 3)
         process = child.call(functions.process_id)
         os.kill(process, signal.SIGKILL)
-        until(lambda: has_ended(process))
+        os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)  # a zombie's threads may not have ended yet
         assert child.call(functions.divide, 2) == 0.5
 
 
-@pytest.mark.parametrize(("limit_s", "reason"), [(1.0, "^it took more than 1 s$"), (None, "^its process was killed")])
+@pytest.mark.parametrize(("limit_s", "reason"), [(0.5, "^it took more than 0.5 s$"), (None, "^its process was killed")])
 def test_a_call_can_be_ended(tmp_path: Path, limit_s: float | None, reason: str) -> None:
     """By its time limit, or by another thread that closes the process."""
     started = tmp_path / "started"
@@ -74,7 +74,7 @@ def test_a_call_can_be_ended(tmp_path: Path, limit_s: float | None, reason: str)
 
 
 def test_an_idle_process_ends() -> None:
-    with ChildProcess(environment=HERE, idle_s=1.0) as child:
+    with ChildProcess(environment=HERE, idle_s=0.5) as child:
         process = child.call(functions.process_id)
         until(lambda: has_ended(process))
         assert child.call(functions.process_id) != process

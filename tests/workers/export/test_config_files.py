@@ -26,8 +26,6 @@ COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "
     ("family", "resized"),
     [
         ("mixtral", {"num_local_experts": 4}),
-        ("qwen3_moe", {"num_experts": 4}),
-        ("glm4_moe", {"n_routed_experts": 4, "num_nextn_predict_layers": 0}),
         ("gpt_oss", {"num_local_experts": 4}),
         ("deepseek_v3", {"n_routed_experts": 4, "num_nextn_predict_layers": 0}),
     ],

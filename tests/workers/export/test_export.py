@@ -35,7 +35,6 @@ Configs = Callable[..., ModelConfig]
 Edits = Callable[..., EepEdit]
 Outsider = Callable[[list[Path], Tensor], Found]
 
-FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 CARD = ExportCard(
     title="A small model",
     base_model="someone/base|model",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from edit_checks import CARD, Found, assert_close, assert_same_elsewhere, computed, logits, write_source
-from family_samples import edit_of_kind
+from family_samples import edit_of_kind, representatives
 from packed_checkpoints import checkpoint_in_format
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -35,9 +35,11 @@ Edits = Callable[..., EepEdit]
 Outsider = Callable[[list[Path], Tensor], Found]
 Checkpoints = Callable[[str], ModelConfig]
 
-FORMATS = ("fp8", "mxfp4", "sharded", "gptq", "fp8_mxfp4", "fp8_matrix", "llama4 int4")
-"""Shared experts, fused ones, several files, linear layers one by one, tables of the experts of token ids,
-and fused ones with a scale each; test_pruning has all formats' names."""
+FORMATS = ("fp8", "mxfp4", "sharded", "gptq")
+"""Shared experts, fused ones, several files, and linear layers one by one; test_pruning has all formats' names."""
+
+MORE = ("fp8_mxfp4", "fp8_matrix", "llama4 int4")
+"""Tables of the experts of token ids, which test_recent_families prunes, too, and fused ones with a scale each."""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def weights(directory: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(directory.glob("*.safetensors*"))}
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", representatives(FORMATS, MORE))
 def test_keeping_all_experts_gives_equal_files(kind: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     config = checkpoints(kind)
     report = write_source(config, IdentityEdit(), tmp_path / "out")
@@ -92,7 +94,7 @@ def test_keeping_all_experts_gives_equal_files(kind: str, checkpoints: Checkpoin
     assert report.copied == sum(len(load_file(file)) for file in Path(config.path).glob("*.safetensors"))
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", representatives(FORMATS, MORE))
 def test_a_pruned_checkpoint_computes_what_the_search_measured(
     kind: str, checkpoints: Checkpoints, tokens: Tensor, tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from family_samples import (
     UNREPAIRABLE,
     edit_of_kind,
     randomise,
+    representatives,
     sample_rows,
 )
 from plain_families import plain_family_logits, stock_family_logits
@@ -76,15 +77,32 @@ PRECISIONS = {
     "step3p5": "an adapted block that cuts activations",
     "muse_spark_text": "a factor on logits, and modules before experts",
 }
-"""A family of each way in which routers round, for fewer experts; with all of them, every family is tried."""
+"""A family of each way in which routers round."""
+
+LIKE_OTHERS = {
+    "qwen3_5_moe_text": "qwen3_next",
+    "cohere2_moe-softmax": "mixtral",
+    "deepseek_v32": "glm_moe_dsa",
+    "glm4_moe_lite": "deepseek_v3",
+    "mimo_v2_flash": "deepseek_v3",
+    "axk1": "deepseek_v3",
+    "axk2": "glm_moe_dsa",
+    "dots1": "deepseek_v3",
+    "solar_open": "deepseek_v3",
+    "mellum": "qwen2_moe",
+    "flex_olmo": "qwen2_moe",
+    "hy_v3": "minimax_m2",
+    "granitemoe": "granitemoehybrid",
+    "granitemoeshared": "granitemoehybrid",
+    "bailing_hybrid": "kimi_linear",
+}
+"""Families whose MoE blocks are described and routed as those of another."""
 
 OWN_MIXERS = {
-    "qwen3_next": "recurrent states",
     "kimi_linear": "recurrent states with short convolutions",
-    "granitemoehybrid": "Mamba-2",
     "jamba": "Mamba",
     "lfm2_moe": "convolutions",
-    "nemotron_h": "layers without attention",
+    "nemotron_h": "Mamba-2, and layers without attention",
     "glm_moe_dsa": "an indexer over tokens",
     "minimax_m3_vl_text": "an indexer over blocks",
     "deepseek_v4": "compressed keys",
@@ -98,43 +116,18 @@ OWN_MIXERS = {
 """A family of each kind of layer that isn't plain attention."""
 
 OTHER_MIXERS = ("deepseek_v32", "exaone_moe", "afmoe", "bailing_hybrid", "beam", "flint", "glm5_next_text", "step3p5")
-OTHER_MIXERS += ("muse_spark_text",)
+OTHER_MIXERS += ("muse_spark_text", "qwen3_next", "granitemoehybrid")
 """Further families with such layers."""
 
-OWN_NAMES = (
-    "qwen3_next",
-    "minimax_m2",
-    "exaone_moe",
-    "laguna",
-    "granitemoehybrid",
-    "jamba",
-    "lfm2_moe",
-    "ernie4_5_moe",
-    "hunyuan_v1_moe",
-    "phimoe",
-    "afmoe",
-    "gemma4_text",
-    "nemotron_h",
-    "granitemoe_swa",
-    "kolibri1",
-    "hy_v4",
-    "deepseek_v4",
-    "llama4_text",
-    "qwen4_exp_text",
-)
+OWN_NAMES = ("qwen3_next", "minimax_m2", "laguna", "granitemoehybrid", "jamba", "ernie4_5_moe", "hunyuan_v1_moe")
+OWN_NAMES += ("afmoe", "nemotron_h", "granitemoe_swa", "hy_v4", "qwen4_exp_text")
 """Families whose files name or place experts, routers or config fields otherwise; all others are like one of these."""
+
+OTHER_NAMES = ("exaone_moe", "lfm2_moe", "phimoe", "gemma4_text", "kolibri1", "deepseek_v4", "llama4_text")
+"""Further such families, whose checkpoints the test in sixteen bits loads."""
 
 OWN_ROUTERS = ("qwen3_next", "minimax_m2", "jamba", "ernie4_5_moe", "hunyuan_v1_moe", "afmoe", "nemotron_h")
 """Families whose native routers differ in rule, names or place; those of all others are like one of these."""
-
-families = pytest.mark.parametrize("family", RECENT)
-
-
-def representatives(first: Iterable[str], all_of: Iterable[str]) -> list[Any]:
-    """Families, those that aren't among the first marked `family_matrix`: `make matrix` runs these, too."""
-    chosen = list(first)
-    others = [pytest.param(each, marks=pytest.mark.family_matrix) for each in all_of if each not in chosen]
-    return [*chosen, *others]
 
 
 def depth(family: str) -> int:
@@ -143,7 +136,7 @@ def depth(family: str) -> int:
     return 2 if dense and family != "solar_open" else 3
 
 
-@families
+@pytest.mark.parametrize("family", representatives(RECENT.keys() - LIKE_OTHERS, RECENT))
 def test_facts_and_logits_are_those_of_the_equations(
     family: str, model_config: Configs, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
 ) -> None:
@@ -172,20 +165,19 @@ def test_facts_and_logits_are_those_of_the_equations(
         assert_close(found, stock)
 
 
-@families
-def test_in_sixteen_bits_keeping_all_experts_changes_no_bit(family: str, model_config: Configs, tokens: Tensor) -> None:
-    model = ResidentModel.load(model_config(family, dtype="bfloat16"))
-    whole = np.tile(np.eye(EXPERTS, dtype=np.float32), (depth(family), 1, 1))
-    assert torch.equal(logits(model, EepEdit(whole, whole, 2, "logits"), tokens), logits(model, IdentityEdit(), tokens))
-
-
 @pytest.mark.parametrize("family", representatives(PRECISIONS, RECENT))
 def test_in_sixteen_bits_a_pruned_checkpoint_computes_what_was_measured(
     family: str, model_config: Configs, tokens: Tensor, tmp_path: Path
 ) -> None:
-    """Bit for bit: routers choose and weight experts in the precision in which `transformers` does."""
+    """Bit for bit: routers choose and weight experts in the precision in which `transformers` does.
+
+    Keeping all experts is computing what the whole model computes.
+    """
     config = model_config(family, dtype="bfloat16")
     resident = ResidentModel.load(config)
+    whole = np.tile(np.eye(EXPERTS, dtype=np.float32), (depth(family), 1, 1))
+    all_kept = EepEdit(whole, whole, 2, "logits")
+    assert torch.equal(logits(resident, all_kept, tokens), logits(resident, IdentityEdit(), tokens))
     edit = edit_of_kind(depth(family), EXPERTS, "prune", space="logits")
     write_source(config, edit, tmp_path / "out")
     exported = ResidentModel.load(replace(config, path=str(tmp_path / "out")))
@@ -213,27 +205,28 @@ def test_scores_are_those_of_single_prompts(
 
     Some end earlier than others of their batch, of the same length and of others.
     """
-    prompts = [[i, i + 7, 2 * i, *[9, 30, 31][: i % 4]] for i in (6, 7, 8, 10, 11)]
+    prompts = [[i, i + 7, 2 * i, *[9, 30, 31][: i % 4]] for i in (6, 7, 8, 10)]
     examples = tuple(Example(words(prompt), (words([prompt[0] + 4]),), ()) for prompt in prompts)
-    split = PreparedSplit("words", "search", "generate", "accuracy", Matching(), 4, " ", examples)
+    split = PreparedSplit("words", "search", "generate", "accuracy", Matching(), 3, " ", examples)
     model = resident(family)
     engine = GenerationEngine(model.model, tiny_tokenizer, EngineConfig(), Shortcuts())
     golds, texts = [], []
     with model.edited(edit_of_kind(depth(family), EXPERTS, "prune", space="logits")), torch.no_grad():
         made = engine.generate(split, lambda row, text: row < 3 and len(text.split()) >= 2)
         for row, prompt in enumerate(prompts):
-            ids = torch.tensor([[1, *prompt]])
-            golds.append(float(model.model(ids).logits[0, -1].log_softmax(-1)[prompt[0] + 4]))
+            ids, settings = torch.tensor([[1, *prompt]]), {"return_dict_in_generate": True, "output_logits": True}
             answer = model.model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, pad_token_id=0
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False, pad_token_id=0, **settings
             )
-            texts.append(" ".join(words(answer[0, ids.shape[1] :].tolist()).split()[: 2 if row < 3 else 4]))
+            golds.append(float(answer.logits[0][0].log_softmax(-1)[prompt[0] + 4]))
+            made_words = words(answer.sequences[0, ids.shape[1] :].tolist()).split()
+            texts.append(" ".join(made_words[: 2 if row < 3 else 3]))
     assert list(made.texts) == texts
     assert made.gold_logprobs == pytest.approx(golds, abs=2e-4)
 
 
 @pytest.mark.parametrize(
-    "family", ["hy_v4", "glm_moe_dsa-shared", "deepseek_v4", "qwen4_exp_text", "mistral_large4_text"]
+    "family", representatives(("glm_moe_dsa-shared", "qwen4_exp_text", "mistral_large4_text"), ("hy_v4", "deepseek_v4"))
 )
 def test_candidates_start_from_layers_that_read_more_than_hidden_states(
     family: str, resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
@@ -291,7 +284,7 @@ def test_experts_are_measured_on_their_own_inputs(family: str, resident: Residen
     assert found["output_distances"].shape == (len(experts), EXPERTS, EXPERTS)
 
 
-@pytest.mark.parametrize("family", OWN_NAMES)
+@pytest.mark.parametrize("family", representatives(OWN_NAMES, OTHER_NAMES))
 def test_exports_load_with_transformers(
     family: str, model_config: Configs, resident: Residents, tokens: Tensor, tmp_path: Path
 ) -> None:

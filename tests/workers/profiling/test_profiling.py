@@ -98,9 +98,11 @@ def test_a_killed_process_is_named(canned: CannedProfilees, tmp_path: Path) -> N
         profile_models([ProfiledModel("mine", "to be killed")], SETTINGS, tmp_path)
 
 
-def test_a_model_that_does_not_load_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^mine: it doesn't load: ") as caught:
-        profile_models([ProfiledModel("mine", str(tmp_path / "gone"))], SETTINGS, tmp_path)
+def test_a_model_that_does_not_load_is_named(canned: CannedProfilees, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^mine: it doesn't load: gone$"):
+        profile_models([ProfiledModel("mine", "gone")], SETTINGS, tmp_path)
+    with pytest.raises(UserError, match=r"^it doesn't load: ") as caught:
+        ProfiledProcess(ProfiledModel("mine", str(tmp_path / "gone")), SETTINGS)
     assert "\n" not in str(caught.value)
 
 

@@ -34,22 +34,6 @@ class Codec:
         """
         raise NotImplementedError
 
-    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        """Multiply a matrix by a positive factor, by changing no more than floating-point scales.
-
-        A scale takes the factor up to its own rounding: 2^-9 in bfloat16, 2^-11 in float16, 2^-24 in float32.
-
-        Returns:
-            The parts; None if there are no scales, or if they are powers of two, which can't take any factor.
-        """
-        return None
-
-
-def multiplied(parts: Mapping[str, Tensor], scales: str, factor: float) -> dict[str, Tensor]:
-    """Multiply the part `scales` by a factor, rounding once to its dtype."""
-    before = parts[scales]
-    return {**parts, scales: (before.double() * factor).to(before.dtype)}
-
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:

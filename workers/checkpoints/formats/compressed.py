@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError, opening
-from moevolve.workers.checkpoints.formats.base import Codec, PackedMatrix, blocks_largest, multiplied, packed_matrices
+from moevolve.workers.checkpoints.formats.base import Codec, PackedMatrix, blocks_largest, packed_matrices
 from moevolve.workers.checkpoints.formats.fp4 import NV_GROUP, fp4_bytes, mxfp4_parts, nvfp4_scales
 
 # Tensors that matrices can have besides those that their scheme requires.
@@ -78,10 +78,3 @@ class SchemeCodec(Codec):
         state = {"weight": values.float(), "weight_scale": torch.where(scales > 0, scales, 1.0).to(kept.dtype)}
         packed = self._compressor.compress(state, self._scheme)
         return {**like, "weight_packed": packed["weight_packed"], "weight_scale": packed["weight_scale"]}
-
-    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        if "weight_global_scale" in parts:  # NVFP4's, which divides
-            scale = parts["weight_global_scale"]
-            return {**parts, "weight_global_scale": (scale.double() / factor).to(scale.dtype)}
-        floating = parts["weight_scale"].dtype in (torch.float32, torch.float16, torch.bfloat16)
-        return multiplied(parts, "weight_scale", factor) if floating else None

@@ -17,7 +17,6 @@ from moevolve.workers.checkpoints.formats.base import (
     Codec,
     PackedMatrix,
     blocks_largest,
-    multiplied,
     packed_matrices,
     power_of_two,
     scaled_blocks,
@@ -126,9 +125,6 @@ class ModelOptNvfp4(Codec):
         inverse = scaled_blocks(torch.ones_like(values), scales.float() * second.float(), (1, NV_GROUP), torch.float32)
         codes = fp4_bytes(values.float() / inverse)
         return {**like, "weight": codes, "weight_scale": scales, "weight_scale_2": second}
-
-    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        return multiplied(parts, "weight_scale_2", factor)
 
 
 def nvfp4_scales(values: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:

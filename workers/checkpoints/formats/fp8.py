@@ -15,7 +15,6 @@ from moevolve.workers.checkpoints.formats.base import (
     Codec,
     PackedMatrix,
     blocks_largest,
-    multiplied,
     packed_matrices,
     power_of_two,
     scaled_blocks,
@@ -98,12 +97,6 @@ class Fp8(Codec):
         inverse = self._unpacked(torch.ones_like(values), scales, torch.float32)
         codes = (values.float() / inverse).clamp(-_LARGEST, _LARGEST).to(like["weight"].dtype)
         return {**like, "weight": codes, name: scales}
-
-    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        name = _scales(parts)
-        if self._powers or parts[name].dtype in _POWERS:
-            return None
-        return multiplied(parts, name, factor)
 
 
 def _scales(parts: Mapping[str, Tensor]) -> str:

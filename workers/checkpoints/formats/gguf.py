@@ -285,19 +285,6 @@ INSTEAD = "Q8_0"
 # Quantised types that the library can pack.
 _PACKED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
 
-SCALES = {
-    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S"), (0, 2)),
-    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), (0, 2)),
-    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 4)),
-    "Q2_K": (80, 84),
-    "Q3_K": (108, 110),
-    "Q6_K": (208, 210),
-}
-"""First byte and end, within a block, of the float16 numbers that all of its numbers are multiplied by.
-
-Source: the structures of https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h.
-"""
-
 
 class GgufType(Codec):
     """A type such as `Q4_K`. A tensor has one part, its bytes: uint8 [..., bytes of a row].
@@ -333,16 +320,6 @@ class GgufType(Codec):
             exact = torch.where(before.to(values.dtype) == values, before, exact)
         packed = quantize(exact.contiguous().numpy(), self._type)
         return {"": torch.from_numpy(np.ascontiguousarray(packed).view(np.uint8))}
-
-    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        if self.kind not in SCALES:
-            return None
-        (data,) = parts.values()
-        first, end = SCALES[self.kind]
-        blocks = data.numpy().reshape(-1, self._bytes).copy()
-        scales = blocks[:, first:end].copy().view(np.float16).astype(np.float64) * factor
-        blocks[:, first:end] = scales.astype(np.float16).view(np.uint8)
-        return {"": torch.from_numpy(blocks).reshape(data.shape)}
 
 
 def gguf_config(file: Path) -> PretrainedConfig:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.base import Codec, PackedMatrix, multiplied, packed_matrices
+from moevolve.workers.checkpoints.formats.base import Codec, PackedMatrix, packed_matrices
 
 # Which of eight neighbouring outputs each four bits of a word have, from the lowest ones.
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -40,9 +40,6 @@ class Awq(Codec):
         _, zeros, group_of = self._codes(like)
         codes, zeros, scales = _rounded(values, group_of, zeros, like["scales"], range(16), self._symmetric)
         return {**like, "qweight": _awq_words(codes), "qzeros": _awq_words(zeros), "scales": scales}
-
-    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        return multiplied(parts, "scales", factor)
 
     def _codes(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Codes [inputs, outputs] and zero points [groups, outputs], float32, and the group of every input."""

@@ -114,7 +114,7 @@ class ExpertMemory:
                 # Something else took the memory that was free. Layers that have their own keep it, this one shares.
                 self._limit = self.nbytes
         self._evict(user.ordinal)
-        return self.load_shared(user, spec)
+        return self._load(self._shared, user, spec).tensors
 
     def load_writable(self, user: MemoryUser, spec: ExpertSpec) -> dict[str, Tensor]:
         """Copy a layer's experts to memory of its own and keep them there, because the caller will change them."""
@@ -123,15 +123,6 @@ class ExpertMemory:
             allocation = self._load_own(user, spec)
         allocation.modified = True
         return allocation.tensors
-
-    def load_shared(self, user: MemoryUser, spec: ExpertSpec) -> dict[str, Tensor]:
-        """Copy a layer's experts to the shared allocation, which the next such layer overwrites."""
-        return self._load(self._shared, user, spec).tensors
-
-    def release_shared(self, user: MemoryUser) -> None:
-        """Release the shared allocation if this layer's experts are in it."""
-        if self._shares(user):
-            del self._allocations[self._shared]
 
     def discard_changes(self, user: MemoryUser) -> None:
         """Allow a layer's changed experts to be overwritten."""

@@ -5,8 +5,7 @@ A shared expert, which every token uses beside the routed ones, has its own or c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -71,7 +70,6 @@ class LayerExperts:
         # Reading neurons takes shapes only, for which tensors on the meta device do.
         self._neurons = ExpertNeurons(layer.experts, self.originals if stored is None else parameters)
         self._buffers: dict[str, Tensor] = {}
-        self._temporary = False
         self._dtype = parameters["down_proj"].dtype
         self._original_spec = ExpertSpec(self._shapes, self._dtype, partial(self._copy, list(range(self._count))))
         self._spec = self._original_spec
@@ -88,7 +86,7 @@ class LayerExperts:
             self.use_originals()
         memory, spec = self._memory, self._spec
         if memory is not None and not memory.holds(self, spec):
-            self._load_with(memory.load_shared if self._temporary else memory.load)
+            self._load_with(memory.load)
 
     def make_writable(self) -> None:
         """Have the experts in use in memory of the layer's own, because the caller will change them there."""
@@ -135,21 +133,6 @@ class LayerExperts:
         for name, bias in biases.items():
             getattr(self._module, name).data.copy_(bias)
 
-    @contextmanager
-    def restored_afterwards(self) -> Iterator[None]:
-        """Bring the experts in use now back at the end of a `with` block, whatever is used within it."""
-        current = {name: getattr(self._module, name) for name in self.originals}
-        count, spec = self._module.num_experts, self._spec
-        self._temporary = True
-        try:
-            yield
-        finally:
-            self._temporary = False
-            if self._memory is not None:
-                self._memory.release_shared(self)
-            self._install(current, int(count))  # type: ignore[arg-type]
-            self._spec = spec
-
     def _use_new(self, count: int, fill: Fill) -> None:
         if self._memory is not None:
             shapes = {name: (count, *shape[1:]) for name, shape in self._shapes.items()}
@@ -163,7 +146,7 @@ class LayerExperts:
         """Use other experts: loaded at once into memory of the layer's own, or else when a pass reaches the layer."""
         assert self._memory is not None
         self._spec = spec
-        if not self._temporary and self._memory.keeps(self, spec):
+        if self._memory.keeps(self, spec):
             self.load_for_pass(unedited=False)
         else:
             self.evict()
@@ -252,16 +235,6 @@ class SharedExpert:
     def reset(self) -> None:
         """Use the original output projection."""
         self._down.weight = self._original
-
-    @contextmanager
-    def unedited(self) -> Iterator[None]:
-        """Use the original output projection within a `with` block."""
-        current = self._down.weight
-        self.reset()
-        try:
-            yield
-        finally:
-            self._down.weight = current
 
     def activations(self, hidden: Tensor, columns: slice) -> Tensor:
         """Inputs of the output projection, times the gate that the family puts on the expert's output, if any.

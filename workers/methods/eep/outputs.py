@@ -13,7 +13,7 @@ edit that picks rows of a softmax router: rows are fitted up to a constant per t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,9 +73,6 @@ class ExpertOutputs:
             router.plan = replace(router.plan, positions=None)
         experts.make_writable()
 
-    def keep_shared_expert(self) -> None:
-        self._shared = None
-
     @property
     def layer(self) -> int:
         return self._layer.index
@@ -95,9 +92,6 @@ class ExpertOutputs:
         before = down.to(torch.float32, copy=True)
         down.copy_(before + change)
         return down.float() - before
-
-    def weights(self, columns: slice) -> Tensor:
-        return self._down(columns).float()
 
     def _down(self, columns: slice) -> Tensor:
         """A view of the output weights of some columns of the features, [columns, hidden]."""
@@ -145,7 +139,7 @@ class ExpertOutputs:
         given = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
         for block in features.blocks(memory):
             if block.columns.start < self._routed:
-                block.add_to(given, self.weights(block.columns))
+                block.add_to(given, self._down(block.columns).float())
         for name in self._neurons().output_biases:
             for place in range(chosen.shape[1]):
                 given += self._added(weights)[:, place, None] * self._layer.expert_tensors()[name][chosen[:, place]]
@@ -199,19 +193,6 @@ class ExpertOutputs:
             self._shared.reset()
         if selection.rows is not None:
             self._route_by(*selection.rows, selection.skip_below)
-
-    @contextmanager
-    def unedited(self) -> Iterator[None]:
-        plan = self._router.plan
-        with ExitStack() as stack:
-            stack.enter_context(self._experts.restored_afterwards())
-            if self._shared is not None:
-                stack.enter_context(self._shared.unedited())
-            try:
-                self._router.plan = None
-                yield
-            finally:
-                self._router.plan = plan
 
     def _added(self, weights: Tensor) -> Tensor:
         """Routing weights times the factor with which the layer adds its experts' sum to the residual stream."""

@@ -156,11 +156,8 @@ class FactorLlmApplicator(Repairable):
 
     def outputs(self) -> tuple[NetworkOutput, ...]:
         check_additive(self._layers[0])
-        parts = zip(self._layers, self._weights, self.networks, self._replacements, strict=True)
-        return tuple(
-            NetworkOutput(layer, weights, network, network.active_mask, replacement.suspended)
-            for layer, weights, network, replacement in parts
-        )
+        parts = zip(self._layers, self._weights, self.networks, strict=True)
+        return tuple(NetworkOutput(layer, weights, network, network.active_mask) for layer, weights, network in parts)
 
     def _restore_weights(self) -> None:
         for weights in self._weights:

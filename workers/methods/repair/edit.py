@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import TypeAdapter
@@ -14,10 +14,6 @@ from pydantic import TypeAdapter
 from moevolve.workers.contract.edits import LayeredEdit, prefix_hashes
 from moevolve.workers.contract.fitting import FitRows, NeuronSettings
 
-Target = Literal["global", "local"]
-Strength = Literal["none", "scalar", "ridge", "matched"]
-STRENGTHS: tuple[Strength, ...] = get_args(Strength)
-"""Strengths of a fit, the weakest first."""
 RIDGE_LAMBDAS = (1e-3, 1e-2, 1e-1, 1.0)
 """Default ridge lambdas to try: with 60,000 tokens the first was best, with 8,000 the third."""
 
@@ -29,48 +25,26 @@ class RepairSettings:
     Attributes:
         ridge_lambdas: Ridge strengths to try, as multiples of the features' mean square summed over tokens. Each layer
             takes the one with the least error on held-out sequences.
-        target: Target of each layer. `global` is the unedited model's residual stream after the layer, so that the fit
-            also compensates for errors of earlier layers. `local` is the unedited layer's output for the same input.
         tokens: Limit on the number of tokens, taken from the calibration's first sequences.
         answer_weight: Weight of the tokens that predict an answer's tokens, relative to that of all others, in the
             choice of neurons and in the fit.
-        shared_expert: `fitted`: the output projection of a layer's shared expert, which every token uses, is fitted
-            together with those of the kept experts. `kept`: it stays as it is.
         neurons: Settings of filling the kept experts with neurons of all experts before the fit; None keeps their own.
-        strength: How each layer is fitted. `none`: not at all, which leaves the edit, or the choice of `neurons`, as it
-            is. `scalar`: one factor on the layer's output. `ridge`: ridge regression of all weights. `matched`: the
-            same, scaled so that the layer's output has the energy of the target.
         input_rounds: Rounds in which also the gate and up projections of experts and networks are fitted, and the
             output projections again (`moevolve.workers.methods.repair.inputs`). A round takes as long as 30 passes.
-        gate: Choose the strength, up to `strength`, by the whole model's predictions: the one with the least divergence
-            from the unedited model on sequences that nothing is fitted on.
         memory_mb: MiB that the fit of a layer may take in addition to the model.
 
-    Raises:
-        ValueError: The settings do nothing. Reading them, from a configuration or a text, also checks every value.
+    Reading them, from a configuration or a text, checks every value.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     ridge_lambdas: Annotated[tuple[Annotated[float, Gt(0), Le(1e9)], ...], MinLen(1)] = RIDGE_LAMBDAS
-    target: Target = "global"
     tokens: Annotated[int, Ge(2), Le(1_000_000_000)] = 16384
     # Weights of 1, 2, 4 and 8 score 62.4, 65.0, 69.7 and 70.8 on `span`, and in the same order on two other tasks.
     answer_weight: Annotated[float, Gt(0), Le(1e6)] = 8.0
-    shared_expert: Literal["fitted", "kept"] = "fitted"
     neurons: NeuronSettings | None = None
-    strength: Strength = "ridge"
     input_rounds: Annotated[int, Ge(0), Le(100)] = 0
-    gate: bool = False
     memory_mb: Annotated[int, Ge(1), Le(100_000_000)] = 8192
-
-    def __post_init__(self) -> None:
-        if self.strength == "none" and self.neurons is None:
-            raise ValueError("a repair of strength none does nothing without neurons; leave it out, or choose another")
-        if self.input_rounds and self.strength != "ridge":
-            raise ValueError(
-                f"input_rounds: it is 0 with strength {self.strength}, since only ridge fits weights again"
-            )
 
     @property
     def text(self) -> str:

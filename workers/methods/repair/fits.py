@@ -13,9 +13,9 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.methods.repair.edit import RepairedEdit, Strength
+from moevolve.workers.methods.repair.edit import RepairedEdit
 from moevolve.workers.methods.repair.inputs import fit_inputs
-from moevolve.workers.methods.repair.ridge import Fit, FitOutcome, LayerSystem, fit_ridge, fit_scalar, match_energy
+from moevolve.workers.methods.repair.ridge import Fit, FitOutcome, LayerSystem, fit_ridge
 from moevolve.workers.methods.repair.streams import ResidualStreams
 from moevolve.workers.methods.shared.outputs import (
     Features,
@@ -24,6 +24,7 @@ from moevolve.workers.methods.shared.outputs import (
     NetworksOutput,
     NeuronSelectingOutput,
     NeuronSelection,
+    PartOutput,
     Recorded,
     choosing,
 )
@@ -162,16 +163,16 @@ class FitCache:
 
 
 class LayerFits:
-    """The fits of one edit at one strength, from the first layer to the last; `cache` has those of other candidates."""
+    """The fits of one edit, from the first layer to the last; `cache` has those of other candidates."""
 
-    def __init__(self, edit: RepairedEdit, strength: Strength, reference: Reference, cache: FitCache) -> None:
-        self._settings, self._strength, self._reference, self._cache = edit.settings, strength, reference, cache
+    def __init__(self, edit: RepairedEdit, reference: Reference, cache: FitCache) -> None:
+        self._settings, self._reference, self._cache = edit.settings, reference, cache
         self._layer_hashes = edit.layer_hashes
         self._memory = edit.settings.memory_mb << 20
         self._weights = reference.token_weights(edit.settings.answer_weight)
         neurons = edit.settings.neurons
         # Where it doesn't pay in a layer it seldom does in later ones, and it takes half of a fit's time.
-        self._prunes = neurons is not None and neurons.candidates > 1 and strength in ("ridge", "matched")
+        self._prunes = neurons is not None and neurons.candidates > 1
 
     def run(self, outputs: Sequence[LayerOutput]) -> list[tuple[FitOutcome | None, NeuronSelection | None]]:
         """Fit outputs in order; returns no more than outcomes and selections, since states are large."""
@@ -194,11 +195,11 @@ class LayerFits:
         return fits
 
     def _keys(self, outputs: Sequence[LayerOutput]) -> list[str]:
-        """Cache keys: strength, hash of the layers up to an output's, and the number of the output in its layer."""
+        """Cache keys: hash of the layers up to an output's, and the number of the output in its layer."""
         keys: list[str] = []
         by_layer = groupby(outputs, key=lambda output: output.layer)
         for (_, parts), layer_hash in zip(by_layer, self._layer_hashes, strict=True):
-            keys.extend(f"{self._strength} {layer_hash} {part}" for part, _ in enumerate(parts))
+            keys.extend(f"{layer_hash} {part}" for part, _ in enumerate(parts))
         return keys
 
     def _reuse(self, output: LayerOutput, key: str) -> FittedLayer | None:
@@ -216,19 +217,16 @@ class LayerFits:
         return fitted
 
     def _fit(self, output: LayerOutput, state: Tensor) -> FittedLayer:
-        fitted = self._strength != "none"
-        target = self._target(output, state) if fitted else state
+        target = self._target(output)
         selection, recorded, after = self._run(output, state)
         checked, weights = self._reference.checked.to(after.device), self._weights
         weights = None if weights is None else weights.to(after.device)
         tokens = _Tokens(recorded, after, target.to(after.device), checked, weights)
-        if not fitted:
-            return FittedLayer(selection, (), self._features(output, tokens, selection)[1].to(state.dtype), None)
         if self._prunes and selection is not None:
             trial = self._try_pruned(output, tokens, selection)
         else:
             trial = self._try_fit(output, tokens, selection)
-        if self._strength == "ridge" and self._settings.input_rounds and isinstance(output, NetworksOutput):
+        if self._settings.input_rounds and isinstance(output, NetworksOutput):
             return self._fit_inputs(output, tokens, trial, state.dtype)
         return self._apply(trial, output, state.dtype)
 
@@ -305,25 +303,18 @@ class LayerFits:
     def _try_fit(self, output: LayerOutput, tokens: _Tokens, selection: NeuronSelection | None) -> _Trial:
         """Fit the neurons in place without changing them."""
         features, after = self._features(output, tokens, selection)
-        layer = LayerSystem(features, output.weights, tokens.target.float() - after, tokens.checked, tokens.weights)
-        if self._strength == "scalar":
-            fit = fit_scalar(layer, self._memory)
-        else:
-            fit = fit_ridge(layer, self._settings.ridge_lambdas, self._memory)
-            if self._strength == "matched" and fit is not None:
-                fit = match_energy(fit, layer, self._memory)
+        layer = LayerSystem(features, tokens.target.float() - after, tokens.checked, tokens.weights)
+        fit = fit_ridge(layer, self._settings.ridge_lambdas, self._memory)
         error = layer.held_out_error() if fit is None else fit.outcome.after
         return _Trial(selection, features, after, fit, error)
 
-    def _target(self, output: LayerOutput, state: Tensor) -> Tensor:
-        """Target of the residual stream after an output, [tokens, hidden]. Call it before the output is fitted."""
-        reference, start = self._reference, state
-        if self._settings.target == "global":
-            if output.next_part is None:
-                return reference.states[output.layer + 1]
-            start = reference.states[output.layer].to(state.device)
+    def _target(self, output: LayerOutput) -> Tensor:
+        """Target of the residual stream after an output, [tokens, hidden]; call it before the output is fitted."""
+        reference, layer = self._reference, output.layer
+        if not isinstance(output, PartOutput):
+            return reference.states[layer + 1]
         with output.unedited():
-            target, _ = reference.streams.run_layer(output.layer, start, part=output.next_part)
+            target, _ = reference.streams.run_layer(layer, reference.states[layer], part=output.next_part)
         return target
 
     def _apply(self, trial: _Trial, output: LayerOutput, dtype: torch.dtype) -> FittedLayer:
@@ -334,7 +325,7 @@ class LayerFits:
         cacheable = 4 * features.width * after.shape[1] + after.nbytes <= FIT_CACHE_BYTES
         changes, stream = [], after.clone()
         for block in features.blocks(self._memory // 2):
-            change = fit.change(block, output.weights)
+            change = fit.change(block)
             block.add_to(stream, output.add(block.columns, change))
             if cacheable:
                 changes.append((block.columns, change))

@@ -1,4 +1,4 @@
-"""Closed-form fits of a layer's weights: ridge regression of its residual on its features, or one factor.
+"""Closed-form fits of a layer's weights: ridge regression of its residual on its features.
 
 With features `phi` [tokens, width], the present weights `W` and the residual `R = target - phi W` [tokens, hidden], the
 change is `D = argmin ||phi D - R||^2 + s ||D||^2`, where `s` is a ridge lambda times the mean of `diag(phi^T phi)`. The
@@ -7,15 +7,11 @@ features outnumber tokens. Products are computed in float32, systems are solved 
 
 Some tokens are held out of the fit. Of several ridge lambdas the one with the least error on these is taken, and none
 if no lambda reduces that error.
-
-A factor on all weights is a factor on the layer's output `phi W`. Factors per expert have no such form: what one expert
-should give by itself isn't known.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -32,16 +28,12 @@ _PANEL = 512
 _BLOCKS_SHARE = 8
 
 
-PresentWeights = Callable[[slice], Tensor]
-"""Returns the weights, as they are before a fit, of some columns of the features, float32 [columns, hidden]."""
-
-
 @dataclass(frozen=True, slots=True)
 class FitOutcome:
     """Result of a fit.
 
     Attributes:
-        ridge_lambda: The ridge lambda taken; None for a fit of one factor, or if the last of several changed nothing.
+        ridge_lambda: The ridge lambda taken; None if the last of several fits changed nothing.
         before, after: Squared error on held-out tokens, without and with the change.
     """
 
@@ -52,30 +44,23 @@ class FitOutcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """A fitted change of a layer's weights: first the one that ridge regression adds, if any, then a factor.
+    """A fitted change of a layer's weights, in one of two forms.
 
     Attributes:
         weights: Primal solution: the change, float32 [width, hidden].
         duals: Dual solution: `alpha` of the change `phi^T alpha`, float32 [tokens, hidden], zero on held-out tokens.
-        factor: Factor on the changed weights.
     """
 
     outcome: FitOutcome
     weights: Tensor | None = field(default=None, repr=False)
     duals: Tensor | None = field(default=None, repr=False)
-    factor: float = 1.0
 
-    def change(self, block: FeatureBlock, present: PresentWeights) -> Tensor:
+    def change(self, block: FeatureBlock) -> Tensor:
         """Change of the weights of a block's columns, float32 [columns, hidden]."""
-        added = None
         if self.weights is not None:
-            added = self.weights[block.columns]
-        elif self.duals is not None:
-            added = block.values.t() @ self.duals[block.tokens]
-        if self.factor == 1.0 and added is not None:
-            return added
-        before = present(block.columns)
-        return self.factor * (before if added is None else before + added) - before
+            return self.weights[block.columns]
+        assert self.duals is not None
+        return block.values.t() @ self.duals[block.tokens]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,14 +69,12 @@ class LayerSystem:
 
     Attributes:
         features: Features of the layer.
-        present: Weights of the layer before the fit.
         residual: Target minus output, float32 [tokens, hidden], on the device of the features.
         checked: Mask of held-out tokens, bool [tokens].
         token_weights: Factors of the tokens' squares, float32 [tokens]; None for 1.
     """
 
     features: Features
-    present: PresentWeights
     residual: Tensor
     checked: Tensor
     token_weights: Tensor | None = None
@@ -128,46 +111,6 @@ def fit_ridge(layer: LayerSystem, ridge_lambdas: Sequence[float], memory: int) -
     solve = _primal if width <= tokens else _dual
     fit = solve(layer, layer.weighted(layer.residual), ridge_lambdas, memory - needed)
     return fit and replace(fit, duals=None if fit.duals is None else layer.weighted(fit.duals))
-
-
-def fit_scalar(layer: LayerSystem, memory: int) -> Fit | None:
-    """Fit one factor on a layer's weights: `c = <y, y*> / |y|^2` for its output `y` and the wanted output `y*`.
-
-    Blocks of features take at most `memory` bytes. Returns None if the factor isn't finite or doesn't reduce the error
-    on held-out tokens.
-    """
-    given = torch.zeros_like(layer.residual)
-    for block in layer.features.blocks(memory):
-        given[block.tokens] += block.values @ layer.present(block.columns)
-    output, residual, checked = layer.weighted(given), layer.weighted(layer.residual), layer.checked
-    along = float((output[~checked].double() * residual[~checked].double()).sum())
-    energy = squared_norm(output[~checked])
-    if not 0 < energy < math.inf or not math.isfinite(along):
-        return None
-    change = along / energy
-    before = squared_norm(residual[checked])
-    after = squared_norm(residual[checked] - change * output[checked])
-    return Fit(FitOutcome(None, before, after), factor=1 + change) if after < before else None
-
-
-def match_energy(fit: Fit, layer: LayerSystem, memory: int) -> Fit:
-    """Scale weights of a ridge fit so that the layer's output has the energy that it should have, `E|y|^2 = E|y*|^2`.
-
-    Least squares shrink what they can't predict. The energies are those of held-out tokens, since a fit on few tokens
-    has the right energy on these and too little on others. The error on held-out tokens may then be larger than without
-    the fit. Blocks of features take at most `memory` bytes.
-    """
-    before, after = torch.zeros_like(layer.residual), torch.zeros_like(layer.residual)
-    for block in layer.features.blocks(memory):
-        present = layer.present(block.columns)
-        before[block.tokens] += block.values @ present
-        after[block.tokens] += block.values @ (present + fit.change(block, layer.present))
-    wanted = layer.weighted(layer.residual + before)[layer.checked]
-    given = layer.weighted(after)[layer.checked]
-    energy = squared_norm(given)
-    factor = math.sqrt(squared_norm(wanted) / energy) if energy > 0 else 1.0
-    left = squared_norm(wanted - factor * given)
-    return replace(fit, factor=factor, outcome=replace(fit.outcome, after=left))
 
 
 def has_room(needed: int, memory: int) -> bool:

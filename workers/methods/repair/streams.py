@@ -62,26 +62,6 @@ class ResidualStreams:
         release_freed_memory()  # otherwise a fit needs memory on top of what the layer's activations took
         return found.tensors[0], found.tensors[1:]
 
-    def predictions(self, chosen: Tensor) -> Tensor:
-        """Run the whole model, and predict the tokens that follow those of a mask, bool [tokens].
-
-        Returns logarithms of probabilities, float32 [predictions, vocabulary], in an order that depends on the
-        sequences alone.
-        """
-        head, found = self._model.get_output_embeddings(), []
-        assert isinstance(head, nn.Module)
-        for batch in self._batches:
-            places = batch.real[chosen.to(batch.places.device)[batch.places].to(batch.real.device)]
-
-            def keep(module: nn.Module, args: tuple[Any, ...], places: Tensor = places) -> tuple[Tensor]:
-                return (args[0].flatten(0, 1)[places.to(args[0].device)][None],)
-
-            with ExitStack() as stack:
-                stack.callback(head.register_forward_pre_hook(keep).remove)
-                logits = self._model(input_ids=batch.ids, use_cache=False).logits
-            found.append(logits[0].float().log_softmax(dim=-1))
-        return torch.cat(found)
-
     def _run(
         self, batch: PaddedBatch, layer: int, read: nn.Module, hidden: Tensor | None = None, after: bool = True
     ) -> Tensor:

@@ -19,9 +19,6 @@ from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.shared.dense import weights_of
 from moevolve.workers.methods.shared.outputs import FeatureBlock, Network, Recorded, recording
 
-WithoutEdit = Callable[[], AbstractContextManager[None]]
-"""Removes the edit of a part of a layer within a `with` block."""
-
 
 class CopyOnWriteWeights:
     """A linear layer's weights, which an edit changes in a copy that is allocated once."""
@@ -47,9 +44,6 @@ class CopyOnWriteWeights:
         """Use a weight [outputs, inputs] in place of the loaded one."""
         self._use_copy()
         self._linear.weight.data.copy_(weight)
-
-    def columns(self, columns: slice) -> Tensor:
-        return self._linear.weight.data[:, columns].t().float()
 
     def restore(self) -> None:
         """Use the loaded weights again."""
@@ -117,11 +111,9 @@ class ActiveMask:
 class _DenseOutput:
     """The linear map whose features are the first input of a module, and whose weights are copied before changes."""
 
-    def __init__(
-        self, layer: DenseLayer, weights: CopyOnWriteWeights, input_module: nn.Module, without_edit: WithoutEdit
-    ) -> None:
+    def __init__(self, layer: DenseLayer, weights: CopyOnWriteWeights, input_module: nn.Module) -> None:
         self._layer, self._input_module = layer, input_module
-        self.add, self.weights, self.unedited = weights.add, weights.columns, without_edit
+        self.add = weights.add
 
     @property
     def layer(self) -> int:
@@ -146,9 +138,8 @@ class NetworkOutput(_DenseOutput):
         weights: NetworkCopies,
         input_module: nn.Module,
         active_mask: Callable[[Tensor], ActiveMask] | None,
-        without_edit: WithoutEdit,
     ) -> None:
-        super().__init__(layer, weights.down, input_module, without_edit)
+        super().__init__(layer, weights.down, input_module)
         self._inner, self._active_mask = weights.inner, active_mask
 
     def features(self, recorded: Recorded) -> _NetworkFeatures:
@@ -224,12 +215,15 @@ class _NetworkFeatures:
 
 
 class AttentionOutput(_DenseOutput):
-    """The output projection of one attention as a `LayerOutput`."""
+    """The output projection of one attention as a `PartOutput`; `without_edit` is its `unedited`."""
 
-    def __init__(self, layer: DenseLayer, weights: CopyOnWriteWeights, without_edit: WithoutEdit) -> None:
+    def __init__(
+        self, layer: DenseLayer, weights: CopyOnWriteWeights, without_edit: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         projection = layer.attention.o_proj
         assert isinstance(projection, nn.Module)
-        super().__init__(layer, weights, projection, without_edit)
+        super().__init__(layer, weights, projection)
+        self.unedited = without_edit
 
     @property
     def next_part(self) -> nn.Module:

@@ -198,8 +198,10 @@ class LayerOutput(Protocol):
         Returns the change after rounding the weights to their dtype.
         """
 
-    def weights(self, columns: slice) -> Tensor:
-        """Present weights of some columns of the features, float32 [columns, hidden]."""
+
+@runtime_checkable
+class PartOutput(LayerOutput, Protocol):
+    """The output of a part of a decoder layer that another part follows."""
 
     def unedited(self) -> AbstractContextManager[None]:
         """Let this part compute what the unedited model's part does within a `with` block."""
@@ -225,9 +227,6 @@ class NetworksOutput(LayerOutput, Protocol):
 @runtime_checkable
 class NeuronSelectingOutput(LayerOutput, Protocol):
     """The output of experts whose neurons can be replaced by those of other experts of the layer."""
-
-    def keep_shared_expert(self) -> None:
-        """Leave the neurons of the layer's shared expert, if it has one, out of the features."""
 
     def without_experts(self) -> AbstractContextManager[None]:
         """Let the layer's routed experts give zero, and compute nothing, within a `with` block."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -150,16 +150,15 @@ class ToMoeApplicator(Repairable):
         assert self._edit is not None, "there is no edit on the model"
         check_additive(self._layers[0])
         found: list[LayerOutput] = []
-        parts = zip(self._layers, self._weights, self.networks, self._replacements, strict=True)
-        for i, (layer, weights, network, replacement) in enumerate(parts):
+        for i, (layer, weights, network) in enumerate(zip(self._layers, self._weights, self.networks, strict=True)):
             if self._edit.heads is not None:
                 projection: Any = layer.attention.o_proj
                 weight = self._projections.setdefault(projection, CopyOnWriteWeights(projection))
                 found.append(AttentionOutput(layer, weight, self._heads[i].without_masks))
             if self._edit.widths[i] < layer.width:
-                found.append(NetworkOutput(layer, weights, network, network.active_mask, replacement.suspended))
+                found.append(NetworkOutput(layer, weights, network, network.active_mask))
             else:
-                found.append(NetworkOutput(layer, weights, layer.up, None, nullcontext))
+                found.append(NetworkOutput(layer, weights, layer.up, None))
         return tuple(found)
 
     def revert(self) -> None:

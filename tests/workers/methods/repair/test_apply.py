@@ -20,7 +20,7 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.repair.apply import RepairApplicator
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings, Target
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.methods.repair.ridge import FitOutcome
 from moevolve.workers.model.resident import ResidentModel
 
@@ -38,8 +38,8 @@ def pruned(kept: Sequence[Sequence[int]] = KEPT) -> EepEdit:
     return EepEdit(matrices, matrices, 2)
 
 
-def repaired(base: Any, ridge_lambdas: tuple[float, ...] = (0.01,), target: Target = "global") -> RepairedEdit:
-    return RepairedEdit(base, RepairSettings(ridge_lambdas, target), rows_of(SEQUENCES))
+def repaired(base: Any, ridge_lambdas: tuple[float, ...] = (0.01,)) -> RepairedEdit:
+    return RepairedEdit(base, RepairSettings(ridge_lambdas), rows_of(SEQUENCES))
 
 
 def outcomes_of(model: ResidentModel, edit: RepairedEdit) -> list[FitOutcome | None]:
@@ -54,26 +54,21 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).double().square().sum())
 
 
-@pytest.mark.parametrize("target", ["global", "local"])
-def test_a_repaired_model_is_the_one_fitted_by_hand(
-    target: Target, resident: Residents, checkpoint: Checkpoints
-) -> None:
-    expected, changed = repaired_by_hand(checkpoint("mixtral"), KEPT, SEQUENCES, CHECKED, 0.01, target)
+def test_a_repaired_model_is_the_one_fitted_by_hand(resident: Residents, checkpoint: Checkpoints) -> None:
+    expected, changed = repaired_by_hand(checkpoint("mixtral"), KEPT, SEQUENCES, CHECKED, 0.01)
     assert any(changed)
-    edit = repaired(pruned(), target=target)
+    edit = repaired(pruned())
     assert [each is not None for each in outcomes_of(resident("mixtral"), edit)] == changed
     with torch.no_grad():
         assert_close(logits(resident("mixtral"), edit, UNSEEN), expected(UNSEEN).logits, 1e-4)
 
 
-@pytest.mark.parametrize(("kind", "target"), [("merged", "global"), ("both", "local")])
-def test_what_is_said_to_be_left_is_left(
-    kind: str, target: Target, resident: Residents, checkpoint: Checkpoints
-) -> None:
+@pytest.mark.parametrize("kind", ["merged", "both"])
+def test_what_is_said_to_be_left_is_left(kind: str, resident: Residents, checkpoint: Checkpoints) -> None:
     """The error on held-out tokens, from running the edited model prompt by prompt."""
     from transformers import AutoModelForCausalLM
 
-    model, edit = resident("mixtral"), repaired(edit_of_kind(3, 6, kind), (0.1, 1.0), target)
+    model, edit = resident("mixtral"), repaired(edit_of_kind(3, 6, kind), (0.1, 1.0))
     found = outcomes_of(model, edit)
     plain = AutoModelForCausalLM.from_pretrained(checkpoint("mixtral")).eval()
     reference = seen_at(plain, SEQUENCES)
@@ -83,13 +78,7 @@ def test_what_is_said_to_be_left_is_left(
     for layer, outcome in enumerate(found):
         if outcome is None:
             continue
-        wanted = reference[layer]["behind"]
-        if target == "local":
-            inputs = torch.tensor(now[layer]["into"], dtype=torch.float32)[None]
-            with torch.no_grad():
-                given = plain.model.layers[layer].mlp(inputs)[0].double().numpy()
-            wanted = now[layer]["behind"] - now[layer]["experts"] + given
-        left = ((wanted - now[layer]["behind"])[CHECKED] ** 2).sum()
+        left = ((reference[layer]["behind"] - now[layer]["behind"])[CHECKED] ** 2).sum()
         assert left == pytest.approx(outcome.after, rel=1e-3)
         assert outcome.after < outcome.before
 
@@ -126,11 +115,11 @@ def test_kept_layers_are_what_a_fresh_worker_gives(
 def test_layers_behind_another_are_not_taken_over(resident: Residents) -> None:
     edits = [repaired(pruned((first, *KEPT[1:]))) for first in (KEPT[0], (1, 3, 5))]
     assert not set(edits[0].layer_hashes) & set(edits[1].layer_hashes)
-    others = [repaired(pruned(), (0.02,)), repaired(pruned(), target="local")]
+    others = [repaired(pruned(), (0.02,))]
     others.append(replace(edits[0], rows=rows_of(SEQUENCES[1:])))
     others.append(replace(edits[0], settings=replace(edits[0].settings, tokens=300)))
     hashes = {each.phenotype_hash for each in (*edits, *others, edits[0].base)}
-    assert len(hashes) == 7
+    assert len(hashes) == 6
     assert all(not set(edits[0].layer_hashes) & set(other.layer_hashes) for other in others)
 
 

@@ -21,7 +21,7 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.export import form_obstacle
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.repair.apply import RepairApplicator
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings, Target
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 
@@ -48,12 +48,12 @@ DIFFERENT = (
 Qwen2-MoE's gated shared expert is tried in eep/test_shared_expert."""
 
 
-def repaired(model: ResidentModel, kind: str, target: Target = "global") -> RepairedEdit:
+def repaired(model: ResidentModel, kind: str) -> RepairedEdit:
     count = model.layers[0].count
     retained = 4 if model.layers[0].rule.groups.fault(3) else 3
     space = "probs" if model.layers[0].rule.has_scores else "logits"
     base = edit_of_kind(len(model.layers), count, kind, retained, space=space)
-    return RepairedEdit(base, RepairSettings((0.1, 1.0, 10.0), target), rows_of(SEQUENCES))
+    return RepairedEdit(base, RepairSettings((0.1, 1.0, 10.0)), rows_of(SEQUENCES))
 
 
 @pytest.mark.parametrize("family", DIFFERENT)
