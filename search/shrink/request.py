@@ -42,3 +42,14 @@ class ShrinkRequest(ShrinkOptions):
         from moevolve.search.shrink.shrink import shrink
 
         return shrink(self, observer, begun)
+
+
+def refuse_wrong(request: ShrinkRequest) -> None:
+    """Raise the error of a request that is wrong whatever the model and the data are.
+
+    Raises:
+        UserError: It names the option that is wrong.
+    """
+    from moevolve.search.shrink.shrink import checked
+
+    checked(request)

@@ -59,7 +59,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
         UserError: the request is wrong, or the full model doesn't know a task; nothing has been searched then.
         ExportError: the checkpoint is larger or slower than requested.
     """
-    budget = _checked(request)
+    budget = checked(request)
     made = None if files_of(request).exists() else files_of(request)
     seconds: dict[str, float] = {}
     looks: list[FirstLook] = []
@@ -127,8 +127,12 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
             )
 
 
-def _checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
-    """The budget of a request, after refusing what would fail after hours of searching."""
+def checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
+    """The budget of a request, after refusing what would fail after hours of searching.
+
+    Raises:
+        UserError: The request is wrong, whatever the model and the data are.
+    """
     if not request.data and not request.tasks:
         raise UserError("say what the model is for: --data PATH, or --task NAME")
     if request.metric is not None and not request.data:
