@@ -161,7 +161,7 @@ class ExpertOutputs:
         some = choosing(len(hidden))
         routings = (original[1][some], original[2][some]), (weights[some], chosen[some])
         token_weights = None if token_weights is None else token_weights[some]
-        ids = choose_neurons(neurons, hidden[some], *routings, retained, width, settings, memory, token_weights)
+        ids = choose_neurons(neurons, hidden[some], *routings, retained, width, memory, token_weights)
         selection = NeuronSelection(ids, rows, skip_below)
         self.use_neurons(selection)
         return selection, (hidden, weights, chosen)
