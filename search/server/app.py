@@ -30,6 +30,7 @@ from moevolve.search.server.pages import (
     rankings,
     rendering,
     searches,
+    shrinking,
 )
 from moevolve.search.server.pages import launching as launch_pages
 from moevolve.search.server.problems import answer_errors
@@ -52,7 +53,8 @@ def make_app(store: Store, settings: ServerSettings) -> Guard:
     Raises:
         UserError: the tokens can't be read, or tokens are needed and there are none.
     """
-    return Guard(make_routes(store, settings), settings.allowed_hosts, settings.read_tokens(), rendering.sign_in)
+    routes, tokens = make_routes(store, settings), settings.read_tokens()
+    return Guard(routes, settings.allowed_hosts, tokens, rendering.sign_in, settings.upload_bytes)
 
 
 def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
@@ -99,8 +101,9 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     for module in (reading, launching):
         app.include_router(module.routes, prefix="/api", dependencies=[NEEDS_TOKEN])
     app.include_router(metrics.routes)
-    for pages in (searches, effects, individuals, answering, rankings, comparing, launch_pages, health, rendering):
+    for pages in (searches, effects, individuals, answering, rankings, comparing, launch_pages, shrinking, health):
         app.include_router(pages.routes)
+    app.include_router(rendering.routes)
     files = _RevalidatedFiles(directory=rendering.FOLDER / "static", packages=[("moevolve.search.report", "static")])
     app.mount("/static", files, name="static")
     return app

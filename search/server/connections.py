@@ -17,6 +17,8 @@ import resource
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from moevolve.search.server.guard import is_upload
+
 BACKLOG = 64
 """Connections waiting to be accepted. All may be accepted at once, before any connection is closed to make room."""
 # Clients that send or take nothing would otherwise keep their connections forever, until none is left for others.
@@ -31,7 +33,7 @@ class BoundedProtocol(H11Protocol):
 
     Attributes:
         request_timeout_s: Seconds for the head and the body of a request to arrive, counted from the start of the
-            connection or the end of the previous response.
+            connection or the end of the previous response; for an upload, from its latest piece.
         send_timeout_s: Seconds, up to twice as many, in which the client must have taken what waits to be sent, or so
             much of it that the application may write more.
         max_requests: Number of requests after which the connection is closed.
@@ -71,6 +73,8 @@ class BoundedProtocol(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
+        if self.conn.their_state is h11.SEND_BODY and self.conn.our_state is not h11.DONE and is_upload(self.scope):
+            self._stop_timer()  # a large file may take minutes; once it is refused, its pieces gain no more time
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
             self._start_timer()
         else:

@@ -11,7 +11,7 @@ Requests are refused unless they meet all of these conditions:
   others.
 * If it changes something, its token has scope `write`, and it has the header `X-Moevolve`, which a form of another site
   can't send.
-* Its body is no larger than `MAX_BODY_BYTES`.
+* Its body is no larger than `MAX_BODY_BYTES`, or than an uploaded file may be.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
+from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -36,7 +37,8 @@ from moevolve.store.events import ASKER
 
 MAX_BODY_BYTES = 1 << 16
 """Far more than the largest request, a launch with all of its settings, and little enough for many at once."""
-TOO_LARGE = f"a request's body may have {MAX_BODY_BYTES:,} bytes"
+_UPLOADS = "/api/data/"
+"""Start of the paths that files are uploaded to."""
 HEADER = "x-moevolve"
 COOKIE = "moevolve"
 HEALTH = "/healthz"
@@ -73,6 +75,7 @@ class Guard:
         hosts: Host names of the server, lower case and without ports.
         tokens: Tokens by their text. If there are none, everyone who can connect may read and write.
         sign_in: Makes the sign-in page from two values: whether a wrong token was entered, and the path to open next.
+        upload_bytes: Largest size of an uploaded file.
     """
 
     def __init__(
@@ -81,9 +84,10 @@ class Guard:
         hosts: frozenset[str],
         tokens: Mapping[str, Token],
         sign_in: Callable[[bool, str], str],
+        upload_bytes: int = 0,
     ) -> None:
         self._app, self._hosts, self._tokens, self._sign_in = app, hosts, tokens, sign_in
-        self._bounded = RequestBodyLimitMiddleware(self._answer, MAX_BODY_BYTES)
+        self._upload_bytes = max(upload_bytes, MAX_BODY_BYTES)
         self._sessions = Sessions()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +98,9 @@ class Guard:
             return
         sender = _with_headers(send, secret=not scope["path"].startswith("/static/"))
         headers = Headers(scope=scope)
-        answer = self._refusal(scope, headers) or self._bounded
+        answer: ASGIApp | None = self._refusal(scope, headers)
+        if answer is None:
+            answer = RequestBodyLimitMiddleware(self._answer, self._most_bytes(scope))
         if scope["method"] == "HEAD":
             # Routes only know GET. The server cuts the body of a response according to the scope it made itself.
             scope, sender = {**scope, "method": "GET"}, _head_of(sender)
@@ -116,7 +122,7 @@ class Guard:
             return problem(HTTPStatus.BAD_REQUEST, "this server doesn't go by that name; see `moevolve serve --hosts`")
         if scope["path"] != HEALTH and not self._tokens and _is_proxied(headers):
             return problem(HTTPStatus.FORBIDDEN, "this server has no tokens, which it needs behind a proxy")
-        if (malformed := _malformed(scope, headers)) is not None:
+        if (malformed := _malformed(scope, headers, self._most_bytes(scope))) is not None:
             return malformed
         path, writes = scope["path"], scope["method"] not in _SAFE_METHODS
         if not _is_same_origin(scope, headers) and (writes or not _is_navigation(headers)):
@@ -133,6 +139,9 @@ class Guard:
         scope.setdefault("state", {})["may_write"] = token.scope == "write"
         ASKER.set(token.name)
         return None
+
+    def _most_bytes(self, scope: Scope) -> int:
+        return self._upload_bytes if is_upload(scope) else MAX_BODY_BYTES
 
     def _unauthorized(self, scope: Scope, headers: Headers) -> Response:
         path, query = scope["path"], scope["query_string"].decode("latin-1")
@@ -173,7 +182,17 @@ class Guard:
         return response
 
 
-def _malformed(scope: Scope, headers: Headers) -> Response | None:
+def is_upload(scope: Mapping[str, Any]) -> bool:
+    """Whether a request uploads a file."""
+    return scope["method"] == "PUT" and str(scope["path"]).startswith(_UPLOADS)
+
+
+def too_large(most: int) -> str:
+    """What is wrong with a body of more bytes than `most`."""
+    return f"a request's body may have {most:,} bytes here"
+
+
+def _malformed(scope: Scope, headers: Headers, most: int) -> Response | None:
     """The answer to a request that is ambiguous, too large or has an address that can't be one."""
     if "content-length" in headers and "transfer-encoding" in headers:
         # The two say different things about where the next request begins; a proxy may believe the other one.
@@ -181,9 +200,9 @@ def _malformed(scope: Scope, headers: Headers) -> Response | None:
         refused.headers["connection"] = "close"
         return refused
     length = headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+    if not length.isdecimal() or int(length) > most:
         # Refused before the application, which would log the error: strangers could fill the disk with it.
-        return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
+        return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, too_large(most))
     if "\0" in scope["path"] or b"%00" in scope["query_string"]:
         return problem(HTTPStatus.NOT_FOUND, "the address has a NUL in it, which no name has")
     return None

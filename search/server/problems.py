@@ -10,10 +10,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.body_limit import MAX_BODY_SIZE_SCOPE_KEY
 from starlette.responses import Response
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.server.guard import TOO_LARGE, problem
+from moevolve.search.server.guard import problem, too_large
 from moevolve.search.server.processes import RETRY_S, BusyError
 from moevolve.store.errors import (
     LeaseHeldError,
@@ -87,8 +88,7 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
 
     def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        too_large = error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-        answer = answered(request, error.status_code, TOO_LARGE if too_large else str(error.detail))
+        answer = answered(request, error.status_code, _detail(request, error))
         answer.headers.update(error.headers or {})
         return answer
 
@@ -101,3 +101,9 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(HTTPException, refused)
     app.add_exception_handler(Exception, unknown)
+
+
+def _detail(request: Request, error: HTTPException) -> str:
+    if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return too_large(request.scope[MAX_BODY_SIZE_SCOPE_KEY])
+    return str(error.detail)

@@ -21,6 +21,8 @@ _TAIL_BYTES = 1 << 16
 """Bytes of a log's end that are read, some hundreds of lines: a page shows no more, and a log may grow for days."""
 _SERVER_VARIABLES = ("MOEVOLVE_SERVER", "MOEVOLVE_TOKEN", "MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
 """Environment variables that commands must not inherit: with them they would ask a server instead of the store."""
+_COLUMNS = "120"
+"""Width of tables in a log, as pages show it."""
 
 
 RETRY_S = 5
@@ -57,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    command: str
+    arguments: tuple[str, ...]
     at: datetime
     process: subprocess.Popen[bytes]
     asked: DesiredState | None = None
@@ -80,7 +82,7 @@ class ProcessRunner:
         for target in webhooks:
             _ = target.secret
         self._logs = logs
-        self._environment = {"MOEVOLVE_STORE": store, **environment_of(webhooks)}
+        self._environment = {"MOEVOLVE_STORE": store, "COLUMNS": _COLUMNS, **environment_of(webhooks)}
         self._started: dict[str, _Started] = {}
         self._lock = threading.Lock()
 
@@ -118,7 +120,7 @@ class ProcessRunner:
                 raise UserError(f"logs: {self._log_file(name)} can't be written: {error.strerror}") from None
             # Replaced, not changed: other threads may be iterating over it.
             others = {other: started for other, started in self._started.items() if other != name}
-            self._started = others | {name: _Started(arguments[0], now, process)}
+            self._started = others | {name: _Started(tuple(arguments), now, process)}
         return self.job(name)
 
     def job(self, name: str) -> Job:
@@ -127,11 +129,15 @@ class ProcessRunner:
         code = started.process.poll()
         lines = self.log(name).strip().splitlines()
         last = lines[-1] if lines else ""
-        return Job(name, started.command, started.at, started.process.pid, code is None, code, last, started.asked)
+        return Job(name, started.arguments[0], started.at, started.process.pid, code is None, code, last, started.asked)
 
     def knows(self, name: str) -> bool:
         """Whether this server has started a process with a name."""
         return name in self._started
+
+    def arguments(self, name: str) -> tuple[str, ...]:
+        """What was run for a name last; empty if this server has started nothing."""
+        return self._started[name].arguments if name in self._started else ()
 
     def ask(self, name: str, desired_state: DesiredState | None) -> Job | None:
         """Note what a search's running process is asked for; end the process unless it is to pause or to go on.
@@ -141,7 +147,7 @@ class ProcessRunner:
         """
         with self._lock:
             started = self._started.get(name)
-            if started is None or started.command == "export" or started.process.poll() is not None:
+            if started is None or started.arguments[0] == "export" or started.process.poll() is not None:
                 return None
             self._started = self._started | {name: replace(started, asked=desired_state)}
             if desired_state not in (None, "paused"):

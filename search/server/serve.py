@@ -54,6 +54,9 @@ class ServeRequest(Request):
     tokens: Annotated[
         Path | None, about("File of tokens, readable by its owner only: lines `read TOKEN` or `write TOKEN`.")
     ] = None
+    uploads: Annotated[
+        Path | None, about("Folder for files of requests that clients upload; default: the settings', or none.")
+    ] = None
 
     def answer(self, *, on_ready: OnReady = lambda _: None) -> None:
         settings = read_settings(

@@ -54,6 +54,8 @@ class ServerSettings(Section):
         configurations: Folders of run files that can be launched, by their names without `.yaml`.
         models: Checkpoints (folder or hub id) by name, which a launch may use instead of its run file's.
         data: Files of requests by name, which checkpoints may be shrunk for.
+        uploads: Folder of files of requests that clients upload; None refuses them.
+        upload_mb: Largest size of such a file, in MB.
         exports: Folder that exports and shrunk checkpoints are written to; None turns both off.
         logs: Folder for the logs of searches and exports started by the server.
         address: Ray cluster that launched searches join; None starts Ray on this machine for each search.
@@ -68,6 +70,8 @@ class ServerSettings(Section):
     configurations: tuple[Path, ...] = ()
     models: dict[str, str] = Field(default_factory=dict)
     data: dict[str, str] = Field(default_factory=dict)
+    uploads: Path | None = None
+    upload_mb: int = Field(64, ge=1)
     exports: Path | None = None
     logs: Path = Path("moevolve-logs")
     address: str | None = None
@@ -100,6 +104,18 @@ class ServerSettings(Section):
     def run_files(self) -> dict[str, Path]:
         """Run files that can be launched, by name."""
         return {path.stem: path for folder in self.configurations for path in sorted(folder.glob("*.yaml"))}
+
+    def data_files(self) -> dict[str, str]:
+        """Files of requests that checkpoints can be shrunk for, by name: the settings' and the uploaded ones."""
+        found = [] if self.uploads is None else sorted(self.uploads.glob("[!.]*"))
+        # A link may lead out of the folder.
+        uploaded = {path.name: str(path.resolve()) for path in found if path.is_file() and not path.is_symlink()}
+        return uploaded | self.data
+
+    @property
+    def upload_bytes(self) -> int:
+        """Largest size of an uploaded file; 0 if none is taken."""
+        return 0 if self.uploads is None else self.upload_mb * 10**6
 
     def read_tokens(self) -> dict[str, Token]:
         """The tokens by their text.
@@ -153,7 +169,7 @@ def read_settings(path: Path | None, changes: Mapping[str, object]) -> ServerSet
     """
     data = {} if path is None else read_yaml(path)
     if path is not None:
-        for key in ("tokens", "exports", "logs"):
+        for key in ("tokens", "uploads", "exports", "logs"):
             if isinstance(data.get(key), str):
                 data[key] = str(path.parent / data[key])
         if isinstance(data.get("configurations"), list):

@@ -50,7 +50,8 @@ _OWN_TOKENS = 64
 
 Places = Iterator[tuple[str, Mapping[str, Any] | UserError]]
 """Rows as plain data, or what is wrong with them, each with its place for error messages."""
-_TEXTS = (".txt", ".md")
+TEXT_FILES = (".txt", ".md")
+"""Names of files of running text end in one of these."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_ROWS = 20_000
 """Most rows of a data set of the hub that are read: the first ones. A search uses a few thousand."""
@@ -259,6 +260,17 @@ def _settings(data: DataFile, metric: Mapping[str, str] | None) -> dict[str, Any
     return found | {"fitness": "agreement"}
 
 
+def usable_rows(path: Path) -> int:
+    """The number of rows in a file of requests that can become a task.
+
+    Raises:
+        UserError: See `read_data`; or it has too few rows.
+    """
+    data = read_data(path)
+    _domain(data, None, DEV_ROWS)
+    return len(data.rows)
+
+
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """The rows of one file, all of one form, or of a folder of documents.
@@ -282,14 +294,14 @@ def read_data(path: Path, columns: Columns | None = None) -> DataFile:
     suffix = path.suffix.lower()
     if path.is_dir():
         return DataFile(path, True, tuple(_documents(path)))
-    if suffix in _TEXTS:
+    if suffix in TEXT_FILES:
         rows = list(_paragraphs(read_lines(path)))
     elif suffix == ".parquet":
         rows = _rows(path, _parquet(path), columns)
     elif suffix in ROW_FILES:
         rows = _rows(path, read_rows(path), columns)
     elif path.exists() or not _HUB_ID.fullmatch(str(path)):
-        known = ", ".join((*ROW_FILES, ".parquet", *_TEXTS))
+        known = ", ".join((*ROW_FILES, ".parquet", *TEXT_FILES))
         raise UserError(f"--data {path}: the name must end in one of {known}, or be a folder's")
     else:
         rows = _rows(path, _hub(str(path), columns), columns)
@@ -298,12 +310,12 @@ def read_data(path: Path, columns: Columns | None = None) -> DataFile:
     # If one row has tools or thoughts, all keep their chats, so that they are rendered alike.
     if not any(row.chat is not None and (row.chat.has_tools or row.chat.has_thoughts) for row in rows):
         rows = [replace(row, chat=None) for row in rows]
-    return DataFile(path, suffix in _TEXTS, tuple(rows))
+    return DataFile(path, suffix in TEXT_FILES, tuple(rows))
 
 
 def _documents(folder: Path) -> Iterator[DataRow]:
     """Rows of all texts in a folder and the folders below it, each with the beginning of its document."""
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _TEXTS and path.is_file())
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in TEXT_FILES and path.is_file())
     if not paths:
         raise UserError(f"--data {folder}: the folder has no .txt or .md files; name files of other forms one by one")
     for path in paths:

@@ -55,6 +55,19 @@ def slow_pool(setup: SearchSetup, **_: object) -> Pool:
     return local_pool(setup, 0.2)
 
 
+def resident_pool(setup: SearchSetup, **_: object) -> Pool:
+    """A worker in the driver's own process that has the model; a shrink doesn't time models after it."""
+    import local_workers
+
+    from moevolve.search.shrink import shrink
+
+    def untimed(*_: object) -> None:
+        raise UserError("tests don't time")
+
+    vars(shrink)["measured_speed"] = untimed  # timing takes two more processes
+    return local_workers.local_pool(setup)
+
+
 def ray_pool(setup: SearchSetup, seconds: float = 0.0) -> Pool:
     """Such workers on Ray."""
     import disturbed_lab

@@ -6,10 +6,22 @@ import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from itertools import pairwise
+from urllib.parse import urlsplit
 
 from starlette.testclient import TestClient
 
+from moevolve.search.server.guard import DOCUMENT_POLICY
+
 VOID = {"meta", "link", "br", "img", "input", "hr"}
+_FETCHED = {
+    "script src": "script-src",
+    "link href": "style-src",
+    "img src": "img-src",
+    "action": "form-action",
+    **dict.fromkeys(("hx-get", "hx-post", "hx-put", "sse-connect", "data-course"), "connect-src"),
+}
+"""Directives for addresses that a browser loads by itself, by attribute, with its tag where that matters."""
+_CODE = re.compile(r"(hx-)?on|[\w-]+=(javascript|js):", re.IGNORECASE)
 _LOADS = {"src", "srcset", "data", "action", "formaction", "poster", "background"}
 
 
@@ -102,11 +114,35 @@ def check(text: str, *, whole: bool = True) -> Page:
     return page
 
 
+def check_policy(page: Page, policy: str) -> None:
+    """Fails if a page needs something that its content security policy forbids, which browsers leave out silently."""
+    sources = {name: others for name, *others in map(str.split, policy.split(";"))}
+
+    def allows(directive: str, source: str) -> bool:
+        return source in sources.get(directive, sources["default-src"])
+
+    for tag, found in page.tags:
+        assert allows("style-src", "'unsafe-inline'") or (tag != "style" and "style" not in found), (tag, found)
+        code = [
+            name for name, value in found.items() if re.match(r"on|hx-on", name) or re.match(r"javascript:|js:", value)
+        ]
+        assert not code and (tag != "script" or "src" in found), (tag, found)
+        assert tag not in {"base", "iframe", "object", "embed", "audio", "video", "source"}, (tag, found)
+        for name, url in found.items():
+            directive = _FETCHED.get(f"{tag} {name}") or _FETCHED.get(name)
+            if directive is not None and (tag, found.get("rel")) != ("link", "icon"):
+                where = urlsplit(url)
+                source = f"{where.scheme}:" if where.scheme else "'self'"
+                assert not where.netloc and allows(directive, source), (tag, found)
+
+
 def page_of(client: TestClient, path: str, status: int = 200) -> Page:
     answer = client.get(path)
     assert answer.status_code == status, (path, answer.text[-300:])
     assert answer.headers["content-type"].startswith("text/html")
-    return check(answer.text, whole="part=1" not in path)
+    page = check(answer.text, whole="part=1" not in path)
+    check_policy(page, answer.headers["content-security-policy"])
+    return page
 
 
 def check_report(text: str) -> Page:
@@ -127,6 +163,7 @@ def check_report(text: str) -> Page:
         assert link.startswith("data:") or (link.startswith("#") and link[1:] in page.ids), link
     for target in re.findall(r"url\(\s*['\"]?([^)'\"]*)", text):
         assert target.startswith("#") and target[1:] in page.ids, target
+    check_policy(page, DOCUMENT_POLICY)
     outside = set(re.findall(r"https?://[^\s\"'<>)]+", text))
     assert "@import" not in text
     assert outside <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}, outside

@@ -1,4 +1,4 @@
-"""Routes that start processes on the server's machine: searches, resumed searches, exports and shrinks.
+"""Routes that start processes on the server's machine (searches, resumed searches, exports and shrinks), and uploads.
 
 Requests refer to run files, models, files of requests, tasks and individuals by names that the server knows.
 """
@@ -6,48 +6,31 @@ Requests refer to run files, models, files of requests, tasks and individuals by
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter
-from pydantic import Field
+from fastapi import APIRouter, HTTPException, Path, Request
+from starlette.requests import ClientDisconnect
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.preparation.registry import list_tasks
-from moevolve.search.config.run import SearchName
 from moevolve.search.interface.export import CheckpointRequest, ExportRequest
-from moevolve.search.interface.request import fields_of, one_line_errors
+from moevolve.search.interface.request import fields_of
 from moevolve.search.running.steer import unpause
 from moevolve.search.server.api.requests import model_of, options_of
 from moevolve.search.server.dependencies import CHANGES, RefPath, SearchPath, ServerDep
-from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, look_up, plan_launch, start_launch
+from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, start_launch
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.processes import RETRY_S, BusyError, Job
-from moevolve.search.server.settings import ServerSettings
-from moevolve.search.shrink.budget import budget_of
-from moevolve.search.shrink.request import ShrinkRequest
+from moevolve.search.server.shrinking import RemoteShrinkRequest, start_shrink
+from moevolve.search.server.uploads import UploadedFile, keep_upload
 
 _EXPORT_OPTIONS = tuple(fields_of(CheckpointRequest))
-_CHOSEN_HERE = ("model", "data", "tasks", "output", "store", "overrides", "dry_run", "metric")
-"""Parameters of a shrink that the server chooses, that are names here, or that are programs."""
-_SHRINK_OPTIONS = tuple(name for name in fields_of(ShrinkRequest) if name not in _CHOSEN_HERE)
-
-Name = Annotated[str, Field(max_length=200)]
-
-
-class RemoteShrinkRequest(model_of(ShrinkRequest, _SHRINK_OPTIONS)):  # type: ignore[misc]
-    """A checkpoint to shrink, named as the server knows it.
-
-    Attributes:
-        name: Name of the search, and of the new folder in the server's folder for exports.
-        model: Name of one of the server's checkpoints.
-        data: Names of the server's files of requests.
-        tasks: Names of tasks.
-    """
-
-    name: SearchName
-    model: Name
-    data: tuple[Name, ...] = ()
-    tasks: tuple[Name, ...] = ()
+_FILE = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+NamePath = Annotated[str, Path(max_length=100, description="Name of the file, of JSON, JSONL, CSV, TSV or text.")]
 
 
 class ExportOptions(model_of(ExportRequest, _EXPORT_OPTIONS)):  # type: ignore[misc]
@@ -67,6 +50,21 @@ def list_configurations(server: ServerDep) -> list[str]:
 def list_models(server: ServerDep) -> list[str]:
     """List the names of checkpoints that a launch can use instead of its run file's."""
     return sorted(server.settings.models)
+
+
+@routes.get("/data")
+def list_data(server: ServerDep) -> list[str]:
+    """List the names of files of requests that checkpoints can be shrunk for."""
+    return sorted(server.settings.data_files())
+
+
+@routes.put("/data/{name}", dependencies=[CHANGES], status_code=HTTPStatus.CREATED, openapi_extra=_FILE)
+async def upload(request: Request, server: ServerDep, name: NamePath) -> UploadedFile:
+    """Upload a file of requests, which is checked and then listed. No other file is replaced."""
+    try:
+        return await keep_upload(name, request.stream(), server)
+    except ClientDisconnect:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name}: the connection ended before the file") from None
 
 
 @routes.get("/launches")
@@ -89,7 +87,10 @@ async def check(server: ServerDep, asked: RemoteLaunchRequest) -> LaunchPlan:
 
 @routes.post("/searches/{search}/resume", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)
 def resume(server: ServerDep, search: SearchPath) -> Job | None:
-    """Let a paused search continue where it runs (returns null), or continue one without a driver on this machine."""
+    """Let a paused search continue where it runs (returns null), or continue one without a driver on this machine.
+
+    A shrink that this server has started continues as a whole.
+    """
     record = server.store.search(search)
     if unpause(server.writer, record.id):
         return None
@@ -104,8 +105,11 @@ def resume(server: ServerDep, search: SearchPath) -> Job | None:
         if control.desired_state == "running":
             state = f"being run by {control.owner} already"
         raise BusyError(f"search {record.name} is {state}")
-    address = [] if server.settings.address is None else ["--address", server.settings.address]
-    return server.processes.start(record.name, ["resume", record.name, *address])
+    command = server.processes.arguments(record.name)
+    if command[:1] != ("shrink",):  # which goes on to its checkpoint
+        address = () if server.settings.address is None else ("--address", server.settings.address)
+        command = "resume", record.name, *address
+    return server.processes.start(record.name, command)
 
 
 @routes.post("/individuals/{ref}/export", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)
@@ -120,31 +124,6 @@ def export(server: ServerDep, ref: RefPath, asked: ExportOptions) -> Job:
 
 
 @routes.post("/shrinks", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)
-def shrink(server: ServerDep, asked: RemoteShrinkRequest) -> Job:
+async def shrink(server: ServerDep, asked: RemoteShrinkRequest) -> Job:
     """Make a smaller checkpoint on the server's machine. Repeating the request continues an interrupted one."""
-    return server.processes.start(asked.name, _shrink_command(asked, server.settings))
-
-
-def _shrink_command(asked: RemoteShrinkRequest, settings: ServerSettings) -> list[str]:
-    """Look up what a request names, and return the arguments of the `moevolve` command that answers it.
-
-    Raises:
-        UserError: The server has no such model, file of requests, task or folder for exports, or the request asks for
-            no budget or several.
-    """
-    if settings.exports is None:
-        raise UserError("this server has no folder for checkpoints; see `exports` in its settings")
-    given: dict[str, Any] = asked.model_dump(exclude={"name"})
-    given["model"] = look_up(given["model"], settings.models, "model")
-    given["data"] = [look_up(name, settings.data, "data") for name in given["data"]]
-    tasks = list_tasks()
-    for name in given["tasks"]:
-        look_up(name, tasks, "tasks")
-    with one_line_errors():
-        request = ShrinkRequest(**given, output=settings.exports.resolve() / asked.name)
-    if not (request.data or request.tasks):
-        raise UserError("data or tasks: name at least one that the checkpoint is for")
-    budget_of(request)
-    address = () if settings.address is None else ("--set", f"workers.address={settings.address}")
-    options = [name for name in fields_of(ShrinkRequest) if name != "model"]
-    return ["shrink", *options_of(ShrinkRequest, request, options), *address, "--", request.model]
+    return await start_shrink(asked, server)

@@ -130,7 +130,7 @@ def show_launch(
     request: Request, server: ServerDep, configuration: NameQuery = "", like: NameQuery = ""
 ) -> HTMLResponse:
     """The list of run files, or the form of one: chosen by name, or as the one closest to a search's settings."""
-    started = _started(server)
+    started = started_searches(server)
     record = server.store.search(like) if like else None
     asked = RemoteLaunchRequest(configuration=configuration) if configuration else None
     if record is not None:
@@ -193,13 +193,20 @@ def show_arrival(request: Request, server: ServerDep, name: NameQuery) -> HTMLRe
 @routes.get("/launch/started")
 def show_started(request: Request, server: ServerDep) -> HTMLResponse:
     """Searches that this server started."""
-    return render(request, "started.jinja", started=_started(server))
+    return render(request, "started.jinja", started=started_searches(server))
 
 
 def arrival_page(request: Request, server: ServerState, job: Job) -> HTMLResponse:
     """The state of a process that starts a search, until the search is in the store."""
-    lines = server.processes.log(job.name).splitlines()[-_LOG_LINES:]
-    return render(request, "launch_arrival.jinja", job=job, log="\n".join(lines))
+    log = server.processes.log(job.name)
+    lines = log.splitlines()[-_LOG_LINES:]
+    return render(request, "launch_arrival.jinja", job=job, log="\n".join(lines), page=printed_page(log))
+
+
+def printed_page(log: str) -> str:
+    """What a shrink has printed after its last stage, which a log has: its page, or its error; empty without one."""
+    _, found, page = log.rpartition("\nshrink: ")
+    return page.partition("\n")[2].strip() if found else ""
 
 
 def _fields(given: RunConfig, asked: RemoteLaunchRequest) -> Iterator[FormField]:
@@ -271,7 +278,7 @@ def _plain(text: str) -> object:
         return text
 
 
-def _started(server: ServerState) -> list[StartedSearch]:
+def started_searches(server: ServerState) -> list[StartedSearch]:
     """Searches that this server started, the latest first."""
     jobs = [job for job in server.processes.jobs() if job.command != "export"][: -_JOBS - 1 : -1]
     known = {one.search.name: one.search for one in server.listings.summaries()} if jobs else {}

@@ -19,6 +19,7 @@ from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDe
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
 from moevolve.search.server.pages.launching import arrival_page
 from moevolve.search.server.pages.rendering import render, render_part
+from moevolve.search.server.pages.shrinking import checkpoint_context
 from moevolve.search.server.pages.views import (
     SearchView,
     config_of,
@@ -104,6 +105,7 @@ def show_search(
         again=config is not None and not config.is_imported and bool(server.settings.configurations),
         at_once=view.individuals <= _MAX_INDIVIDUALS,
         log=bool(server.processes.log(record.name)),
+        **checkpoint_context(server, record),
     )
 
 

@@ -21,6 +21,7 @@ from moevolve.search.server.settings import ServerSettings, Token, read_settings
 from moevolve.store.repository import Store
 
 Settings = Callable[..., ServerSettings]
+HERE = {"search": "lab", "ref": "lab:3", "individual": "lab:3", "name": "chats.jsonl"}
 
 
 @pytest.fixture
@@ -36,8 +37,8 @@ def requests(lab_store: Store, tmp_path_factory: pytest.TempPathFactory) -> list
     routes: list[tuple[str, str]] = []
     for route in all_routes(app):
         path = route.path
-        for name, value in {"{search}": "lab", "{ref}": "lab:3", "{individual}": "lab:3"}.items():
-            path = path.replace(name, value)
+        for name, value in HERE.items():
+            path = path.replace(f"{{{name}}}", value)
         assert "{" not in path, path
         routes += [(method, path) for method in route.methods or {"GET"}]
     return routes
@@ -68,7 +69,7 @@ def test_every_route_needs_a_token(stranger: TestClient, requests: list[tuple[st
 def test_a_read_token_changes_nothing(stranger: TestClient, requests: list[tuple[str, str]]) -> None:
     headers = {"authorization": f"Bearer {READ}", "x-moevolve": "1"}
     assert stranger.get("/api/searches", headers=headers).status_code == 200
-    writes = [(method, path) for method, path in requests if method == "POST"]
+    writes = [(method, path) for method, path in requests if method in ("POST", "PUT")]
     assert len(writes) >= 7
     for method, path in writes:
         if path in OPEN_PATHS:

@@ -56,7 +56,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture(scope="module")
 def client(store: Store, runs: Path, tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """A client with a write token of a server with all that launches, exports and shrinks may name."""
+    """A client with a write token of a server with all that launches and exports may name."""
     tokens = tmp_path_factory.mktemp("served") / "tokens"
     tokens.write_text(f"read {READ}\nwrite {WRITE}\n")
     tokens.chmod(0o600)
@@ -65,7 +65,6 @@ def client(store: Store, runs: Path, tiny: Any, tmp_path_factory: pytest.TempPat
         tokens=tokens,
         configurations=(runs,),
         models={"tiny": str(tiny.model), "gone": "/nowhere/model"},
-        data={"chats": "/data/chats.jsonl"},
         exports=Path("/exports"),
         logs=tokens.with_name("logs"),
         address="head:6379",
@@ -355,37 +354,6 @@ def test_an_export_is_started_with_its_options_and_its_state_is_shown(
     monkeypatch.setattr(ProcessRunner, "job", ends_now)
     page = page_of(client, part)
     assert "/just/written" in page.text and not polls(page, part)
-
-
-def test_a_checkpoint_is_shrunk_for_what_the_server_knows_by_name(
-    client: TestClient, bare: TestClient, started: list[list[str]], tiny: Any
-) -> None:
-    asked = {"name": "small", "model": "tiny", "data": ["chats"], "experts": "50%"}
-    more = {"tasks": ["boolq"], "weights": ["chats=2"], "max_looping": 0.25, "force": True, "seed": 0}
-    for changes in ({}, more):
-        answer = client.post("/api/shrinks", json=asked | changes)
-        assert answer.status_code == 202 and answer.json()["command"] == "shrink", answer.text
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"model": "/models/tiny"}, "model: the server knows no '/models/tiny'"),
-        ({"data": ["/etc/passwd"]}, "data: the server knows no"),
-        ({"tasks": ["../secret.yaml"]}, "tasks: the server knows no"),
-        ({"data": []}, "data or tasks"),
-        ({"output": "/tmp/elsewhere"}, "output"),
-        ({"metric": "evil.py:run"}, "metric"),
-        ({"name": "../up"}, "name"),
-    ]
-    for changes, said in wrong:
-        answer = client.post("/api/shrinks", json=asked | changes)
-        assert answer.status_code == 422 and said in answer.text, answer.text
-    plain = ["--experts", "50%", "--data", "/data/chats.jsonl"]
-    output, last = ["--output", "/exports/small"], ["--set", "workers.address=head:6379", "--", str(tiny.model)]
-    guard = ["--max-looping", "0.25", "--force"]
-    assert started == [
-        ["shrink", *plain, *output, *last],
-        ["shrink", *plain, "--task", "boolq", "--weight", "chats=2", *output, *guard, *last],
-    ]
-    answer = bare.post("/api/shrinks", json=asked)
-    assert answer.status_code == 422 and "see `exports` in its settings" in answer.text
 
 
 def test_processes_get_the_servers_store_and_webhooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,10 @@ from moevolve.search.server.processes import Job, ProcessRunner
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.repository import Store
 
-UNSAID = ("POST /api/searches", "POST /api/searches/check", "POST /api/shrinks", "GET /api/pareto")
+UNSAID = (
+    *("POST /api/searches", "POST /api/searches/check", "POST /api/shrinks", "PUT /api/data/{name}"),
+    "GET /api/pareto",
+)
 HEADERS = {"Authorization": f"Bearer {WRITE}", "X-Moevolve": "1"}
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 import store_samples as samples
-from page_checks import check, page_of
+from page_checks import check, check_policy, page_of
 from search_lab import reranked_search
 from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
@@ -108,7 +108,9 @@ def test_all_links_work_and_all_pages_are_valid(client: TestClient) -> None:
         assert answer.status_code == 200, (path, answer.text[-300:])
         if where.path.startswith(("/static/", "/api/")) or where.path.endswith((".svg", ".csv")):
             continue
-        left += [urljoin(path, link) for link in check(answer.text, whole="part=1" not in path).links]
+        page = check(answer.text, whole="part=1" not in path)
+        check_policy(page, answer.headers["content-security-policy"])
+        left += [urljoin(path, link) for link in page.links]
     assert len(seen) > 80 and {"/searches/eep?", "/individuals/nanomoe:N?", "/searches/nanomoe/costs?"} < seen
 
 

@@ -6,10 +6,12 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
 import store_samples as samples
+from demo_chats import write_chats
 from report_lab import finished
 from served_here import served_here
 from server_tokens import READ
@@ -34,6 +36,7 @@ MORE = (
     "/individuals/eep:11/answers",
     "/compare?searches=eep",
     "/launch?configuration=small",
+    "/shrink",
     "/login",
 )
 """Pages that no walk through the others needs."""
@@ -94,7 +97,9 @@ def url(store: Store, tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> It
     (folder / "runs").mkdir()
     tiny.write_run(folder / "runs" / "small.yaml", "small")
     settings = folder / "server.yaml"
-    settings.write_text("configurations: [runs]\nlogs: logs\nexports: exports\nmodels: {gone: /nowhere/model}\n")
+    settings.write_text(
+        "configurations: [runs]\nlogs: logs\nexports: exports\nmodels: {gone: /nowhere/model}\nuploads: sent\n"
+    )
     with served_here(read_settings(settings, {"store": store.url}), "local_pool") as found:
         yield found
 
@@ -350,6 +355,30 @@ def test_a_search_is_launched_from_a_form(browse: Open, store: Store) -> None:
     page.locator("#now").get_by_text("finished").wait_for()
     config = parse_stored_config(store.search("found").config)
     assert (config.genome.experts, config.window, config.phases[0].evaluations) == (3, 2, 8)
+
+
+def test_a_file_is_sent_and_a_model_shrunk_for_it(browse: Open, tmp_path: Path) -> None:
+    write_chats(tmp_path / "chats.jsonl", 100)
+    (tmp_path / "few.csv").write_text("prompt,answer\na,b\nc,d\n")
+    page = browse("/shrink", refusals=(422,))
+    for file, said in (
+        ("chats.jsonl", "chats.jsonl has 100 rows"),
+        ("few.csv", "refused: --data few.csv: 1 rows with"),
+    ):
+        page.get_by_label("file", exact=True).set_input_files(tmp_path / file)
+        page.get_by_role("button", name="Upload").click()
+        page.locator("#said").filter(has_text=said).wait_for()
+        settled(page)
+        page.get_by_role("checkbox", name="chats.jsonl").check()
+    assert page.locator("#files input").count() == 1 and page.get_by_role("checkbox", name="chats.jsonl").is_checked()
+    problem = page.get_by_role("alert")
+    page.get_by_label("how much").fill("0%")
+    page.get_by_role("button", name="Shrink").click()
+    problem.filter(has_text="--experts 0%: give a number").wait_for()
+    page.get_by_label("how much").fill("50%")
+    page.get_by_role("button", name="Shrink").click()
+    problem.filter(has_text="small-1 failed with code 2: error: model /nowhere/model: no such directory").wait_for()
+    assert page.get_by_role("link", name="Its searches").count() == 1, "the part was replaced, again and again"
 
 
 def test_an_export_is_followed_to_its_end(browse: Open, store: Store) -> None:

@@ -84,8 +84,20 @@ document.addEventListener("htmx:afterOnLoad", (event) => {
   const { status, response } = event.detail.xhr;
   const answer = JSON.parse(response);
   if (status >= 400) setText("said", `refused: ${answer.detail}`);
+  else if (answer?.rows) setText("said", `${answer.name} has ${answer.rows} rows; tick it below`);
   else if (answer?.process) setText("said", `started as process ${answer.process}`);
   else setText("said", answer?.desired_state && answer.alive ? "asked; the driver does so within seconds" : "done");
+});
+
+// A form with a file sends the file itself, to the address of its name.
+
+htmx.defineExtension("file-body", {
+  onEvent: (name, { detail }) => {
+    if (name !== "htmx:configRequest") return;
+    detail.path += encodeURIComponent(detail.parameters.file.name);
+    detail.headers["Content-Type"] = "application/octet-stream";
+  },
+  encodeParameters: (_, parameters) => parameters.get("file"),
 });
 
 const charts = [["[data-course]", "./fitness_chart.js"], ["[data-pareto]", "./pareto_chart.js"], ["[data-compare]", "./compare_chart.js"]];

@@ -1,0 +1,158 @@
+"""Pages for shrinking: a form that starts a shrink, and what becomes of a search's winner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+from pydantic import BaseModel, ConfigDict
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.preparation.registry import list_tasks
+from moevolve.search.interface.request import default_of, fields_of, one_line_errors, option_names
+from moevolve.search.report.rendering import handle
+from moevolve.search.server.dependencies import SearchPath, ServerDep, ServerState
+from moevolve.search.server.pages.launching import arrival_page, printed_page, started_searches
+from moevolve.search.server.pages.rendering import render, render_part
+from moevolve.search.server.shrinking import SHRINK_OPTIONS, RemoteShrinkRequest, start_shrink
+from moevolve.search.shrink.request import ShrinkRequest
+from moevolve.store.records import ExportRecord, SearchRecord
+from moevolve.workers.export.servers import loads_in
+
+Amount = Literal["experts", "neurons", "size", "speed", "keep_score", "active"]
+"""Parameters that say how much is kept; a request has one of them."""
+_FIRST = ("repair", "time", "custom_code")
+"""Parameters that are always shown."""
+
+routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+
+class TypedShrink(BaseModel):
+    """Contents of the form as it is sent. Extra fields are further parameters of a shrink, empty for their defaults."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+    model: str = ""
+    data: str | list[str] = []
+    tasks: str | list[str] = []
+    keep: Amount
+    amount: str
+
+
+@dataclass(frozen=True, slots=True)
+class OptionField:
+    """A form field for one parameter.
+
+    Attributes:
+        label: Its name as an option of the command, without dashes.
+        hint: Its description.
+        kind: Type of the field.
+        choices: Values of a parameter that has few.
+        default: Text of its default; empty if there is none.
+    """
+
+    name: str
+    label: str
+    hint: str
+    kind: Literal["checkbox", "number", "text"]
+    choices: tuple[str, ...]
+    default: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """An export of a search's winner, and the programs that load it; none if its folder isn't on this machine."""
+
+    export: ExportRecord
+    programs: tuple[str, ...]
+
+
+@routes.get("/shrink")
+def show_shrink(request: Request, server: ServerDep) -> HTMLResponse:
+    """The form of a shrink."""
+    settings = server.settings
+    taken = {one.search.name for one in server.listings.summaries()} | {job.name for job in server.processes.jobs()}
+    return render(
+        request,
+        "shrink.jinja",
+        started=started_searches(server),
+        ready=settings.exports is not None and bool(settings.models),
+        name=next(name for name in (f"small-{number}" for number in count(1)) if name not in taken),
+        models=sorted(settings.models),
+        files=sorted(settings.data_files()),
+        upload_mb=None if settings.uploads is None else settings.upload_mb,
+        tasks=list_tasks(),
+        amounts=[_field(name) for name in get_args(Amount)],
+        first=[_field(name) for name in _FIRST],
+        further=[_field(name) for name in SHRINK_OPTIONS if name not in (*get_args(Amount), *_FIRST)],
+    )
+
+
+@routes.get("/shrink/files")
+def show_files(request: Request, server: ServerDep) -> HTMLResponse:
+    """The files that a shrink may name."""
+    files = sorted(server.settings.data_files())
+    return render_part(request, "shrink_files", "Files for", "a shrink", "/shrink", files=files)
+
+
+@routes.post("/shrink")
+async def take_form(request: Request, server: ServerDep, typed: TypedShrink) -> HTMLResponse:
+    """Start the shrink described by the form."""
+    given: dict[str, Any] = {name: text.strip() for name, text in (typed.model_extra or {}).items() if text.strip()}
+    given |= {"name": typed.name.strip(), "model": typed.model, typed.keep: typed.amount.strip()}
+    given |= {"data": _listed(typed.data), "tasks": _listed(typed.tasks), "weights": given.get("weights", "").split()}
+    with one_line_errors():
+        asked = RemoteShrinkRequest.model_validate(given)
+    return arrival_page(request, server, await start_shrink(asked, server))
+
+
+@routes.get("/searches/{search}/checkpoint")
+def show_checkpoint(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
+    """The exports of a search's winner, and the state and the page of the shrink that made the search."""
+    record = server.store.search(search)
+    here = f"/searches/{handle(record)}"
+    context = checkpoint_context(server, record)
+    return render_part(request, "checkpoint", "Checkpoint of", record.name, here, search=record, **context)
+
+
+def checkpoint_context(server: ServerState, search: SearchRecord) -> dict[str, Any]:
+    """Variables of `checkpoint_part.jinja`."""
+    job = next((job for job in server.processes.jobs() if job.name == search.name and job.command == "shrink"), None)
+    page = "" if job is not None and job.running else printed_page(server.processes.log(search.name))
+    return {"job": job, "page": page, "checkpoints": list(_checkpoints(server, search))}
+
+
+def _checkpoints(server: ServerState, search: SearchRecord) -> Iterator[Checkpoint]:
+    if search.winner is None:
+        return
+    for export in server.store.individual(f"{search.id}:{search.winner}").exports:
+        programs: tuple[str, ...] = ()
+        with suppress(UserError, OSError):  # the folder is on another machine, or gone
+            programs = loads_in(Path(export.path), export.form)
+        yield Checkpoint(export, programs)
+
+
+def _listed(typed: str | list[str]) -> list[str]:
+    return [typed] if isinstance(typed, str) else typed
+
+
+def _field(name: str) -> OptionField:
+    """The form field of a parameter of a shrink."""
+    field = fields_of(ShrinkRequest)[name]
+    kinds = get_args(field.annotation) or (field.annotation,)
+    number = int in kinds or float in kinds
+    default = default_of(field, None)
+    return OptionField(
+        name,
+        option_names(name, field)[0].lstrip("-"),
+        field.description or "",
+        "checkbox" if bool in kinds else "number" if number else "text",
+        next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ()),
+        str(default) if number and default is not None else "",
+    )

@@ -1,0 +1,99 @@
+"""Files of requests that clients upload: each is checked, and kept in the server's folder under a plain name."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from starlette.concurrency import run_in_threadpool
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.text_files import ROW_FILES, writing_into
+from moevolve.search.server.dependencies import ServerState
+from moevolve.search.shrink.domains import TEXT_FILES, usable_rows
+from moevolve.store.errors import NameTakenError
+from moevolve.workers.children.process import ChildError, ChildProcess
+
+_SUFFIXES = (*ROW_FILES, *TEXT_FILES)
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedFile:
+    """A file of requests that a client has uploaded.
+
+    Attributes:
+        name: Name by which a shrink asks for it.
+        rows: Number of its rows.
+    """
+
+    name: str
+    rows: int
+
+
+async def keep_upload(given: str, content: AsyncIterator[bytes], server: ServerState) -> UploadedFile:
+    """Keep a file in the server's folder for uploads, if a checkpoint can be shrunk for it.
+
+    Args:
+        given: The client's name of the file.
+        content: The file, in pieces.
+        server: The server.
+
+    Raises:
+        UserError: The server takes no files, the name is of another kind of file, the file can't be written, or its
+            rows can't be used.
+        NameTakenError: The server has a file of this name with other content.
+        HTTPException: Status 503, if too many files are being checked.
+    """
+    folder = server.settings.uploads
+    if folder is None:
+        raise UserError("this server takes no files; see `uploads` in its settings")
+    name = plain_name(given)
+    with writing_into(folder), NamedTemporaryFile(dir=folder, prefix=".", suffix=Path(name).suffix) as file:
+        async for piece in content:
+            await run_in_threadpool(file.write, piece)
+        file.flush()
+        rows = await server.previews.run(checked_rows, server.preview_process, Path(file.name), name)
+        _publish(Path(file.name), folder / name, taken=name in server.settings.data)
+    return UploadedFile(name, rows)
+
+
+def plain_name(given: str) -> str:
+    """The name of a file with a dash for everything but ASCII letters, digits, dots, dashes and underscores.
+
+    Raises:
+        UserError: It doesn't end as names of files of requests do.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", given).lstrip("-.")
+    if Path(name).suffix.lower() not in _SUFFIXES:
+        raise UserError(f"{given!r}: the name of a file of requests must end in one of {', '.join(_SUFFIXES)}")
+    return name
+
+
+def checked_rows(process: ChildProcess, path: Path, name: str) -> int:
+    """Read a file of requests in a child process, and count its rows.
+
+    Raises:
+        UserError: Its rows can't be used, or reading them fails or takes too long. The message calls it by its name.
+    """
+    try:
+        return process.call(usable_rows, path)
+    except UserError as error:
+        raise UserError(str(error).replace(str(path), name)) from None
+    except ChildError as error:
+        raise UserError(f"{name}: reading it failed: {error}") from None
+
+
+def _publish(file: Path, target: Path, taken: bool) -> None:
+    """Give a checked file its name, unless another file has it."""
+    if not taken:
+        try:
+            os.link(file, target)  # unlike a rename, it never replaces a file that somebody's shrink has begun with
+        except FileExistsError:
+            taken = target.is_symlink() or not filecmp.cmp(file, target, shallow=False)
+    if taken:
+        raise NameTakenError(f"the server has a file {target.name} with other content; choose another name")

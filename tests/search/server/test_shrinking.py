@@ -1,0 +1,375 @@
+"""Shrinks over HTTP and on pages: uploaded files, refusals, and once all the way to a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import store_samples as samples
+from demo_chats import write_chats
+from page_checks import Page, check, page_of
+from safetensors import safe_open
+from served_here import in_thread, served_here
+from server_tokens import READ, WRITE
+from starlette.testclient import TestClient
+from waiting import PATIENT_S, until
+
+from moevolve.search.server.app import make_app
+from moevolve.search.server.connections import BoundedProtocol
+from moevolve.search.server.processes import Job, ProcessRunner
+from moevolve.search.server.settings import ServerSettings
+from moevolve.search.server.uploads import plain_name
+from moevolve.store.records import ExportRecord
+from moevolve.store.repository import Store
+from moevolve.workers.children.process import ChildProcess
+
+DEMO = Path(__file__).parents[3] / "configs" / "demo" / "model"
+EXPERTS = json.loads((DEMO / "config.json").read_text())["num_local_experts"]
+HEADERS = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1", "accept": "text/html"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('store') / 'lab.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def settings(store: Store, tmp_path: Path) -> ServerSettings:
+    """Settings with all that a shrink may name, and a folder for uploads."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"read {READ}\nwrite {WRITE}\n")
+    tokens.chmod(0o600)
+    return ServerSettings(
+        store=store.url,
+        tokens=tokens,
+        models={"tiny": "/models/tiny", "gone": "/nowhere/model"},
+        data={"named": "/data/named.jsonl"},
+        uploads=tmp_path / "uploads",
+        upload_mb=1,
+        exports=tmp_path / "exports",
+        logs=tmp_path / "logs",
+        address="head:6379",
+    )
+
+
+@pytest.fixture
+def client(store: Store, settings: ServerSettings, monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    """A client with a write token of a server that checks requests and files in this process."""
+    monkeypatch.setattr(ChildProcess, "call", lambda _, function, *arguments: function(*arguments))
+    return TestClient(make_app(store, settings), "http://localhost:8080", headers=HEADERS)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Command lines of processes, which are recorded and not started."""
+    commands: list[list[str]] = []
+
+    def start(_: ProcessRunner, name: str, arguments: Sequence[str]) -> Job:
+        commands.append(list(arguments))
+        return Job(name, arguments[0], datetime.now(UTC), 7, True, None, "")
+
+    monkeypatch.setattr(ProcessRunner, "start", start)
+    return commands
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> bytes:
+    write_chats(tmp_path / "chats.jsonl", 100)
+    return (tmp_path / "chats.jsonl").read_bytes()
+
+
+def kept(settings: ServerSettings) -> list[str]:
+    """Names in the folder for uploads, hidden ones too."""
+    assert settings.uploads is not None
+    return sorted(path.name for path in settings.uploads.iterdir()) if settings.uploads.is_dir() else []
+
+
+ASKED = {"name": "small", "model": "tiny", "data": ["named"], "experts": "50%"}
+PLAIN = ["--experts", "50%", "--data", "/data/named.jsonl"]
+
+
+def test_a_checkpoint_is_shrunk_for_what_the_server_knows_by_name(
+    client: TestClient, settings: ServerSettings, started: list[list[str]], store: Store
+) -> None:
+    more = {"tasks": ["boolq"], "weights": ["named=2"], "max_looping": 0.25, "force": True, "seed": 0}
+    for changes in ({}, more):
+        answer = client.post("/api/shrinks", json=ASKED | changes)
+        assert answer.status_code == 202 and answer.json()["command"] == "shrink", answer.text
+    output, last = ["--output", f"{settings.exports}/small"], ["--set", "workers.address=head:6379", "--"]
+    assert started == [
+        ["shrink", *PLAIN, *output, *last, "/models/tiny"],
+        [
+            *("shrink", *PLAIN, "--task", "boolq", "--weight", "named=2", *output),
+            *("--max-looping", "0.25", "--force", *last, "/models/tiny"),
+        ],
+    ]
+    bare = TestClient(make_app(store, ServerSettings(store=store.url)), "http://localhost", headers=HEADERS)
+    answer = bare.post("/api/shrinks", json=ASKED)
+    assert answer.status_code == 422 and "see `exports` in its settings" in answer.text
+    assert "exports: exports" in page_of(bare, "/shrink").text
+    assert bare.put("/api/data/chats.jsonl", content=b"{}").json()["detail"].startswith("this server takes no files")
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"model": "/models/tiny"}, "model: the server knows no '/models/tiny'"),
+    ({"data": ["/etc/passwd"]}, "data: the server knows no"),
+    ({"data": ["../tokens"]}, "data: the server knows no"),
+    ({"tasks": ["../secret.yaml"]}, "tasks: the server knows no"),
+    ({"data": []}, "data or tasks"),
+    ({"output": "/tmp/elsewhere"}, "output: Extra inputs are not permitted"),
+    ({"metric": "evil.py:run"}, "metric: Extra inputs are not permitted"),
+    ({"overrides": ["model.path=/etc"]}, "overrides: Extra inputs are not permitted"),
+    ({"store": "sqlite:////tmp/other.db"}, "store: Extra inputs are not permitted"),
+    ({"name": "../up"}, "name: String should match pattern"),
+    ({"experts": None}, "give one of --experts"),
+    ({"size": "1GiB"}, "give one of --experts"),
+    ({"experts": "0%"}, "--experts 0%: give a number such as 8, or a share"),
+    ({"time": "2h", "evaluations": 9}, "--time and --evaluations both set the number of candidates"),
+    ({"guard_time": "soon"}, "--guard-time soon"),
+]
+
+
+def test_wrong_requests_are_refused_with_the_commands_own_words(client: TestClient, started: list[list[str]]) -> None:
+    for changes, said in WRONG:
+        answer = client.post("/api/shrinks", json=ASKED | changes)
+        assert answer.status_code == 422 and said in answer.json()["detail"], answer.text
+    assert not started
+
+
+def test_a_file_is_uploaded_once_under_a_plain_name(
+    client: TestClient, settings: ServerSettings, started: list[list[str]], chats: bytes
+) -> None:
+    for _ in range(2):
+        answer = client.put("/api/data/my%20chats%20(1).jsonl", content=chats)
+        assert (answer.status_code, answer.json()) == (201, {"name": "my-chats-1-.jsonl", "rows": 100}), answer.text
+    other = client.put("/api/data/my-chats-1-.jsonl", content=chats + chats.splitlines(keepends=True)[0])
+    assert other.status_code == 409 and "has a file my-chats-1-.jsonl with other content" in other.text
+    text = client.put("/api/data/book.txt", content="\n\n".join(f"{n} {'word ' * 90}" for n in range(80)).encode())
+    assert text.json() == {"name": "book.txt", "rows": 80}
+    assert kept(settings) == ["book.txt", "my-chats-1-.jsonl"]
+    assert client.get("/api/data").json() == ["book.txt", "my-chats-1-.jsonl", "named"]
+    assert client.post("/api/shrinks", json=ASKED | {"data": ["book.txt", "named"]}).status_code == 202
+    assert started[0][3:7] == ["--data", f"{settings.uploads}/book.txt", "--data", "/data/named.jsonl"]
+
+
+ROWS = "".join(json.dumps({"prompt": f"what is {n}?", "answer": str(n)}) + "\n" for n in range(100))
+REFUSED: list[tuple[str, str | bytes, int, str]] = [
+    ("few.jsonl", "".join(ROWS.splitlines(keepends=True)[:9]), 422, "--data few.jsonl: 9 rows with different first"),
+    (
+        *("bad.jsonl", ROWS + '{"prompt": 1}\nno\n[]\n{"prompt": ""}\n', 422),
+        "bad.jsonl: 4 of 104 rows can't be used: bad.jsonl:101: prompt: Input should be a valid string",
+    ),
+    ("bad.json", "[" * 100_000, 422, "bad.json: its brackets are nested too deeply"),
+    ("binary.csv", b"\xff\xfe\x00" * 99, 422, "binary.csv:1: not UTF-8 text"),
+    ("empty.jsonl", "", 422, "empty.jsonl: the file is empty"),
+    ("code.py", ROWS, 422, "must end in one of .jsonl"),
+    ("model.safetensors", ROWS, 422, "must end in one of .jsonl"),
+    ("data.parquet", ROWS, 422, "must end in one of .jsonl"),
+    ("none", ROWS, 422, "must end in one of .jsonl"),
+    (".jsonl", ROWS, 422, "must end in one of .jsonl"),
+    ("..", ROWS, 404, ""),
+    ("%2e%2e%2fup.jsonl", ROWS, 404, ""),
+    ("%2Fetc%2Fup.jsonl", ROWS, 404, ""),
+    ("nul%00.jsonl", ROWS, 404, ""),
+    ("x" * 95 + ".jsonl", ROWS, 422, "name: String should have at most 100 characters"),
+    ("huge.jsonl", b" " * (10**6 + 1), 413, "a request's body may have 1,000,000 bytes here"),
+    ("named", ROWS, 422, "must end in one of .jsonl"),
+]
+
+
+def test_what_no_shrink_could_read_is_refused_and_not_kept(client: TestClient, settings: ServerSettings) -> None:
+    for name, content, status, said in REFUSED:
+        answer = client.put(f"/api/data/{name}", content=content)
+        assert answer.status_code == status and (status == 404 or said in answer.json()["detail"]), (name, answer.text)
+        assert kept(settings) == [], name
+        assert str(settings.uploads) not in answer.text
+    streamed = client.put("/api/data/huge.jsonl", content=iter([b" " * 10**5] * 11))
+    assert streamed.status_code == 413 and "1,000,000 bytes" in streamed.text and kept(settings) == []
+    assert client.put("/api/data/ok.jsonl", content=ROWS.encode(), headers={"x-moevolve": ""}).status_code == 422
+    read = {"authorization": f"Bearer {READ}"}
+    assert client.put("/api/data/ok.jsonl", content=ROWS, headers=read).status_code == 403
+    foreign = {"origin": "http://evil.example"}
+    assert client.put("/api/data/ok.jsonl", content=ROWS, headers=foreign).status_code == 403
+    assert kept(settings) == []
+    assert client.post("/api/shrinks", content=b" " * 70_000).status_code == 413, "other bodies are as small as ever"
+
+
+def test_names_lead_nowhere_but_into_the_folder(client: TestClient, settings: ServerSettings, tmp_path: Path) -> None:
+    for given, name in {
+        "a/../../b.jsonl": "a-..-..-b.jsonl",
+        "..\\..\\b.csv": "b.csv",
+        "/etc/b.TXT": "etc-b.TXT",
+        "é b\0.md": "b-.md",
+    }.items():
+        assert plain_name(given) == name
+    assert settings.uploads is not None
+    settings.uploads.mkdir()
+    (tmp_path / "secret.jsonl").write_text("secret")
+    (settings.uploads / "link.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    (settings.uploads / "dangling.jsonl").symlink_to(tmp_path / "new.jsonl")
+    assert client.get("/api/data").json() == ["named"]
+    for name in ("link.jsonl", "dangling.jsonl"):
+        answer = client.put(f"/api/data/{name}", content=ROWS)
+        assert answer.status_code == 409 and "choose another name" in answer.text, answer.text
+    assert (tmp_path / "secret.jsonl").read_text() == "secret" and not (tmp_path / "new.jsonl").exists()
+
+
+class ImpatientProtocol(BoundedProtocol):
+    """Connections that wait less long for requests."""
+
+    request_timeout_s = 0.5
+
+
+def test_an_upload_may_take_its_time_but_not_stand_still(
+    store: Store, settings: ServerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChildProcess, "call", lambda _, function, *arguments: function(*arguments))
+    head = f"PUT /api/data/slow.jsonl HTTP/1.1\r\nhost: localhost\r\nx-moevolve: 1\r\ncontent-length: {len(ROWS)}\r\n"
+    size = -(-len(ROWS) // 8)
+    with in_thread(make_app(store, settings), http=ImpatientProtocol, ws="none") as (port, _):
+
+        def answered(token: str, pieces: Sequence[str]) -> bytes:
+            """The answer to a slow upload."""
+            with socket.create_connection(("127.0.0.1", port), PATIENT_S) as opened:
+                opened.sendall(f"{head}authorization: Bearer {token}\r\nconnection: close\r\n\r\n".encode())
+                for piece in pieces:
+                    opened.sendall(piece.encode())
+                    time.sleep(0.2)
+                return b"".join(iter(lambda: opened.recv(1 << 16), b""))
+
+        pieces = [ROWS[place : place + size] for place in range(0, len(ROWS), size)]
+        assert b'"rows":100' in answered(WRITE, pieces)
+        assert answered(WRITE, pieces[:4]) == b""
+        until(lambda: kept(settings) == ["slow.jsonl"])
+        with pytest.raises(ConnectionError):
+            answered("wrong", ROWS[:50])
+
+
+FORM = {"name": "small", "model": "tiny", "data": "named", "keep": "experts", "amount": " 25% "}
+
+
+def test_the_form_starts_what_the_api_does(client: TestClient, started: list[list[str]]) -> None:
+    page = page_of(client, "/shrink")
+    names = {found["name"] for found in page.all("input", "select")}
+    assert {"name", "model", "data", "tasks", "keep", "amount", "repair", "time", "custom_code", "quantise"} < names
+    assert not {"metric", "output", "store", "overrides", "dry_run"} & names
+    assert page.texts_of("option")[:2] == ["gone", "tiny"] and "such as 50% of the experts" in page.text
+    assert [found["value"] for found in page.all("input") if found["name"] == "data"] == ["named"]
+    typed = FORM | {"custom_code": "on", "repair": "none", "time": "2h", "weights": "named=2 boolq=1", "seed": ""}
+    answer = client.post("/shrink?part=1", json=typed | {"tasks": ["boolq", "rte"], "guard_prompts": "7"})
+    assert answer.status_code == 200 and "Its searches" in check(answer.text, whole=False).text
+    command = started[0][:-3]
+    for words in (["--experts", "25%"], ["--repair", "none"], ["--time", "2h"], ["--guard-prompts", "7"]):
+        assert command[command.index(words[0]) + 1] == words[1]
+    assert "--custom-code" in command and command.count("--weight") == command.count("--task") == 2
+    for changes, said in (
+        ({"amount": "0%"}, "--experts 0%: give a number"),
+        ({"metric": "evil.py:run"}, "metric: Extra inputs"),
+        ({"evaluations": "many"}, "evaluations: Input should be a valid integer"),
+        ({"name": "../up"}, "name: String should match"),
+        ({"keep": "all"}, "keep: Input should be"),
+    ):
+        answer = client.post("/shrink?part=1", json=FORM | changes)
+        assert answer.status_code == 422 and said in check(answer.text, whole=False).text, answer.text
+    assert len(started) == 1
+    headers = {"accept": "text/html", "authorization": f"Bearer {READ}"}
+    reader = page_of(TestClient(client.app, "http://localhost", headers=headers), "/shrink")
+    assert "needs a token of scope write" in reader.text
+    assert all("disabled" in found for found in reader.all("button", "fieldset", "select"))
+
+
+def test_a_searchs_page_has_what_became_of_its_winner(
+    client: TestClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_search(samples.search("shrunk"), [samples.split()])
+    assert "There is none yet." in page_of(client, "/searches/shrunk").text
+    store.record("id-shrunk", [samples.decided(0, 0.5)])
+    store.set_status("id-shrunk", "finished", winner=0)
+    page = page_of(client, "/searches/shrunk/checkpoint")
+    assert "isn't exported yet" in page.text and "/individuals/shrunk:0#exports-title" in page.links
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "config.json").write_text('{"model_type": "mixtral"}')
+    for folder in ("new", "gone"):
+        store.add_export("shrunk:0", ExportRecord(str(tmp_path / folder), "stock"))
+    text = page_of(client, "/searches/shrunk").text
+    assert f"{tmp_path}/new stock transformers, vLLM, SGLang" in text and f"{tmp_path}/gone stock - " in text
+    log = "shrink: starting\nshrink: writing\nbest found 25%\nwrote small\n"
+    monkeypatch.setattr(ProcessRunner, "log", lambda *_: log)
+    at = datetime.now(UTC)
+    for job, said, printed in (
+        (Job("shrunk", "shrink", at, 7, True, None, "wrote small"), "shrinking wrote small", False),
+        (Job("shrunk", "shrink", at, 7, False, 0, "wrote small"), "shrunk", True),
+        (Job("shrunk", "shrink", at, 7, False, 1, "wrote small"), "the shrink ended with code 1", True),
+    ):
+        monkeypatch.setattr(ProcessRunner, "jobs", lambda _, job=job: [job])
+        page = page_of(client, "/searches/shrunk/checkpoint?part=1")
+        assert said in page.text and (page.texts_of("code") == ["best found 25%\nwrote small"]) == printed
+        assert page.all("div")[0]["hx-trigger"] == ("every 2s" if job.running else "sse:drivers")
+        monkeypatch.setattr(ProcessRunner, "job", lambda *_, job=job: job)
+        arrival = page_of(client, "/launch/arrival?name=shrunk&part=1")
+        assert ("best found 25%" in arrival.text) and "/?text=shrunk" in arrival.links
+
+
+def test_a_shrink_that_was_stopped_is_resumed_as_a_whole(
+    client: TestClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "ends"
+    script.write_text("#!/bin/sh\nexit 3\n")
+    script.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(script))
+    store.create_search(samples.search("stopped"), [samples.split()])
+    for path, changes in (("/api/shrinks", {"name": "stopped"}), ("/api/searches/stopped/resume", {})):
+        answer = client.post(path, json=ASKED | changes if changes else {})
+        assert answer.status_code == 202 and answer.json()["command"] == "shrink", answer.text
+        until(lambda: not any(job["running"] for job in client.get("/api/launches").json()))
+    first, second = client.get("/api/searches/stopped/log").text.splitlines()
+    assert first.partition("moevolve shrink ")[2] == second.partition("moevolve shrink ")[2] != ""
+
+
+@pytest.mark.slow
+def test_from_an_uploaded_file_to_a_checkpoint(tmp_path: Path, chats: bytes) -> None:
+    """Over HTTP alone, with a shrink in a process of its own."""
+    settings = ServerSettings(
+        store=f"sqlite:///{tmp_path / 'lab.db'}",
+        models={"demo": str(DEMO)},
+        uploads=tmp_path / "uploads",
+        exports=tmp_path / "exports",
+        logs=tmp_path / "logs",
+    )
+    with (
+        served_here(settings, "resident_pool") as url,
+        httpx2.Client(base_url=url, headers={"x-moevolve": "1", "accept": "text/html"}, timeout=PATIENT_S) as browser,
+    ):
+
+        def shown(path: str) -> Page:
+            answer = browser.get(path)
+            assert answer.status_code == 200, answer.text
+            return check(answer.text, whole="part=1" not in path)
+
+        assert browser.put("/api/data/chats.jsonl", content=chats).json() == {"name": "chats.jsonl", "rows": 100}
+        assert [found["value"] for found in shown("/shrink").all("input") if found["name"] == "data"] == ["chats.jsonl"]
+        typed = {"name": "small", "model": "demo", "data": "chats.jsonl", "keep": "experts", "amount": "50%"}
+        limits = {"repair": "none", "evaluations": "4", "guard_prompts": "7", "guard_tokens": "16", "force": "on"}
+        answer = browser.post("/shrink?part=1", json=typed | limits)
+        assert answer.status_code == 200, answer.text
+        part = check(answer.text, whole=False).all("div")[0]["hx-get"]
+        until(lambda: "hx-redirect" in browser.get(part).headers, why=lambda: browser.get(part).text)
+        assert browser.get(part).headers["hx-redirect"] == "/searches/small"
+        ended = "/searches/small/checkpoint?part=1"
+        until(lambda: "shrinking" not in shown(ended).text, why=lambda: shown(ended).text)
+        page = shown("/searches/small")
+        folder = tmp_path / "exports" / "small"
+        assert "shrunk Exports of the winner" in page.text and f"{folder} stock transformers, vLLM" in page.text
+        printed = page.texts_of("code")
+        assert any(f"wrote {folder} (stock checkpoint of small:" in text for text in printed), printed
+    router = "model.layers.0.block_sparse_moe.gate.weight"
+    with safe_open(folder / "model.safetensors", "np") as weights:
+        assert weights.get_slice(router).get_shape()[0] == EXPERTS // 2
