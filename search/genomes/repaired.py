@@ -169,7 +169,6 @@ def repair_rows(settings: RepairSettings) -> tuple[tuple[str, str], ...]:
         *rows,
         ("neurons", "of all experts, each in one expert"),
         ("neurons on the shortlist", f"{neurons.candidates:.2g} times those kept"),
-        ("router rows", neurons.router),
     )
 
 

@@ -80,12 +80,8 @@ class NeuronSettings:
     Attributes:
         candidates: Size of the shortlist of most important neurons, as a multiple of the neurons to keep. Those whose
             loss the fit compensates best are removed from it; 1 keeps the most important neurons.
-        router: `fitted`: each kept expert stands for a group of experts, and its router row is fitted to the group's
-            total routing weight. `kept`: router rows stay as the edit made them, as they do wherever a stock router has
-            no such rows (`moevolve.workers.methods.eep.outputs`).
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     candidates: Annotated[float, Ge(1), Le(1e6)] = 4.0
-    router: Literal["fitted", "kept"] = "fitted"

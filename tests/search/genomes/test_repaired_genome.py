@@ -37,7 +37,7 @@ def repaired(inner: GenomeSpace[Any]) -> RepairedSpace:
 
 SETTINGS = (
     RepairSettings(),
-    RepairSettings((0.01, 2.0), 500, 0.5, NeuronSettings(3.0, "kept")),
+    RepairSettings((0.01, 2.0), 500, 0.5, NeuronSettings(3.0)),
     RepairSettings((1e-3,), answer_weight=20.0, neurons=NeuronSettings(), memory_mb=7),
 )
 

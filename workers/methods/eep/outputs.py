@@ -146,13 +146,13 @@ class ExpertOutputs:
         return given
 
     def select_neurons(
-        self, recorded: Recorded, token_weights: Tensor | None, settings: NeuronSettings, memory: int
+        self, recorded: Recorded, token_weights: Tensor | None, memory: int
     ) -> tuple[NeuronSelection, Recorded]:
         hidden, weights, chosen = recorded
         neurons, retained = self._original_neurons(), self._edit.retained
         original = self._layer.route(hidden)
         width = neurons.width if self._edit.widths is None else self._edit.widths[self._ordinal]
-        rows = self._fitted_rows(hidden, original) if settings.router == "fitted" else None
+        rows = self._fitted_rows(hidden, original)
         skip_below = None
         if rows is not None:
             skip_below = self._skip_threshold(*rows, hidden)

@@ -147,7 +147,7 @@ def test_a_repair_takes_what_leaves_less_error(resident: Residents, monkeypatch:
 
     def first_layer(candidates: float) -> tuple[float, list[Tensor]]:
         """Squared error on held-out tokens, and all layers' neurons."""
-        neurons = NeuronSettings(candidates=candidates, router="kept")
+        neurons = NeuronSettings(candidates)
         settings = RepairSettings((0.1,), tokens=len(rows.tokens), neurons=neurons)
         with model.edited(RepairedEdit(base, settings, rows)):
             applicator: Any = model._applicators[RepairedEdit]
