@@ -27,8 +27,8 @@ from moevolve.search.shrink.budget import budget_of
 from moevolve.search.shrink.request import ShrinkRequest
 
 _EXPORT_OPTIONS = tuple(fields_of(CheckpointRequest))
-_CHOSEN_HERE = ("model", "data", "tasks", "output", "store", "overrides", "dry_run", "metric")
-"""Parameters of a shrink that the server chooses, that are names here, or that are programs."""
+_CHOSEN_HERE = ("model", "data", "tasks", "output", "store", "overrides", "dry_run", "metric", "push", "public")
+"""Parameters of a shrink that the server chooses, that are names here, that are programs, or that use its login."""
 _SHRINK_OPTIONS = tuple(name for name in fields_of(ShrinkRequest) if name not in _CHOSEN_HERE)
 
 Name = Annotated[str, Field(max_length=200)]
