@@ -129,7 +129,7 @@ def settings_of(
         share, text = chosen_share(budget, probe.call(seconds_by_share, config, budget))
         choices.append(text)
         genome |= {"experts": sizes.experts, "neuron_share": share}
-        preset = "widths"
+        preset = "counts-and-widths"
     elif budget is not None and filled:
         share = fitting_share(budget, sizes.files, sizes.cache_bytes, sizes.experts)
         genome["neuron_share"], preset = _divided(request, share, sizes), shared
@@ -150,7 +150,7 @@ def _unrepaired(data: dict[str, Any]) -> dict[str, Any]:
 def _whole_experts(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> str:
     """The preset that chooses among experts of the width that they have, or where it may, also their widths."""
     if repaired:
-        return "widths" if request.custom_code and not sizes.own_form else "repaired"
+        return "repaired"
     return "prune" if sizes.layers * sizes.experts <= _MOST_CHOICES else "importance"
 
 
