@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -54,11 +55,8 @@ def pytest_collection_finish() -> None:
     """Leave what was imported out of the garbage collections to come."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """Some libraries complain of what is left at the end."""
-    gc.unfreeze()
+    # Some libraries complain of what is left at the end. Not earlier: pytest itself collects garbage when it ends.
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="session")
