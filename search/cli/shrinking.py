@@ -43,6 +43,8 @@ def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
         for gain in (found.code_gain, found.gain):
             if gain is not None:
                 output.print(str(gain), soft_wrap=True)
+        for url in found.pushed:
+            output.print(f"uploaded to {url}", soft_wrap=True)
         for choice in found.choices if found.sizes else ():  # what was found comes last
             output.print(choice, soft_wrap=True)
     if isinstance(found, moevolve.ShrinkResult):

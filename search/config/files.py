@@ -244,7 +244,7 @@ def find_model(name: str, option: str = "--model") -> str:
 
 PRESET = "preset"
 """Key of a run file that names a preset."""
-DEFAULT_PRESET = "widths"
+DEFAULT_PRESET = "repaired"
 """Preset of run files that name none and have no phases."""
 
 

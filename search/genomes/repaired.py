@@ -167,12 +167,8 @@ def repair_rows(settings: RepairSettings) -> tuple[tuple[str, str], ...]:
         return (*rows, ("neurons", "each expert's own"))
     return (
         *rows,
-        ("neurons", f"of all experts, each in {'any number of experts' if neurons.shared else 'one expert'}"),
-        ("exponent of neurons' routing weights", f"{neurons.routing:.2g}"),
-        ("exponent of neurons' activations", f"{neurons.activation:.2g}"),
-        ("exponent of neurons' output weights", f"{neurons.output:.2g}"),
+        ("neurons", "of all experts, each in one expert"),
         ("neurons on the shortlist", f"{neurons.candidates:.2g} times those kept"),
-        ("router rows", neurons.router),
     )
 
 

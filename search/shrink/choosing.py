@@ -108,7 +108,7 @@ def settings_of(
         found, text = dense_settings(request, sizes.dense)
         choices.append(text)
         data = with_preset(data | found, "shrink")
-        return _placed(data if request.repair != "none" else _with_repair(data, False), request, probe), choices
+        return _placed(data if request.repair != "none" else _unrepaired(data), request, probe), choices
     if request.active is not None:
         raise UserError(
             f"--active {request.active}: this model is a mixture of experts, of which a token uses {sizes.active} of "
@@ -129,7 +129,7 @@ def settings_of(
         share, text = chosen_share(budget, probe.call(seconds_by_share, config, budget))
         choices.append(text)
         genome |= {"experts": sizes.experts, "neuron_share": share}
-        preset = "widths"
+        preset = "counts-and-widths"
     elif budget is not None and filled:
         share = fitting_share(budget, sizes.files, sizes.cache_bytes, sizes.experts)
         genome["neuron_share"], preset = _divided(request, share, sizes), shared
@@ -137,25 +137,21 @@ def settings_of(
         preset = _whole_experts(request, sizes, repaired)
         genome["experts"] = _experts(request, budget, sizes)
     data |= {"genome": genome, "preset": preset}
-    return _placed(data if preset != "importance" else _with_repair(data, repaired), request, probe), choices
+    return _placed(data, request, probe), choices
 
 
-def _with_repair(data: dict[str, Any], repaired: bool) -> dict[str, Any]:
-    """The settings with those of their preset, without repairs, or as `repaired` has them."""
+def _unrepaired(data: dict[str, Any]) -> dict[str, Any]:
+    """The settings with those of their preset, without repairs."""
     data = with_preset(data, "shrink")
     kept = [phase for phase in data["phases"] if phase["kind"] != "repair"]
-    phases = [phase | {"repair": {"tokens": 4096} if repaired else None} for phase in kept]
-    anew = [{"kind": "repair", "evaluations": 3, "repair": {"input_rounds": 2}}] if repaired else []
-    return data | {"phases": phases + anew}
+    return data | {"phases": [phase | {"repair": None} for phase in kept]}
 
 
 def _whole_experts(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> str:
     """The preset that chooses among experts of the width that they have, or where it may, also their widths."""
-    if repaired and request.custom_code and not sizes.own_form:
-        return "widths"
-    if sizes.layers * sizes.experts > _MOST_CHOICES:
-        return "importance"
-    return "repaired" if repaired else "prune"
+    if repaired:
+        return "repaired"
+    return "prune" if sizes.layers * sizes.experts <= _MOST_CHOICES else "importance"
 
 
 def _experts(request: ShrinkOptions, budget: SizeBudget | None, sizes: Sizes) -> int:

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Annotated, Literal
 
-from moevolve.search.interface.parameters import NewStore, RunSettings
+from moevolve.search.interface.parameters import NewStore, Public, Push, RunSettings
 from moevolve.search.interface.request import Flag, Request, about, record
 
 GUARD_PROMPTS = 560
@@ -188,11 +188,14 @@ class ShrinkOptions(Request):
         ),
     ] = False
     quantise: Annotated[
-        Literal["fp8", "int4"] | None,
+        Literal["fp8", "int4", "gguf-q8_0"] | None,
         about(
-            "Also write the checkpoint with weights of 8 or 4 bits (compressed-tensors), beside it and checked like it."
+            "Also write the checkpoint with weights of 8 or 4 bits (compressed-tensors), or as a GGUF file of 8 bits, "
+            "beside it and checked like it."
         ),
     ] = None
+    push: Push = None
+    public: Public = False
     dry_run: Annotated[
         bool,
         about(

@@ -282,6 +282,7 @@ class ShrinkResult:
         written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
         quantised: The same in fewer bits; None if that wasn't asked for, or nothing was written.
         seconds: Duration of each stage by its title; those of a search that was continued are of its last part.
+        pushed: URLs of the repositories of the hub that have the new checkpoint and the quantised one.
     """
 
     __repr__ = short_repr
@@ -305,3 +306,4 @@ class ShrinkResult:
     written: Written | None
     quantised: QuantisedCheckpoint | None
     seconds: Mapping[str, float]
+    pushed: tuple[str, ...] = ()

@@ -33,18 +33,26 @@ def check_quantisable(request: ShrinkOptions) -> None:
     """Refuse a request to quantise what can't be, before anything is searched.
 
     Raises:
-        UserError: the library isn't installed, or the model's weights have few bits already or may get code of their
-            own.
+        UserError: the library isn't installed, the model's weights have few bits already or may get code of their own,
+            or GGUF has no form of it.
     """
-    option = f"--quantise {request.quantise}"
-    if find_spec("compressed_tensors") is None:
-        raise UserError(f"{option} needs the library compressed-tensors: pip install 'moevolve[quantised]'")
+    option, is_gguf = f"--quantise {request.quantise}", request.quantise == "gguf-q8_0"
+    library = "gguf" if is_gguf else "compressed-tensors"
+    if find_spec(library.replace("-", "_")) is None:
+        raise UserError(f"{option} needs the library {library}: pip install 'moevolve[quantised]'")
     if request.custom_code or request.active is not None:
         raise UserError(f"{option}: only checkpoints without code of their own are quantised; leave --custom-code out")
     folder = None if request.model.endswith(".gguf") else local_directory(ModelConfig(request.model))
     packed = folder is not None and "quantization_config" in read_json(folder / "config.json")
     if packed or request.model.endswith(".gguf"):
         raise UserError(f"{option}: {request.model} is quantised already; the new checkpoint keeps its format")
+    if is_gguf:
+        from moevolve.workers.export.quantise_gguf import check_gguf
+
+        try:
+            check_gguf(ModelConfig(request.model))
+        except UserError as error:
+            raise UserError(f"{option}: {error}; leave it out, and give the new checkpoint to a converter") from None
 
 
 def quantised_folder(folder: Path, kind: str) -> Path:
@@ -72,7 +80,7 @@ def quantised_winner(
         ExportError: what was written isn't what was to be written.
     """
     from moevolve.workers.checkpoints.loading import dtype_of, load_config
-    from moevolve.workers.export.quantise import quantise
+    from moevolve.workers.export.quantise import GGUF_FILE, quantise
 
     kind = request.quantise
     assert kind is not None
@@ -86,7 +94,8 @@ def quantised_winner(
         quantise(written.directory, folder, kind)
     model = subject.config.model
     dtype = dtype_of(model, load_config(model))
-    other = ModelConfig(str(folder), device=model.device, device_map=model.device_map, dtype=dtype)
+    weights = folder / GGUF_FILE if kind == "gguf-q8_0" else folder
+    other = ModelConfig(str(weights), device=model.device, device_map=model.device_map, dtype=dtype)
     worker = _TwoModels(replace(model, dtype=dtype), other, subject.config.engine)
     on_stage("checking the quantised checkpoint's answers")
     scores = _test_scores(worker, subject, table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,10 +38,11 @@ from moevolve.store.repository import Store
 from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, weight_bytes
 from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.push import check_login, push
 from moevolve.workers.export.servers import loads_in
 from moevolve.workers.profiling.report import ProfileError
 
-_FIRST_LOOK = "first_look.json"
+_FIRST_LOOK, _PUSHED = "first_look.json", "pushed.json"
 _SAMPLING = {"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.1}
 """What brought a pruned GLM-5.2's loops from 7.2 to 2.3 % of long answers."""
 
@@ -95,6 +96,13 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
                 with _timed("quantising", seconds):
                     subject = bound_candidate(store, table.winner)
                     quantised = quantised_winner(request, subject, table, written, path, observer.on_stage)
+            pushed: tuple[str, ...] = ()
+            if written is not None and request.push is not None:
+                with _timed("upload", seconds):
+                    folders = {request.push: written.directory}
+                    if quantised is not None and quantised.kept:
+                        folders[f"{request.push}-{quantised.kind}"] = quantised.directory
+                    pushed = _pushed(folders, request.public, path.with_name(_PUSHED), observer)
             return ShrinkResult(
                 model=setup.config.model.path,
                 run_file=path,
@@ -115,6 +123,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
                 written=written,
                 quantised=quantised,
                 seconds=seconds,
+                pushed=pushed,
             )
 
 
@@ -134,6 +143,10 @@ def checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     if request.time is not None and request.evaluations is not None:
         raise UserError("--time and --evaluations both set the number of candidates; give one of them")
     guard_seconds(request)
+    if request.push is not None:
+        check_login(request.push)
+    elif request.public:
+        raise UserError("--public: it is of --push, which isn't given")
     if request.quantise is not None:
         check_quantisable(request)
     if request.sampling and request.model.endswith(".gguf"):
@@ -259,6 +272,20 @@ def _with_sampling(written: Written) -> Written:
             f"{text.rstrip()}\n\n{sentence}, which keeps answers from repeating themselves.\n", encoding="utf-8"
         )
     return replace(written, changes=(*written.changes, ("sampling", sentence)))
+
+
+def _pushed(folders: Mapping[str, Path], public: bool, path: Path, observer: Observer) -> tuple[str, ...]:
+    """Upload folders to repositories, given by their names; returns the URLs.
+
+    The file at `path` keeps them, so that a repeated request uploads nothing again.
+    """
+    done = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for name, folder in folders.items():
+        if name not in done:
+            observer.on_stage(f"uploading to {name}")
+            done[name] = push(folder, name, public)
+            path.write_text(json.dumps(done), encoding="utf-8")
+    return tuple(done[name] for name in folders)
 
 
 def _first_look(request: ShrinkOptions, config: RunConfig, probe: ModelProbe, observer: Observer) -> FirstLook:

@@ -42,7 +42,7 @@ from moevolve.workers.methods.shared.passes import padded_batches
 from moevolve.workers.worker import EvaluationWorker
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-PRESETS = {"repaired": "eep", "widths": "capacity"}
+PRESETS = {"repaired": "eep", "counts": "capacity"}
 """Presets, and the kind of their genomes."""
 PAGE = 4096
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from moevolve.workers.contract.edits import Tokens
@@ -77,25 +77,11 @@ class FitRows:
 class NeuronSettings:
     """How the neurons of each kept expert are selected from all experts of its layer before the fit.
 
-    A neuron's importance to a kept expert is the product of three sizes, each raised to its own exponent.
-
     Attributes:
-        routing: Exponent of the kept expert's routing weight.
-        activation: Exponent of the neuron's activation times the routing weight of its original expert.
-        output: Exponent of the norm of the neuron's output vector.
-        shared: Allow a neuron in several kept experts.
         candidates: Size of the shortlist of most important neurons, as a multiple of the neurons to keep. Those whose
             loss the fit compensates best are removed from it; 1 keeps the most important neurons.
-        router: `fitted`: each kept expert stands for a group of experts, and its router row is fitted to the group's
-            total routing weight. `kept`: router rows stay as the edit made them, as they do wherever a stock router has
-            no such rows (`moevolve.workers.methods.eep.outputs`).
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    routing: Annotated[float, Ge(0), Lt(100)] = 1.0
-    activation: Annotated[float, Ge(0), Lt(100)] = 2.0
-    output: Annotated[float, Ge(0), Lt(100)] = 2.0
-    shared: bool = False
     candidates: Annotated[float, Ge(1), Le(1e6)] = 4.0
-    router: Literal["fitted", "kept"] = "fitted"

@@ -1,4 +1,4 @@
-"""A plain checkpoint with the matrices of its layers rounded to fewer bits, in the format of compressed-tensors.
+"""A plain checkpoint with its matrices rounded to fewer bits, in the format of compressed-tensors or as a GGUF file.
 
 Numbers are rounded to the nearest, with scales from the largest of each row or group, without any calibration.
 """
@@ -6,6 +6,7 @@ Numbers are rounded to the nearest, with scales from the largest of each row or 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,11 @@ from moevolve.workers.checkpoints.headers import StoredTensor, stored_tensors
 from moevolve.workers.checkpoints.shards import ShardWriter, read_tensor
 from moevolve.workers.export.config_files import copy_files, write_json
 from moevolve.workers.export.folder import VerificationError, check_room, new_checkpoint
+from moevolve.workers.export.quantise_gguf import write_gguf_of
 
-Quantisation = Literal["fp8", "int4"]
+Quantisation = Literal["fp8", "int4", "gguf-q8_0"]
 
+GGUF_FILE = "model.gguf"
 _MATRIX = re.compile(r".+\.layers\.\d+\..+(_proj|_mqa|\.w[123]|\.fc[12])\.weight")
 """Matrices of attention, networks and experts. Routers, embeddings and the output head stay as they are."""
 _LARGEST = {"fp8": 448.0, "int4": 7.0}
@@ -34,9 +37,11 @@ _GROUP = 32
 the demo's matrices change by up to 16 % instead of up to 12 %."""
 _FAR = 0.9
 """Relative difference that no rounding makes, but codes in a wrong order do."""
+_FORMAT = "in the format of compressed-tensors"
 _NAMES = {
-    "fp8": "FP8 (E4M3, a scale per row, activations per token)",
-    "int4": f"int4 (symmetric, a scale per {_GROUP} columns)",
+    "fp8": f"FP8 (E4M3, a scale per row, activations per token), {_FORMAT}",
+    "int4": f"int4 (symmetric, a scale per {_GROUP} columns), {_FORMAT}",
+    "gguf-q8_0": "8 bits (a scale per 32 numbers of a row), in a GGUF file of type Q8_0",
 }
 
 
@@ -60,13 +65,27 @@ def quantise(source: Path, target: Path, kind: Quantisation) -> Quantised:
     Args:
         source: Folder of the checkpoint.
         target: New folder; see `new_checkpoint`.
-        kind: `fp8` for FP8 weights and activations; `int4` for weights of four bits alone.
+        kind: `fp8` for FP8 weights and activations; `int4` for weights of four bits alone; `gguf-q8_0` for a GGUF file,
+            `model.gguf`, of eight bits.
 
     Raises:
-        UserError: compressed-tensors isn't installed, experts are stored fused, a matrix can't be divided into groups,
-            or the folder is taken or the disk full.
+        UserError: The library for the format isn't installed, it has no place for something of this checkpoint, or the
+            folder is taken or the disk full.
         ExportError: A matrix that was read back has little to do with what it was.
     """
+    with new_checkpoint(target, f"{source.name} in {kind}") as part:
+        copy_files(source, part)
+        if kind == "gguf-q8_0":
+            shutil.copyfile(source / "config.json", part / "config.json")
+            matrices, difference = write_gguf_of(source, part / GGUF_FILE)
+        else:
+            matrices, difference = _write_compressed(source, part, kind)
+        (part / "README.md").write_text(_card(source, kind, matrices, difference), encoding="utf-8")
+    return Quantised(matrices, difference)
+
+
+def _write_compressed(source: Path, part: Path, kind: Quantisation) -> tuple[int, float]:
+    """Write the weights and the config; returns the number of matrices and the largest difference."""
     stored = stored_tensors(source)
     chosen = {name for name, tensor in stored.items() if _MATRIX.fullmatch(name) and len(tensor.shape) == 2}
     if any(len(tensor.shape) == 3 and ".experts." in name for name, tensor in stored.items()) or not chosen:
@@ -75,23 +94,20 @@ def quantise(source: Path, target: Path, kind: Quantisation) -> Quantised:
         )
     settings = _settings(kind, chosen, stored)
     packed = packed_format("compressed-tensors", settings, str(source))
-    with new_checkpoint(target, f"{source.name} in {kind}") as part:
-        copy_files(source, part)
-        config = read_json(source / "config.json")
-        write_json(part / "config.json", config | {"quantization_config": settings})
-        check_room(part, sum(tensor.nbytes for tensor in stored.values()))
-        writer = _write(stored, chosen, part, kind, settings)
-        written = stored_tensors(part)
-        found = 0.0
-        matrices = list(packed.matrices(written.keys()))
-        for matrix in matrices:
-            parts = {last: read_tensor(written[name]) for last, name in matrix.parts.items()}
-            found = max(found, _difference(matrix.codec, parts, read_tensor(stored[matrix.name]), matrix.name))
-        changed = [name for name, tensor in written.items() if tensor.checksum() != writer.checksums[name]]
-        if changed or {matrix.name for matrix in matrices} != chosen:
-            raise VerificationError(f"tensor {min(changed or chosen)} isn't what was written")
-        (part / "README.md").write_text(_card(source, kind, len(chosen), found), encoding="utf-8")
-    return Quantised(len(chosen), found)
+    config = read_json(source / "config.json")
+    write_json(part / "config.json", config | {"quantization_config": settings})
+    check_room(part, sum(tensor.nbytes for tensor in stored.values()))
+    writer = _write(stored, chosen, part, kind, settings)
+    written = stored_tensors(part)
+    found = 0.0
+    matrices = list(packed.matrices(written.keys()))
+    for matrix in matrices:
+        parts = {last: read_tensor(written[name]) for last, name in matrix.parts.items()}
+        found = max(found, _difference(matrix.codec, parts, read_tensor(stored[matrix.name]), matrix.name))
+    changed = [name for name, tensor in written.items() if tensor.checksum() != writer.checksums[name]]
+    if changed or {matrix.name for matrix in matrices} != chosen:
+        raise VerificationError(f"tensor {min(changed or chosen)} isn't what was written")
+    return len(chosen), found
 
 
 def _settings(kind: Quantisation, chosen: set[str], stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
@@ -160,7 +176,7 @@ def _card(source: Path, kind: Quantisation, matrices: int, difference: float) ->
     """The source's model card with a section more."""
     text = (source / "README.md").read_text(encoding="utf-8") if (source / "README.md").is_file() else ""
     return (
-        f"{text.rstrip()}\n\n## Quantised\n\n{matrices} matrices of the layers were rounded to {_NAMES[kind]}, in the "
-        f"format of compressed-tensors, to the nearest number and without calibration. They differ by up to "
-        f"{difference:.1%} from what they were. The scores above were measured before.\n"
+        f"{text.rstrip()}\n\n## Quantised\n\n{matrices} matrices were rounded to {_NAMES[kind]}, to the nearest number "
+        f"and without calibration. They differ by up to {difference:.1%} from what they were. The scores above were "
+        "measured before.\n"
     )

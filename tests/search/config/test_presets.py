@@ -27,8 +27,8 @@ def kinds(config: RunConfig) -> list[str]:
 
 def test_a_run_without_phases_gets_the_best_preset(tmp_path: Path) -> None:
     config = load_run_config(written(tmp_path))
-    assert config == load_run_config(written(tmp_path, preset="widths"))
-    assert kinds(config) == ["capacity", "capacity", "repair"] and config.genome.kind == "capacity"
+    assert config == load_run_config(written(tmp_path, preset="repaired"))
+    assert kinds(config) == ["prune", "repair"] and config.genome.kind == "eep"
     assert config.genome.model_dump()["experts"] == 4
 
 

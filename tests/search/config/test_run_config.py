@@ -278,7 +278,7 @@ def test_a_stored_configuration_of_another_version_is_refused_in_one_line() -> N
             parse_stored_config(json.dumps(data))
 
 
-SPELT = {"ridge_lambdas": [0.5], "neurons": {"shared": False}}
+SPELT = {"ridge_lambdas": [0.5], "neurons": {"candidates": 2}}
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ SPELT = {"ridge_lambdas": [0.5], "neurons": {"shared": False}}
     [
         (True, RepairSettings()),
         (False, None),
-        (SPELT, RepairSettings((0.5,), neurons=NeuronSettings(shared=False))),
+        (SPELT, RepairSettings((0.5,), neurons=NeuronSettings(2))),
     ],
 )
 def test_a_repair_is_yes_or_no_or_how(value: Any, expected: RepairSettings | None, tmp_path: Path) -> None:

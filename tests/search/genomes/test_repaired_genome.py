@@ -37,7 +37,7 @@ def repaired(inner: GenomeSpace[Any]) -> RepairedSpace:
 
 SETTINGS = (
     RepairSettings(),
-    RepairSettings((0.01, 2.0), 500, 0.5, NeuronSettings(0.5, 2.0, 0.25, False, 3.0, "kept")),
+    RepairSettings((0.01, 2.0), 500, 0.5, NeuronSettings(3.0)),
     RepairSettings((1e-3,), answer_weight=20.0, neurons=NeuronSettings(), memory_mb=7),
 )
 
@@ -109,7 +109,7 @@ def test_descriptions_say_how() -> None:
     inner = eep_space(4, 2)
     space, base = repaired(inner), continuous(inner)
     plain = inner.describe(base)
-    found = space.describe(space.repaired(base, RepairSettings(neurons=NeuronSettings(0.5, shared=False))))
+    found = space.describe(space.repaired(base, RepairSettings(neurons=NeuronSettings(3.0))))
     assert replace(found, summary="") == replace(plain, summary="")
     assert found.summary == f"{plain.summary}, repaired, lambda 0.001 to 1, neurons of all experts"
     assert space.describe(base) == plain

@@ -186,7 +186,7 @@ def test_experts_have_one_width_unless_custom_code_is_allowed(tmp_path: Path, in
     ):
         done = run(model, *options)
         assert done.returncode == 2 and said in done.stderr
-    for options, found in ((("--neurons", "13%"), "counts-and-widths"), (("--experts", "50%"), "widths")):
+    for options, found in ((("--neurons", "13%"), "counts-and-widths"), (("--experts", "50%"), "repaired")):
         done = run(DEMO.path, "--custom-code", *options)
         assert done.returncode == 0 and f"preset: {found}\n" in done.stdout
 
@@ -197,10 +197,10 @@ def test_with_many_experts_importance_is_searched_instead_of_subsets(
     monkeypatch.setattr("moevolve.search.shrink.choosing._MOST_CHOICES", 39)  # the model has 5 layers of 8
     (tmp_path / "text.txt").write_text("\n\n".join(f"{n} " + "word " * 90 for n in range(100)))
     command = ("shrink", DEMO.path, "--data", "text.txt", "-o", "small", "--dry-run", "--experts", "50%")
-    for options, repair in (((), "input_rounds: 2\n"), (("--repair", "none"), "repair: null\n")):
-        done = in_process(*command, *options, cwd=tmp_path)
-        assert done.returncode == 0 and "kind: capacity\n  widths: equal\n" in done.stdout
-        assert "experts: 4\n" in done.stdout and repair in done.stdout
+    done = in_process(*command, "--repair", "none", cwd=tmp_path)
+    assert done.returncode == 0 and "experts: 4\n" in done.stdout and "preset: importance\n" in done.stdout
+    done = in_process(*command, cwd=tmp_path)
+    assert done.returncode == 0 and "preset: repaired\n" in done.stdout, "no subsets are searched"
 
 
 def test_experts_of_text_models_that_nothing_loads_alone_keep_their_width(tmp_path: Path, in_process: Any) -> None:

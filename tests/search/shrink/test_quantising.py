@@ -1,8 +1,9 @@
-"""`shrink --quantise`: the winner in fewer bits beside it, checked by the guard as the winner was."""
+"""`shrink --quantise`: the winner in fewer bits beside it, checked as the winner was; and `--push` of both."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from commands_here import refusal, run_command, worker_here
 from demo_chats import write_chats
+from fake_hub import TOKEN, FakeHub, fake_hub
 
 from moevolve.search.shrink import guard, quantising
 
@@ -17,11 +19,24 @@ DEMO = Path(__file__).parents[3] / "configs" / "demo"
 COMMAND = (
     *("shrink", str(DEMO / "model"), "--data", "chats.jsonl", "--experts", "50%", "--evaluations", "4", "-o", "small"),
     *("--repair", "none", "--guard-prompts", "7", "--guard-tokens", "16", "--quantise", "fp8"),
+    *("--push", "me/small"),
     *("--set", "engine.chat_template=none", "--set", "workers.count=1"),
 )
 
 
-def test_the_winner_is_written_and_checked_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with fake_hub() as found:
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        yield found
+
+
+def test_the_winner_is_written_checked_and_pushed_once_more(
+    tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("compressed_tensors")
     write_chats(tmp_path / "chats.jsonl", 100)
     few = [replace(probe, split=probe.split.head(1)) for probe in guard.general_set()]
@@ -40,10 +55,13 @@ def test_the_winner_is_written_and_checked_once_more(tmp_path: Path, monkeypatch
         assert len(general) == len(page["checks"]) - 1 and first != page["checks"][0]
         card = (tmp_path / "small-fp8" / "README.md").read_text()
         assert "## Quantised" in card and card.count("Its own scores on `test`: ") == 1
+        assert page["pushed"] == [f"{hub.url}/me/{name}" for name in ("small", "small-fp8")]
+        assert {("me/small", "README.md"), ("me/small-fp8", "model.safetensors")} <= hub.files.keys()
         monkeypatch.setattr(quantising, "check_winner", refusing)
+        monkeypatch.setenv("HF_TOKEN", "hf_wrong")  # what was uploaded before isn't uploaded again
         again = run_command(tmp_path, *COMMAND)
     assert again.returncode == 1 and "chats: the candidate lost all" in again.stdout, again.stdout + again.stderr
-    assert "did not keep small-fp8 (fp8, " in again.stdout
+    assert "did not keep small-fp8 (fp8, " in again.stdout and again.stdout.count("uploaded to ") == 1
     assert (tmp_path / "small").is_dir() and not (tmp_path / "small-fp8").exists()
 
 
@@ -57,8 +75,8 @@ def test_what_can_not_be_quantised_is_refused_at_once(tmp_path: Path, monkeypatc
     write_chats(tmp_path / "chats.jsonl", 100)
 
     def refused(model: str, *more: str) -> str:
-        command = ("shrink", model, "--data", "chats.jsonl", "--experts", "50%", "-o", "small", "--quantise", "int4")
-        return refusal(*command, *more)
+        command = ("shrink", model, "--data", "chats.jsonl", "--experts", "50%", "-o", "small")
+        return refusal(*command, *(more or ("--quantise", "int4")))
 
     packed = tmp_path / "packed"
     packed.mkdir()
@@ -66,12 +84,20 @@ def test_what_can_not_be_quantised_is_refused_at_once(tmp_path: Path, monkeypatc
     (packed / "model.safetensors").write_bytes(b"")
     assert "packed is quantised already; the new checkpoint keeps its format" in refused(str(packed))
     assert "model.gguf is quantised already" in refused("model.gguf")
-    assert "leave --custom-code out" in refused(str(DEMO / "model"), "--custom-code")
+    model = str(DEMO / "model")
+    assert "leave --custom-code out" in refused(model, "--quantise", "int4", "--custom-code")
+    assert "GGUF has no name for a WordLevel tokenizer" in refused(model, "--quantise", "gguf-q8_0")
+    assert "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set" in refused(model, "--push", "me/small")
+    monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: False)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    assert "there is no token of the hub" in refused(model, "--push", "me/small")
+    assert "String should match pattern" in refused(model, "--push", "small")
+    assert "--public: it is of --push" in refused(model, "--public")
     (tmp_path / "small-int4").mkdir()
     (tmp_path / "small-int4" / "mine").write_text("")
-    assert "small-int4: there is something already" in refused(str(DEMO / "model"))
+    assert "small-int4: there is something already" in refused(model)
     monkeypatch.setattr(quantising, "find_spec", lambda _: None)
-    assert "pip install 'moevolve[quantised]'" in refused(str(DEMO / "model"))
+    assert "pip install 'moevolve[quantised]'" in refused(model)
     assert not (tmp_path / "small.shrink").exists()
 
 

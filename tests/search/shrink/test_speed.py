@@ -120,7 +120,7 @@ def test_a_dry_run_has_the_width_and_says_why(tmp_path: Path, in_process: Any) -
     )
     done = in_process(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "experts: 8\n  neuron_share: 0.6081\n" in done.stdout and "preset: widths" in done.stdout
+    assert "experts: 8\n  neuron_share: 0.6081\n" in done.stdout and "preset: counts-and-widths" in done.stdout
     (choice,) = choices_of(tmp_path / "small.shrink" / "run.yaml")
     assert (
         choice.startswith("--speed 1.5x: the full model generates 10 tokens/s with one sequence") and "60.8%" in choice

@@ -93,9 +93,9 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
     kept: list[Any] = []
 
     def measured(*_: Any, keep: Any, on_progress: Any, **__: Any) -> Pilot:
-        on_progress(Progress(1, 7, "capacity", None, None, 0, 0, 1, None, None))
+        on_progress(Progress(1, 7, "prune", None, None, 0, 0, 1, None, None))
         kept.append(None if keep is None else keep.url)
-        return Pilot(4, 1, {"capacity": 6.0}, other_seconds=10.0)
+        return Pilot(4, 1, {"prune": 6.0}, other_seconds=10.0)
 
     monkeypatch.setattr("moevolve.search.running.plan.pilot.measure", measured)
     monkeypatch.setattr(
@@ -105,7 +105,7 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
         "name": "timed",
         "model": {"path": str(DEMO), "device": "cpu"},
         "tasks": [{"name": "demo-count"}],
-        "genome": {"kind": "capacity", "experts": 2},
+        "genome": {"experts": 2},
         "store": f"sqlite:///{tmp_path / 'kept.db'}",
     }
     config = parse_run_config(with_preset(settings, "test"), "test")
@@ -113,11 +113,11 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
     notes: list[str] = []
     observer = Observer(on_note=notes.append)
     asked = ShrinkRequest("model", experts="50%", data=("chats.jsonl",), time="30s")
-    with pytest.raises(UserError, match=r"--time 30s: 6 candidates, the fewest .*, everything about .*; give a longer"):
+    with pytest.raises(UserError, match=r"--time 30s: 4 candidates, the fewest .*, everything about .*; give a longer"):
         plan_time(asked, config, monotonic(), probe, observer)
     assert not notes
     with pytest.raises(UserError, match="--time 30s: 50% of it is over, and 1 of 7 candidates are measured; give a"):
         plan_time(asked, config, monotonic() - 16, probe, observer)
     count, said = plan_time(replace(asked, force=True, dry_run=True), config, monotonic(), probe, observer)
-    assert count == 6 and notes[0].startswith(f"{said}, until ")
+    assert count == 4 and notes[0].startswith(f"{said}, until ")
     assert kept == [config.store, None], "a dry run makes no store"

@@ -82,9 +82,7 @@ def test_the_card_and_the_config_say_what_was_done(tmp_path: Path) -> None:
     (source / "README.md").write_text("---\ntags: [a]\n---\n\n# small\n")
     quantise(source, tmp_path / "out", "int4")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert card.startswith(
-        "---\ntags: [a]\n---\n\n# small\n\n## Quantised\n\n140 matrices of the layers were rounded to int4"
-    )
+    assert card.startswith("---\ntags: [a]\n---\n\n# small\n\n## Quantised\n\n140 matrices were rounded to int4")
     settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert settings["config_groups"]["group_0"]["weights"]["group_size"] == 32
     assert settings["ignore"][:2] == ["lm_head", "model.embed_tokens"] and len(settings["ignore"]) == 2 + 5

@@ -93,7 +93,7 @@ def prune_neurons(
         scale: Factors of the tokens on both sides of the regression, float32 [tokens, 1].
         residual: Target minus output of the layer times these factors, float32 [tokens, hidden].
         ridge_lambda: Ridge strength as a multiple of the features' mean square, summed over tokens.
-        settings: The number of candidates, and whether kept experts may share neurons.
+        settings: The number of candidates.
         memory: Bytes that may be allocated; it limits the number of candidates.
     """
     ids, residual, width = ids.clone(), residual.clone(), ids.shape[1]
@@ -107,8 +107,7 @@ def prune_neurons(
         target = residual[tokens]
         target += (current.features(kept, every, inputs, weights) * factors) @ current.down(kept).float()
         own = importance[kept]
-        if not settings.shared:
-            own[torch.cat((ids[:kept], ids[kept + 1 :])).flatten()] = -1.0
+        own[torch.cat((ids[:kept], ids[kept + 1 :])).flatten()] = -1.0  # no neuron is in two kept experts
         own[ids[kept]] = math.inf
         candidates = own.argsort(descending=True, stable=True)[:count]
         candidates = candidates[own[candidates] > 0].sort().values

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.methods.shared.outputs import Network
 
 
@@ -177,14 +176,13 @@ def choose_neurons(
     edited: TopK,
     retained: int,
     width: int,
-    settings: NeuronSettings,
     memory: int,
     token_weights: Tensor | None = None,
 ) -> Tensor:
-    """Choose the neurons of every kept expert among those of all n experts, by importance.
+    """Choose the neurons of every kept expert among those of all n experts, by importance, no neuron twice.
 
     The importance of neuron j of expert e for kept expert s is
-    `|down_ej|^c * sum over tokens of w_s^a |g_e h_ej|^b`. Here `w_s` is the edited routing weight of the kept expert,
+    `|down_ej|^2 * sum over tokens of w_s (g_e h_ej)^2`. Here `w_s` is the edited routing weight of the kept expert,
     zero for tokens that aren't routed to it, `g_e` the unedited routing weight of expert e, and `h_ej` the neuron's
     activation.
 
@@ -194,7 +192,6 @@ def choose_neurons(
         original, edited: Routing of these tokens by the unedited router, and by the edited one to kept experts.
         retained: Number of kept experts n'.
         width: Neurons per kept expert.
-        settings: The exponents a, b and c, and whether kept experts may share neurons.
         memory: Bytes that activations may take.
         token_weights: Factors of the tokens in these sums, float32 [tokens]; None for 1.
 
@@ -202,7 +199,7 @@ def choose_neurons(
         See `NeuronSelection.neurons`.
     """
     shares = hidden.new_zeros(len(hidden), retained, dtype=torch.float32)
-    shares.scatter_(1, edited[1], edited[0].float().abs().pow(settings.routing))
+    shares.scatter_(1, edited[1], edited[0].float().abs())
     if token_weights is not None:
         shares *= token_weights.to(shares.device)[:, None]
     importance = torch.zeros(retained, neurons.count * neurons.width, dtype=torch.float64, device=hidden.device)
@@ -211,12 +208,10 @@ def choose_neurons(
         weights, sent = original[0][tokens, place].float()[:, None], shares[tokens]
         step = max(1, memory // (20 * (len(tokens) + hidden.shape[1])))
         for part in torch.arange(neurons.width).split(step):
-            used = neurons.features(expert, part, hidden[tokens], weights).abs().pow(settings.activation)
-            norms = neurons.down(expert)[part].to(hidden.device).float().norm(dim=1).pow(settings.output)
+            used = neurons.features(expert, part, hidden[tokens], weights).square()
+            norms = neurons.down(expert)[part].to(hidden.device).float().square().sum(dim=1)
             columns = expert * neurons.width + part.to(importance.device)
             importance[:, columns] = ((sent.t() @ used) * norms).double()
-    if settings.shared:
-        return importance.argsort(dim=1, descending=True, stable=True)[:, :width].sort(dim=1).values
     return _top_exclusive(importance, width)
 
 

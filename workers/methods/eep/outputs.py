@@ -146,13 +146,13 @@ class ExpertOutputs:
         return given
 
     def select_neurons(
-        self, recorded: Recorded, token_weights: Tensor | None, settings: NeuronSettings, memory: int
+        self, recorded: Recorded, token_weights: Tensor | None, memory: int
     ) -> tuple[NeuronSelection, Recorded]:
         hidden, weights, chosen = recorded
         neurons, retained = self._original_neurons(), self._edit.retained
         original = self._layer.route(hidden)
         width = neurons.width if self._edit.widths is None else self._edit.widths[self._ordinal]
-        rows = self._fitted_rows(hidden, original) if settings.router == "fitted" else None
+        rows = self._fitted_rows(hidden, original)
         skip_below = None
         if rows is not None:
             skip_below = self._skip_threshold(*rows, hidden)
@@ -161,7 +161,7 @@ class ExpertOutputs:
         some = choosing(len(hidden))
         routings = (original[1][some], original[2][some]), (weights[some], chosen[some])
         token_weights = None if token_weights is None else token_weights[some]
-        ids = choose_neurons(neurons, hidden[some], *routings, retained, width, settings, memory, token_weights)
+        ids = choose_neurons(neurons, hidden[some], *routings, retained, width, memory, token_weights)
         selection = NeuronSelection(ids, rows, skip_below)
         self.use_neurons(selection)
         return selection, (hidden, weights, chosen)

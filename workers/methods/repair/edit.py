@@ -22,6 +22,8 @@ RIDGE_LAMBDAS = (1e-3, 1e-2, 1e-1, 1.0)
 class RepairSettings:
     """Settings of a repair: layer after layer, ridge regression that shrinks to the present weights.
 
+    Reading them, from a configuration or a text, checks every value.
+
     Attributes:
         ridge_lambdas: Ridge strengths to try, as multiples of the features' mean square summed over tokens. Each layer
             takes the one with the least error on held-out sequences.
@@ -32,8 +34,6 @@ class RepairSettings:
         input_rounds: Rounds in which also the gate and up projections of experts and networks are fitted, and the
             output projections again (`moevolve.workers.methods.repair.inputs`). A round takes as long as 30 passes.
         memory_mb: MiB that the fit of a layer may take in addition to the model.
-
-    Reading them, from a configuration or a text, checks every value.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

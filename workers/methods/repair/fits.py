@@ -250,9 +250,8 @@ class LayerFits:
 
     def _run(self, output: LayerOutput, state: Tensor) -> tuple[NeuronSelection | None, Recorded, Tensor]:
         """Run the layer, and put the neurons of largest importance in place, unless the experts keep their own."""
-        settings, layer = self._settings.neurons, output.layer
-        run_layer = partial(self._reference.streams.run_layer, layer, state, part=output.next_part)
-        if settings is None:
+        run_layer = partial(self._reference.streams.run_layer, output.layer, state, part=output.next_part)
+        if self._settings.neurons is None:
             with output.recording() as records:
                 after, recorded = run_layer(records=records)
             return None, recorded, after
@@ -260,7 +259,7 @@ class LayerFits:
             raise UserError("repair.neurons: only experts of a mixture can be filled with neurons of others")
         with output.recording() as records, output.without_experts():
             after, recorded = run_layer(records=records)
-        return *output.select_neurons(recorded, self._weights, settings, self._memory), after
+        return *output.select_neurons(recorded, self._weights, self._memory), after
 
     def _features(
         self, output: LayerOutput, tokens: _Tokens, selection: NeuronSelection | None

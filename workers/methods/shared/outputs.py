@@ -235,7 +235,7 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
         """What the routed experts in use add to the residual stream, float32 [tokens, hidden], by their features."""
 
     def select_neurons(
-        self, recorded: Recorded, token_weights: Tensor | None, settings: NeuronSettings, memory: int
+        self, recorded: Recorded, token_weights: Tensor | None, memory: int
     ) -> tuple[NeuronSelection, Recorded]:
         """Choose neurons by importance for tokens recorded with the edit on the model, and use them from now on.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from moevolve.workers.model.resident import ResidentModel
 EXPERTS, RETAINED, WIDTH, HIDDEN, TOKENS = 6, 3, 24, 32, 70
 FAMILIES = ("mixtral", "gpt_oss")
 UNSEEN = torch.tensor(sequences_of([30] * 4, seed=9))
-SETTINGS = NeuronSettings(), NeuronSettings(0.5, 3.0, 1.5, shared=False)
 WHOLE = RepairSettings((0.1,))
 
 
@@ -48,28 +48,24 @@ def activation(module: Any, tensors: Any, expert: int, neuron: int, state: Any) 
     return gate / (1 + np.exp(-module.alpha * gate)) * (up + 1), down[neuron]
 
 
-def importance_by_hand(
-    neurons: ExpertNeurons, hidden: Tensor, original: Any, edited: Any, settings: NeuronSettings
-) -> Any:
+def importance_by_hand(neurons: ExpertNeurons, hidden: Tensor, original: Any, edited: Any) -> Any:
     """Importance of every neuron for every kept expert, summed token by token: [n', n x I]."""
     importance = np.zeros((RETAINED, EXPERTS * WIDTH))
     for token in range(TOKENS):
         state = hidden[token].double().numpy()
         routing = zip(edited[1][token].tolist(), edited[0][token].tolist(), strict=True)
-        sent = [(kept, abs(weight) ** settings.routing) for kept, weight in routing]
+        sent = [(kept, abs(weight)) for kept, weight in routing]
         for expert, weight in zip(original[1][token].tolist(), original[0][token].tolist(), strict=True):
             for neuron in range(WIDTH):
                 value, down = activation(neurons.module, neurons.tensors, expert, neuron, state)
-                used = abs(value * weight) ** settings.activation * np.sqrt((down**2).sum()) ** settings.output
+                used = (value * weight) ** 2 * (down**2).sum()
                 for kept, share in sent:
                     importance[kept, expert * WIDTH + neuron] += share * used
     return importance
 
 
-def best_by_hand(importance: Any, shared: bool, width: int = WIDTH) -> Any:
+def best_by_hand(importance: Any, width: int = WIDTH) -> Any:
     """The neurons of each kept expert, [n', I]; of equal ones the first."""
-    if shared:
-        return [sorted(np.argsort(-row, kind="stable")[:width].tolist()) for row in importance]
     taken: list[list[int]] = [[] for _ in importance]
     for kept, neuron in sorted(np.ndindex(*importance.shape), key=lambda pair: (-importance[pair], pair)):
         if len(taken[kept]) < width and not any(neuron in each for each in taken):
@@ -77,24 +73,20 @@ def best_by_hand(importance: Any, shared: bool, width: int = WIDTH) -> Any:
     return [sorted(each) for each in taken]
 
 
-@pytest.mark.parametrize(
-    ("family", "settings"), [("mixtral", SETTINGS[0]), ("gpt_oss", SETTINGS[1])], ids=["all", "apart"]
-)
-def test_neurons_are_chosen_by_their_importance_for_a_kept_experts_tokens(
-    settings: NeuronSettings, family: str, resident: Residents
-) -> None:
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_neurons_are_chosen_by_their_importance_for_a_kept_experts_tokens(family: str, resident: Residents) -> None:
     neurons, generator = neurons_of(resident(family)), torch.Generator().manual_seed(3)
     hidden = torch.randn(TOKENS, HIDDEN, generator=generator)
     original, edited = routed(generator, EXPERTS), routed(generator, RETAINED)
     with torch.inference_mode():
-        found = choose_neurons(neurons, hidden, original, edited, RETAINED, WIDTH, settings, 1 << 30)
+        found = choose_neurons(neurons, hidden, original, edited, RETAINED, WIDTH, 1 << 30)
         # A few neurons at a time.
-        assert torch.equal(choose_neurons(neurons, hidden, original, edited, RETAINED, WIDTH, settings, 9000), found)
-        narrow = choose_neurons(neurons, hidden, original, edited, RETAINED, 7, settings, 1 << 30)
-    importance = importance_by_hand(neurons, hidden, original, edited, settings)
-    assert found.tolist() == best_by_hand(importance, settings.shared)
-    assert narrow.tolist() == best_by_hand(importance, settings.shared, 7)
-    assert len(set(found.flatten().tolist())) == RETAINED * WIDTH or settings.shared
+        assert torch.equal(choose_neurons(neurons, hidden, original, edited, RETAINED, WIDTH, 9000), found)
+        narrow = choose_neurons(neurons, hidden, original, edited, RETAINED, 7, 1 << 30)
+    importance = importance_by_hand(neurons, hidden, original, edited)
+    assert found.tolist() == best_by_hand(importance)
+    assert narrow.tolist() == best_by_hand(importance, 7)
+    assert len(set(found.flatten().tolist())) == RETAINED * WIDTH
 
 
 def test_a_kept_expert_without_tokens_takes_the_first_neurons_and_as_many_as_the_others(resident: Residents) -> None:
@@ -102,10 +94,10 @@ def test_a_kept_expert_without_tokens_takes_the_first_neurons_and_as_many_as_the
     hidden, original = torch.randn(TOKENS, HIDDEN, generator=generator), routed(generator, EXPERTS)
     edited = torch.ones(TOKENS, 1), torch.zeros(TOKENS, 1, dtype=torch.int64)
     with torch.inference_mode():
-        apart = choose_neurons(neurons, hidden, original, edited, 2, WIDTH, NeuronSettings(shared=False), 1 << 30)
-        shared = choose_neurons(neurons, hidden, original, edited, 2, WIDTH, NeuronSettings(shared=True), 1 << 30)
-    assert shared[1].tolist() == list(range(WIDTH)) and shared[0].tolist() == apart[0].tolist()
-    assert not set(apart[0].tolist()) & set(apart[1].tolist()) and apart.shape == (2, WIDTH)
+        found = choose_neurons(neurons, hidden, original, edited, 2, WIDTH, 1 << 30)
+    first, second = (each.tolist() for each in found)
+    others = (neuron for neuron in range(EXPERTS * WIDTH) if neuron not in first)
+    assert len(first) == WIDTH and second == list(islice(others, WIDTH))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -151,7 +143,7 @@ def test_a_repair_fills_fits_and_takes_everything_back(
     base = replace(edit_of_kind(len(model.layers), EXPERTS, kind, 4, space="logits"), widths=widths)
     rows, before = rows_of(sequences_of([40] * 5)), digest(model)
     plain = logits(model, None, UNSEEN)
-    filled = RepairedEdit(base, replace(WHOLE, neurons=NeuronSettings(shared=False)), rows)
+    filled = RepairedEdit(base, replace(WHOLE, neurons=NeuronSettings()), rows)
     cut = logits(model, base, UNSEEN)
     found = logits(model, filled, UNSEEN)
     assert not torch.equal(found, logits(model, replace(filled, settings=WHOLE), UNSEEN))

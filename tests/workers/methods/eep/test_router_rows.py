@@ -106,8 +106,8 @@ def test_rows_are_those_of_least_squares(scale: float, biased: bool) -> None:
         np.testing.assert_allclose(shift, expected[:, HIDDEN], atol=2e-5 * scale, rtol=1e-4)
 
 
-def filled(base: EepEdit, router: Any = "fitted") -> RepairedEdit:
-    return RepairedEdit(base, RepairSettings((0.1,), neurons=NeuronSettings(router=router)), rows_of(SEQUENCES))
+def filled(base: EepEdit) -> RepairedEdit:
+    return RepairedEdit(base, RepairSettings((0.1,), neurons=NeuronSettings()), rows_of(SEQUENCES))
 
 
 def rows_of_repair(model: ResidentModel, edit: RepairedEdit) -> list[tuple[Tensor, Tensor | None] | None]:
@@ -136,9 +136,7 @@ def test_rows_are_fitted_where_a_stock_router_has_them(
     before, plain = digest(model), logits(model, None, UNSEEN)
     found = rows_of_repair(model, filled(base))
     assert [each is not None for each in found] == [fitted] * len(model.layers)
-    assert rows_of_repair(model, filled(base, "kept")) == [None] * len(model.layers)
-    edited, kept = (logits(model, filled(base, router), UNSEEN) for router in ("fitted", "kept"))
-    assert torch.equal(edited, kept) == (not fitted)
+    edited = logits(model, filled(base), UNSEEN)
     # Once more what was kept of the first time; and nothing of it stays.
     assert torch.equal(logits(model, filled(base), UNSEEN), edited)
     assert torch.equal(logits(model, None, UNSEEN), plain)
