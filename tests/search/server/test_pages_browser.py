@@ -218,7 +218,7 @@ def test_all_pages_are_visited_have_their_landmarks_and_fit_a_phone_in_the_dark(
     page.get_by_label("experts").fill("2")
     page.get_by_label("ranked by").select_option("search")
     page.get_by_role("button", name="Show").click()
-    page.wait_for_url(re.compile("experts=2.*by=search"))
+    page.wait_for_url(re.compile("experts=2.*split=search"))
     settle(page)
     page.get_by_role("link", name="Pareto").click()
     page.wait_for_selector("figure[data-pareto] canvas")
@@ -363,7 +363,7 @@ def test_a_file_is_sent_and_a_model_shrunk_for_it(browse: Open, tmp_path: Path) 
     page = browse("/shrink", refusals=(422,))
     for file, said in (
         ("chats.jsonl", "chats.jsonl has 100 rows"),
-        ("few.csv", "refused: --data few.csv: 1 rows with"),
+        ("few.csv", "refused: --data few.csv: 2 rows with"),
     ):
         page.get_by_label("file", exact=True).set_input_files(tmp_path / file)
         page.get_by_role("button", name="Upload").click()
