@@ -1,7 +1,8 @@
 """The genome kind `capacity`: its one-shot candidates, what candidates cost, and how they are drawn.
 
 One-shot candidates keep the experts of the most energy. Where the number of kept experts is searched, `equal`, `rising`
-and `coverage` keep the largest one; `fewest` and `fewest_rising` are `equal` and `rising` with the smallest one.
+and `coverage` keep the largest one; `fewest` and `fewest_rising` are `equal` and `rising` with the smallest one, and
+`middle` is `equal` with the one in the middle.
 """
 
 from __future__ import annotations
@@ -44,9 +45,20 @@ def equal(space: CapacitySpace) -> CapacityGenome:
     return space.genome(log2_kept=kept, exponents=np.array(ENERGY_EXPONENTS))
 
 
+def keeping(genome: CapacityGenome, count: int) -> CapacityGenome:
+    """The same candidate with so many experts, where their number is searched."""
+    return replace(genome, log2_kept=np.full_like(genome.log2_kept, genome.space.log2_kept(count)))
+
+
 def fewest(genome: CapacityGenome) -> CapacityGenome:
     """The same candidate with as few experts as the search may keep, which are as wide as original ones on average."""
-    return replace(genome, log2_kept=np.full_like(genome.log2_kept, genome.space.log2_kept(genome.space.fewest)))
+    return keeping(genome, genome.space.fewest)
+
+
+def middle(space: CapacitySpace) -> CapacityGenome:
+    """All layers equally wide, and of the numbers of experts that the search may keep the one in the middle."""
+    counts = sorted(space.counts) or [space.retained]
+    return keeping(equal(space), counts[len(counts) // 2])
 
 
 def rising(space: CapacitySpace) -> CapacityGenome:
@@ -82,6 +94,7 @@ BASELINES = {
     "equal": _made("equal", equal),
     "fewest": _made("fewest", lambda space: fewest(equal(space))),
     "fewest_rising": _made("fewest_rising", lambda space: fewest(rising(space))),
+    "middle": _made("middle", middle),
     "rising": _made("rising", rising),
     "coverage": _made("coverage", coverage),
 }
