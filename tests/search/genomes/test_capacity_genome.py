@@ -17,7 +17,7 @@ from search_samples import CAPACITY, PRUNE, capacity_space, deepseek, many, mixt
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.capacity.budget import evenly_divided
-from moevolve.search.genomes.capacity.kind import ENERGY_EXPONENTS, coverage, equal, fewest, rising
+from moevolve.search.genomes.capacity.kind import ENERGY_EXPONENTS, coverage, equal, fewest, middle, rising
 from moevolve.search.genomes.capacity.space import SUMS, CapacitySection, CapacitySpace, expert_importance
 from moevolve.search.genomes.contract.phases import RepairPhase
 from moevolve.search.genomes.registry import make_space
@@ -141,6 +141,7 @@ def test_searched_numbers_of_experts_are_halves_that_hold_the_share(
     assert space.counts == counts and (space.retained, space.fewest) == (counts[0], counts[-1])
     for make in (equal, rising, coverage):
         assert make(space).retained == counts[0] and fewest(make(space)).retained == counts[-1]
+    assert middle(space).retained == counts[(len(counts) - 1) // 2]
     neurons = share * EXPERTS * width * LAYERS
     for count in counts:
         kept = count * LAYERS * space.keeping(count).widths.mean
