@@ -37,7 +37,7 @@ def rendered(path: Path, template: str | None) -> Domain:
     tokenizer.save_pretrained(model)
     (model / "config.json").write_text('{"model_type": "mixtral"}')
     run = {"name": "a", "model": {"path": str(model)}, "tasks": [{"name": "a"}]}
-    config = parse_run_config(with_preset(run | {"genome": {"kind": "capacity", "experts": 1}}, "test"), "test")
+    config = parse_run_config(with_preset(run | {"genome": {"experts": 1}}, "test"), "test")
     (domain,) = read_domains([path], partial(render_chats, config))
     return domain
 

@@ -176,7 +176,7 @@ def test_tool_calls_are_what_the_models_template_writes(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text('{"model_type": "mixtral"}')
     run = {"name": "a", "model": {"path": str(tmp_path / "model")}, "tasks": [{"name": "a"}]}
-    config = parse_run_config(with_preset(run | {"genome": {"kind": "capacity", "experts": 1}}, "test"), "test")
+    config = parse_run_config(with_preset(run | {"genome": {"experts": 1}}, "test"), "test")
     rows = [*(weather(n) for n in range(ROWS)), openai(0)]
     path = written(tmp_path, "tools.jsonl", rows)
     (task,) = write_tasks(read_domains([path], lambda chats: render_chats(config, chats)), tmp_path / "tasks")
