@@ -113,16 +113,20 @@ def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
     weights = sum(tensor.numel() for tensor in load_file(Path(config.model.path) / "model.safetensors").values())
     # Of five layers: as many neurons as seven of eight experts have, each three 128 x 128 matrices, less.
     pruned = weights - 5 * 7 * 3 * 128 * 128
-    assert [size.parameters for size in found.sizes] == [weights, pruned]
+    assert [size.parameters for size in found.sizes] == [weights, pruned, pruned], "full, searched, repaired anew"
     assert [(split.split, split.examples) for split in found.splits] == [("search", 400), ("dev", 300), ("test", 1000)]
     words = Tokenizer.from_file(str(Path(config.model.path) / "tokenizer.json"))
     examples = prepare_split(load_task("demo-span"), "search").examples
     # The last token of an answer is predicted, not read.
     fed = sum(len(words.encode(one.prompt)) + len(words.encode(one.references[0])) - 1 for one in examples)
     assert found.splits[0].tokens == fed
-    assert [(count.kind, count.individuals) for count in found.phases] == [("capacity", 4), ("capacity", 20)]
-    # The full model, the best, and four repaired choices.
-    assert (found.ranked, found.tested) == (6, 6)
+    assert [(count.kind, count.individuals) for count in found.phases] == [
+        ("capacity", 5),
+        ("capacity", 20),
+        ("repair", 2),
+    ]
+    # The full model, the best, and five repaired choices.
+    assert (found.ranked, found.tested) == (6, 7)
     assert not found.on_gpu
 
 
