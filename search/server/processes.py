@@ -173,5 +173,5 @@ class ProcessRunner:
             return ""
 
     def _log_file(self, name: str) -> Path:
-        # Names were checked before: none has a slash in it.
-        return self._logs / f"{name.replace(':', '@')}.log"
+        # A foreign store may have names that no search of ours has: with a slash they would lead out of the folder.
+        return self._logs / f"{name.replace(':', '@').replace('/', '_')}.log"

@@ -378,6 +378,13 @@ def test_processes_get_the_servers_store_and_webhooks(tmp_path: Path, monkeypatc
     assert targets_of_environment() == (target,)
 
 
+def test_a_name_with_slashes_reads_no_log_elsewhere(tmp_path: Path) -> None:
+    """As a store that was made elsewhere may have one."""
+    (tmp_path / "secret.log").write_text("secret")
+    (tmp_path / "logs").mkdir()
+    assert ProcessRunner("sqlite://", tmp_path / "logs").log("../secret") == ""
+
+
 @pytest.mark.parametrize(
     "changes",
     [
