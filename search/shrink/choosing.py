@@ -134,7 +134,7 @@ def settings_of(
         share = fitting_share(budget, sizes.files, sizes.cache_bytes, sizes.experts)
         genome["neuron_share"], preset = _divided(request, share, sizes), shared
     else:
-        preset = _whole_experts(request, sizes, repaired)
+        preset = _whole_experts(sizes, repaired)
         genome["experts"] = _experts(request, budget, sizes)
     data |= {"genome": genome, "preset": preset}
     return _placed(data, request, probe), choices
@@ -147,8 +147,8 @@ def _unrepaired(data: dict[str, Any]) -> dict[str, Any]:
     return data | {"phases": [phase | {"repair": None} for phase in kept]}
 
 
-def _whole_experts(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> str:
-    """The preset that chooses among experts of the width that they have, or where it may, also their widths."""
+def _whole_experts(sizes: Sizes, repaired: bool) -> str:
+    """The preset that chooses among experts of the width that they have."""
     if repaired:
         return "repaired"
     return "prune" if sizes.layers * sizes.experts <= _MOST_CHOICES else "importance"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.guard import Checks, check_winner, checks_table
 from moevolve.search.shrink.keeping import refuse_other_settings
 from moevolve.search.shrink.options import ShrinkOptions
-from moevolve.search.shrink.page import FirstLook, ShrinkPlan, ShrinkResult, Speed, Written
+from moevolve.search.shrink.page import FirstLook, QuantisedCheckpoint, ShrinkPlan, ShrinkResult, Speed, Written
 from moevolve.search.shrink.quantising import check_quantisable, quantised_folder, quantised_winner
 from moevolve.search.shrink.run_file import choices_of, files_of, has_run_file, read_run, run_file
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
@@ -99,10 +99,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
             pushed: tuple[str, ...] = ()
             if written is not None and request.push is not None:
                 with _timed("upload", seconds):
-                    folders = {request.push: written.directory}
-                    if quantised is not None and quantised.kept:
-                        folders[f"{request.push}-{quantised.kind}"] = quantised.directory
-                    pushed = _pushed(folders, request.public, path.with_name(_PUSHED), observer)
+                    pushed = _pushed(request.push, request.public, written, quantised, path, observer)
             return ShrinkResult(
                 model=setup.config.model.path,
                 run_file=path,
@@ -274,18 +271,24 @@ def _with_sampling(written: Written) -> Written:
     return replace(written, changes=(*written.changes, ("sampling", sentence)))
 
 
-def _pushed(folders: Mapping[str, Path], public: bool, path: Path, observer: Observer) -> tuple[str, ...]:
-    """Upload folders to repositories, given by their names; returns the URLs.
+def _pushed(
+    name: str, public: bool, written: Written, quantised: QuantisedCheckpoint | None, path: Path, observer: Observer
+) -> tuple[str, ...]:
+    """Upload a checkpoint to a repository of this name, and a quantised one to another; returns the URLs.
 
-    The file at `path` keeps them, so that a repeated request uploads nothing again.
+    A file beside the run file `path` keeps them, so that a repeated request uploads nothing again.
     """
-    done = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    for name, folder in folders.items():
-        if name not in done:
-            observer.on_stage(f"uploading to {name}")
-            done[name] = push(folder, name, public)
-            path.write_text(json.dumps(done), encoding="utf-8")
-    return tuple(done[name] for name in folders)
+    folders = {name: written.directory}
+    if quantised is not None and quantised.kept:
+        folders[f"{name}-{quantised.kind}"] = quantised.directory
+    kept = path.with_name(_PUSHED)
+    done = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    for repository, folder in folders.items():
+        if repository not in done:
+            observer.on_stage(f"uploading to {repository}")
+            done[repository] = push(folder, repository, public)
+            kept.write_text(json.dumps(done), encoding="utf-8")
+    return tuple(done[repository] for repository in folders)
 
 
 def _first_look(request: ShrinkOptions, config: RunConfig, probe: ModelProbe, observer: Observer) -> FirstLook:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from starlette.testclient import TestClient
 from store_samples import scored, search, split
 
 from moevolve.search.server.app import make_app
+from moevolve.search.server.processes import Job, ProcessRunner
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.repository import Store
 
@@ -30,6 +32,19 @@ def settings_in(folder: Path, **changes: Any) -> ServerSettings:
 def settings(tmp_path: Path) -> Callable[..., ServerSettings]:
     """Makes settings of a server, by default with tokens."""
     return lambda **changes: settings_in(tmp_path, **changes)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Command lines of processes, which are recorded and not started."""
+    commands: list[list[str]] = []
+
+    def start(_: ProcessRunner, name: str, arguments: Sequence[str]) -> Job:
+        commands.append(list(arguments))
+        return Job(name, arguments[0], datetime.now(UTC), 7, True, None, "")
+
+    monkeypatch.setattr(ProcessRunner, "start", start)
+    return commands
 
 
 @pytest.fixture(scope="session")

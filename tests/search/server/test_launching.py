@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import comb
@@ -84,19 +84,6 @@ def bare(store: Store, tmp_path_factory: pytest.TempPathFactory) -> TestClient:
 def preview_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Previews in this process, which has torch; `test_light_server` has a server start its own."""
     monkeypatch.setattr("moevolve.search.server.planning.previewed", lambda _, config: preview(config))
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Command lines of processes, which are recorded and not started."""
-    commands: list[list[str]] = []
-
-    def start(_: ProcessRunner, name: str, arguments: Sequence[str]) -> Job:
-        commands.append(list(arguments))
-        return Job(name, arguments[0], datetime.now(UTC), 7, True, None, "")
-
-    monkeypatch.setattr(ProcessRunner, "start", start)
-    return commands
 
 
 def stored(store: Store, config: RunConfig, name: str) -> None:

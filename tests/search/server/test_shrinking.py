@@ -68,19 +68,6 @@ def client(store: Store, settings: ServerSettings, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Command lines of processes, which are recorded and not started."""
-    commands: list[list[str]] = []
-
-    def start(_: ProcessRunner, name: str, arguments: Sequence[str]) -> Job:
-        commands.append(list(arguments))
-        return Job(name, arguments[0], datetime.now(UTC), 7, True, None, "")
-
-    monkeypatch.setattr(ProcessRunner, "start", start)
-    return commands
-
-
-@pytest.fixture
 def chats(tmp_path: Path) -> bytes:
     write_chats(tmp_path / "chats.jsonl", 100)
     return (tmp_path / "chats.jsonl").read_bytes()
