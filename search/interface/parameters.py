@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import InstanceOf
+from pydantic import AfterValidator, InstanceOf
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import override_lines
 from moevolve.search.config.run import LONGEST_NAME, RunConfig
 from moevolve.search.interface.request import Flag, about
@@ -79,13 +81,19 @@ PadExperts = Annotated[
         ge=1,
     ),
 ]
+
+
+def _repository(name: str | None) -> str | None:
+    if name is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is None:
+        raise UserError(f"--push {name!r}: give OWNER/NAME, each of letters, digits, dots, dashes and underscores")
+    return name
+
+
 Push = Annotated[
     str | None,
-    about(
-        "Upload the verified checkpoint to a new repository of the hub, which is private unless --public is given.",
-        pattern=r"^[\w.-]+/[\w.-]+$",
-    ),
+    about("Upload the verified checkpoint to a new repository of the hub, which is private unless --public is given."),
     Flag(metavar="OWNER/NAME"),
+    AfterValidator(_repository),
 ]
 Public = Annotated[bool, about("Let everyone see the repository that --push makes."), Flag("--public")]
 ModelSettings = Annotated[

@@ -19,7 +19,7 @@ from moevolve.search.running.candidates import Candidate, prepared_split
 from moevolve.search.shrink.guard import OnStage, check_winner, checks_table
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.page import QuantisedCheckpoint, Written
-from moevolve.workers.checkpoints.files import local_directory, read_json, weight_bytes
+from moevolve.workers.checkpoints.files import config_file, read_json, weight_bytes
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
@@ -42,9 +42,7 @@ def check_quantisable(request: ShrinkOptions) -> None:
         raise UserError(f"{option} needs the library {library}: pip install 'moevolve[quantised]'")
     if request.custom_code or request.active is not None:
         raise UserError(f"{option}: only checkpoints without code of their own are quantised; leave --custom-code out")
-    folder = None if request.model.endswith(".gguf") else local_directory(ModelConfig(request.model))
-    packed = folder is not None and "quantization_config" in read_json(folder / "config.json")
-    if packed or request.model.endswith(".gguf"):
+    if request.model.endswith(".gguf") or "quantization_config" in read_json(config_file(ModelConfig(request.model))):
         raise UserError(f"{option}: {request.model} is quantised already; the new checkpoint keeps its format")
     if is_gguf:
         from moevolve.workers.export.quantise_gguf import check_gguf

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.contract.settings import ModelConfig
 
 _PART = re.compile(r"(?P<name>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
@@ -65,6 +65,21 @@ def local_directory(config: ModelConfig) -> Path | None:
     if path.exists() or not hub_like:
         raise UserError(f"model {config.path}: no such directory; give a checkpoint's folder or a hub id (owner/name)")
     return None
+
+
+def config_file(config: ModelConfig) -> Path:
+    """Return the config.json of a checkpoint, of a hub id from the hub or its cache.
+
+    Raises:
+        UserError: There is none.
+    """
+    folder = local_directory(config)
+    if folder is not None:
+        return folder / "config.json"
+    from transformers.utils.hub import cached_file
+
+    with opening(f"model {config.path}: not found on the hub or in its cache"):
+        return Path(str(cached_file(config.path, "config.json", revision=config.revision or "main")))
 
 
 def weight_bytes(folder: Path) -> int:

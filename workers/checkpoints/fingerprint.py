@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from moevolve.evaluators.errors import UserError, opening
-from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, local_directory, read_json
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.files import config_file, gguf_file, gguf_parts, local_directory, read_json
 from moevolve.workers.checkpoints.headers import StoredTensor, stored_tensors, weight_files
 from moevolve.workers.contract.settings import ModelConfig
 
@@ -189,11 +189,9 @@ def _sha256(file: Path) -> str:
 
 
 def _commit(config: ModelConfig) -> str:
-    from transformers.utils.hub import cached_file, extract_commit_hash
+    from transformers.utils.hub import extract_commit_hash
 
-    with opening(f"model {config.path}: not found on the hub or in its cache"):
-        file = cached_file(config.path, "config.json", revision=config.revision or "main")
-    commit = extract_commit_hash(file, None)
+    commit = extract_commit_hash(str(config_file(config)), None)
     if commit is None:
         raise UserError(
             f"model {config.path}: its hub revision can't be resolved; give model.revision or a local folder"

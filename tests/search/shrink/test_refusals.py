@@ -21,6 +21,13 @@ WRONG = {
     "no share": (["--task", "demo-kin", "--neurons", "abc"], "--neurons abc: give a share such as 12.5%"),
     "an unknown task": (["--task", "demo-kim", "--experts", "50%"], "did you mean demo-kin"),
     "no file": (["--data", "none.jsonl", "--experts", "50%"], "none.jsonl: no such file"),
+    **{
+        f"a repository {name!r}": (
+            ["--task", "demo-kin", "--experts", "50%", "--push", name],
+            f"--push {name!r}: give OWNER/NAME",
+        )
+        for name in ("foo/bar/baz", "", "a b", "small", "me/smäll")
+    },
     "a misspelt key": (
         ["--task", "demo-kin", "--experts", "50%", "--set", "genome.expert=3"],
         "genome.expert: unknown key (did you mean `experts`?)",
