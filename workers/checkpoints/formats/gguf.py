@@ -184,7 +184,7 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
             f"{file}: its architecture is {architecture!r}, and its config's model type is {settings.model_type!r}; "
             f"supported are {', '.join(f'{arch!r} with {kind!r}' for kind, arch in ARCHITECTURES.items())}"
         )
-    is_dense = _is_dense(readers[0], architecture)
+    is_dense = _is_dense(partial(metadata, readers[0]), architecture)
     if is_dense != (settings.model_type in {model_type for model_type, *_ in _DENSE_CONFIGS.values()}):
         has = "no experts" if is_dense else "experts"
         raise UserError(
@@ -372,7 +372,7 @@ def _described(value_of: Callable[[str], Any], vocabulary: int, tied: bool) -> P
     from transformers import AutoConfig
 
     architecture = str(value_of("general.architecture"))
-    configs = _CONFIGS if value_of(f"{architecture}.expert_count") else _CONFIGS | _DENSE_CONFIGS
+    configs = _DENSE_CONFIGS if _is_dense(value_of, architecture) else _CONFIGS
     model_type, keys, settings = configs[architecture]
     for key, name in (_FIELDS | keys).items():
         value = value_of(f"{architecture}.{key}")
@@ -424,9 +424,9 @@ def changed_settings(one: PretrainedConfig, other: PretrainedConfig) -> list[str
     ]
 
 
-def _is_dense(reader: GGUFReader, architecture: str) -> bool:
-    """Whether a file has the dense model of an architecture that is that of a mixture of experts as well."""
-    return architecture in _DENSE_CONFIGS and not metadata(reader, f"{architecture}.expert_count")
+def _is_dense(value_of: Callable[[str], Any], architecture: str) -> bool:
+    """Whether metadata are of the dense model of an architecture that is that of a mixture of experts as well."""
+    return architecture in _DENSE_CONFIGS and not value_of(f"{architecture}.expert_count")
 
 
 def _shortest(value: Any) -> Any:
