@@ -384,7 +384,8 @@ def _renamed(found: Mapping[str, Any], place: str, columns: Columns | None) -> M
     columns = _usual_columns(found) if columns is None else columns
     if columns is None:
         return found
-    lacks = [column for name, column in columns.items() if name in FORMS and column not in found]
+    # All rows have an answer or none, so that a named column that isn't there is misspelt.
+    lacks = [column for name, column in columns.items() if name in {*FORMS, "answer"} and column not in found]
     if lacks:
         raise UserError(f"{place}: --columns: the row has no `{lacks[0]}`; it has: {', '.join(found) or 'none'}")
     row = {name: found[column] for name, column in columns.items() if column in found}

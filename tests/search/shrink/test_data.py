@@ -355,6 +355,8 @@ def test_columns_that_a_file_lacks_are_named(tmp_path: Path) -> None:
     path = written(tmp_path, "rows.jsonl", [{"question": "a", "answer": "b"}])
     with pytest.raises(UserError, match=r"rows.jsonl:1: --columns: the row has no `ask`; it has: question, answer"):
         read_data(path, read_columns("prompt=ask,answer=answer"))
+    with pytest.raises(UserError, match="--columns: the row has no `reply`; it has: question, answer"):
+        read_data(path, read_columns("prompt=question,answer=reply"))
     context = written(tmp_path, "context.jsonl", [{"question": "a", "context": "c", "answer": "b"}])
     with pytest.raises(UserError, match="say with --columns what is what"):
         read_data(context)
