@@ -193,8 +193,9 @@ def exit_with_message(
         asked = error if isinstance(error, StopRequested) else None
         cancelled = asked is not None and asked.status == "cancelled"
         errors.print(_CANCELLED if cancelled else interrupted, soft_wrap=True)
-        # A second Ctrl-C would end Ray's own end with a traceback. What is registered last is called first.
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+        # A second one would end Ray's own end with a traceback. What is registered last is called first.
+        for each in (signal.SIGINT, *signals):
+            atexit.register(signal.signal, each, signal.SIG_IGN)
         raise typer.Exit(_INTERRUPTED if asked is None else stopped) from None
     except failure as error:
         errors.print(f"error: {error}{hint and f'; {hint}'}", soft_wrap=True)
