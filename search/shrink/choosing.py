@@ -35,7 +35,7 @@ from moevolve.search.shrink.budget import (
 from moevolve.search.shrink.dense import dense_settings
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.speed import chosen_share, seconds_by_share
-from moevolve.search.shrink.timing import shortened
+from moevolve.search.shrink.timing import fewest, shortened
 from moevolve.workers.contract.facts import FileSizes, ModelFacts
 from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.families.registry import only_inside
@@ -160,7 +160,14 @@ def _experts(request: ShrinkOptions, budget: SizeBudget | None, sizes: Sizes) ->
 
 def _placed(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> dict[str, Any]:
     """The settings with the request's number of candidates and its overrides, and with places for this machine."""
-    data = data if request.evaluations is None else with_evaluations(data, request.evaluations)
+    if request.evaluations is not None:
+        least = fewest(parsed(data).phases)
+        if request.evaluations < least:
+            raise UserError(
+                f"--evaluations {request.evaluations}: fewer than the one-shot choices of the preset; give at least "
+                f"{least}"
+            )
+        data = with_evaluations(data, request.evaluations)
     data = _override(data, request)
     data["model"]["expert_offload"], most_workers = probe.call(room_for, parsed(data))
     if not data["workers"]["num_gpus"]:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from itertools import count
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
@@ -112,11 +113,11 @@ def plan_time(
         found = measure(setup, _MEASURED, probe=probe, on_stage=observer.on_stage, on_progress=on_progress, keep=keep)
     spent = time.monotonic() - begun
     guard = guard_seconds(request)
-    count, takes, sentence = chosen(request.time, setup.config, tokens, found, spent, guard, searches)
+    number, takes, sentence = chosen(request.time, setup.config, tokens, found, spent, guard, searches)
     if takes > _LONGEST * seconds_of(request.time) and not request.force:
         raise UserError(f"{sentence}; give a longer time, or go on with --force")
     observer.on_note(f"{sentence}, until {clock(takes - spent)}")
-    return count, sentence
+    return number, sentence
 
 
 def count_tokens(config: RunConfig, prepared: Mapping[Split, Sequence[PreparedSplit]]) -> dict[Split, int]:
@@ -140,6 +141,13 @@ def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseCon
     return tuple(
         phase.model_copy(update={"evaluations": count, "initial": min(phase.initial, count)}) for phase, count in pairs
     )
+
+
+def fewest(phases: Sequence[PhaseConfig]) -> int:
+    """The fewest evaluations to which phases can be shortened: all one-shot choices of the longest one are tried."""
+    place = longest(phases)
+    named = len(phases[place].named)
+    return next(number for number in count(LEAST) if shortened(phases, number)[place].evaluations >= named)
 
 
 def longest(phases: Sequence[PhaseConfig]) -> int:
@@ -174,16 +182,16 @@ def chosen(
     most = _MOST * (earlier + searched.evaluations)
     each = searches * one / found.workers
     fitting = earlier + math.floor((seconds_of(text) - spent - fixed) / each)
-    least = max(LEAST, earlier + 1)
-    count = min(max(fitting, least), most)
+    least = max(fewest(config.phases), earlier + 1)
+    number = min(max(fitting, least), most)
     bound = ""
     if fitting < least:
         bound = ", the fewest that there can be, although they take longer"
-    elif fitting > count:
+    elif fitting > number:
         bound = f", {_MOST} times the preset's, although there is time for more"
-    takes = spent + fixed + (count - earlier) * each
+    takes = spent + fixed + (number - earlier) * each
     sentence = (
-        f"--time {text}: {count} candidates{bound}; one takes {one:.2g} s on one of {found.workers} workers (measured "
+        f"--time {text}: {number} candidates{bound}; one takes {one:.2g} s on one of {found.workers} workers (measured "
         f"on {found.individuals}), everything about {duration(takes / 3600)}"
     )
-    return count, takes, sentence
+    return number, takes, sentence

@@ -18,8 +18,9 @@ from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.records import Pilot
 from moevolve.search.shrink.budget import seconds_of
+from moevolve.search.shrink.choosing import parsed, with_evaluations
 from moevolve.search.shrink.request import ShrinkRequest
-from moevolve.search.shrink.timing import chosen, count_tokens, guard_plan, guard_seconds, plan_time, shortened
+from moevolve.search.shrink.timing import chosen, count_tokens, fewest, guard_plan, guard_seconds, plan_time, shortened
 from moevolve.store.records import Progress
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo" / "model"
@@ -74,6 +75,21 @@ def test_the_longest_phase_is_cut_or_extended() -> None:
         assert all(phase.initial == min(most, phase.evaluations) for phase, most in zip(phases, (8, 0), strict=True))
 
 
+def test_all_one_shot_choices_are_tried_however_little_time_there_is() -> None:
+    for preset, least in (("repaired", 5), ("counts", 4), ("prune", 4)):
+        genome = {"neuron_share": 0.25} if preset == "counts" else {"experts": 4}
+        data = {
+            "name": "s",
+            "model": {"path": "m"},
+            "tasks": [{"name": "demo-kin"}],
+            "genome": genome,
+            "preset": preset,
+        }
+        phases = parsed(data).phases
+        assert fewest(phases) == least
+        with_evaluations(data, least)
+
+
 def test_times_have_units() -> None:
     assert [seconds_of(text) for text in ("2h", "90 min", "1.5d", "30s")] == [7200, 5400, 129600, 30]
     asked = ShrinkRequest("model", experts="50%", data=("chats.jsonl",))
@@ -116,11 +132,11 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
     notes: list[str] = []
     observer = Observer(on_note=notes.append)
     asked = ShrinkRequest("model", experts="50%", data=("chats.jsonl",), time="30s")
-    with pytest.raises(UserError, match=r"--time 30s: 4 candidates, the fewest .*, everything about .*; give a longer"):
+    with pytest.raises(UserError, match=r"--time 30s: 5 candidates, the fewest .*, everything about .*; give a longer"):
         plan_time(asked, config, monotonic(), probe, observer)
     assert not notes
     with pytest.raises(UserError, match="--time 30s: 50% of it is over, and 1 of 7 candidates are measured; give a"):
         plan_time(asked, config, monotonic() - 16, probe, observer)
     count, said = plan_time(replace(asked, force=True, dry_run=True), config, monotonic(), probe, observer)
-    assert count == 4 and notes[0].startswith(f"{said}, until ")
+    assert count == 5 and notes[0].startswith(f"{said}, until ")
     assert kept == [config.store, None], "a dry run makes no store"
