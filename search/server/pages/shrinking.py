@@ -21,6 +21,7 @@ from moevolve.search.server.dependencies import SearchPath, ServerDep, ServerSta
 from moevolve.search.server.pages.launching import arrival_page, printed_page, started_searches
 from moevolve.search.server.pages.rendering import render, render_part
 from moevolve.search.server.shrinking import SHRINK_OPTIONS, RemoteShrinkRequest, start_shrink
+from moevolve.search.server.uploads import list_files
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.store.records import ExportRecord, SearchRecord
 from moevolve.workers.export.servers import loads_in
@@ -85,7 +86,7 @@ def show_shrink(request: Request, server: ServerDep) -> HTMLResponse:
         ready=settings.exports is not None and bool(settings.models),
         name=next(name for name in (f"small-{number}" for number in count(1)) if name not in taken),
         models=sorted(settings.models),
-        files=sorted(settings.data_files()),
+        files=list_files(settings),
         upload_mb=None if settings.uploads is None else settings.upload_mb,
         tasks=list_tasks(),
         amounts=[_field(name) for name in get_args(Amount)],
@@ -97,7 +98,7 @@ def show_shrink(request: Request, server: ServerDep) -> HTMLResponse:
 @routes.get("/shrink/files")
 def show_files(request: Request, server: ServerDep) -> HTMLResponse:
     """The files that a shrink may name."""
-    files = sorted(server.settings.data_files())
+    files = list_files(server.settings)
     return render_part(request, "shrink_files", "Files for", "a shrink", "/shrink", files=files)
 
 

@@ -79,6 +79,11 @@ def kept(settings: ServerSettings) -> list[str]:
     return sorted(path.name for path in settings.uploads.iterdir()) if settings.uploads.is_dir() else []
 
 
+def listed(client: TestClient) -> list[str]:
+    """Names of the files that a shrink may use."""
+    return [file["name"] for file in client.get("/api/data").json()]
+
+
 ASKED = {"name": "small", "model": "tiny", "data": ["named"], "experts": "50%"}
 PLAIN = ["--experts", "50%", "--data", "/data/named.jsonl"]
 
@@ -143,7 +148,8 @@ def test_a_file_is_uploaded_once_under_a_plain_name(
     text = client.put("/api/data/book.txt", content="\n\n".join(f"{n} {'word ' * 90}" for n in range(80)).encode())
     assert text.json() == {"name": "book.txt", "rows": 80}
     assert kept(settings) == ["book.txt", "my-chats-1-.jsonl"]
-    assert client.get("/api/data").json() == ["book.txt", "my-chats-1-.jsonl", "named"]
+    assert listed(client) == ["book.txt", "my-chats-1-.jsonl", "named"]
+    assert [file["bytes"] for file in client.get("/api/data").json()] == [len(text.request.content), len(chats), None]
     assert client.post("/api/shrinks", json=ASKED | {"data": ["book.txt", "named"]}).status_code == 202
     assert started[0][3:7] == ["--data", f"{settings.uploads}/book.txt", "--data", "/data/named.jsonl"]
 
@@ -203,11 +209,44 @@ def test_names_lead_nowhere_but_into_the_folder(client: TestClient, settings: Se
     (tmp_path / "secret.jsonl").write_text("secret")
     (settings.uploads / "link.jsonl").symlink_to(tmp_path / "secret.jsonl")
     (settings.uploads / "dangling.jsonl").symlink_to(tmp_path / "new.jsonl")
-    assert client.get("/api/data").json() == ["named"]
+    assert listed(client) == ["named"]
     for name in ("link.jsonl", "dangling.jsonl"):
         answer = client.put(f"/api/data/{name}", content=ROWS)
         assert answer.status_code == 409 and "choose another name" in answer.text, answer.text
     assert (tmp_path / "secret.jsonl").read_text() == "secret" and not (tmp_path / "new.jsonl").exists()
+
+
+def test_only_uploaded_files_that_no_running_shrink_uses_are_deleted(
+    client: TestClient, settings: ServerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret.jsonl").touch()
+    assert settings.uploads is not None
+    settings.uploads.mkdir()
+    (settings.uploads / "link.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    for name in ("one.jsonl", "two.jsonl"):
+        assert client.put(f"/api/data/{name}", content=ROWS).status_code == 201
+    page = page_of(client, "/shrink")
+    assert [found["hx-delete"] for found in page.all("button") if "hx-delete" in found] == [
+        "/api/data/one.jsonl",
+        "/api/data/two.jsonl",
+    ]
+    assert "5 kB" in page.text
+    for name in ("named", "none.jsonl", "link.jsonl", "..", "%2e%2e%2fsecret.jsonl", "..%5Csecret.jsonl", "tokens"):
+        assert client.delete(f"/api/data/{name}").status_code == 404, name
+    read = TestClient(client.app, "http://localhost", headers={"authorization": f"Bearer {READ}", "x-moevolve": "1"})
+    assert read.delete("/api/data/one.jsonl").status_code == 403
+    script = tmp_path / "waits"
+    script.write_text("#!/bin/sh\nexec sleep 600\n")
+    script.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(script))
+    assert client.post("/api/shrinks", json=ASKED | {"data": ["one.jsonl"]}).status_code == 202
+    refused = client.delete("/api/data/one.jsonl")
+    assert refused.status_code == 409 and "one.jsonl is in use by the shrink small; stop it" in refused.text
+    assert client.delete("/api/data/two.jsonl").status_code == 200
+    assert client.post("/api/searches/small/stop").status_code == 200
+    until(lambda: client.delete("/api/data/one.jsonl").status_code == 200)
+    assert listed(client) == ["named"] and kept(settings) == ["link.jsonl"]
+    assert (tmp_path / "secret.jsonl").exists()
 
 
 class ImpatientProtocol(BoundedProtocol):
