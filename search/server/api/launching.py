@@ -111,11 +111,12 @@ def resume(server: ServerDep, search: SearchPath) -> Job | None:
         if control.desired_state == "running":
             state = f"being run by {control.owner} already"
         raise BusyError(f"search {record.name} is {state}")
-    command = server.processes.arguments(record.name)
+    name = server.processes.maker(record.name)
+    command = server.processes.arguments(name)
     if command[:1] != ("shrink",):  # which goes on to its checkpoint
         address = () if server.settings.address is None else ("--address", server.settings.address)
-        command = "resume", record.name, *address
-    return server.processes.start(record.name, command)
+        name, command = record.name, ("resume", record.name, *address)
+    return server.processes.start(name, command)
 
 
 @routes.post("/individuals/{ref}/export", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 import store_samples as samples
 from demo_chats import write_chats
 from page_checks import Page, check, page_of
 from safetensors import safe_open
+from search_lab import run_config
 from served_here import in_thread, served_here
 from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
@@ -26,7 +29,7 @@ from moevolve.search.server.connections import BoundedProtocol
 from moevolve.search.server.processes import Job, ProcessRunner
 from moevolve.search.server.settings import ServerSettings
 from moevolve.search.server.uploads import plain_name
-from moevolve.store.records import ExportRecord
+from moevolve.store.records import FULL_MODEL, ExportRecord
 from moevolve.store.repository import Store
 from moevolve.workers.children.process import ChildProcess
 
@@ -343,6 +346,54 @@ def test_a_searchs_page_has_what_became_of_its_winner(
         monkeypatch.setattr(ProcessRunner, "job", lambda *_, job=job: job)
         arrival = page_of(client, "/launch/arrival?name=shrunk&part=1")
         assert ("best found 25%" in arrival.text) and "/?text=shrunk" in arrival.links
+
+
+def winner_keeps(store: Store, name: str, size: int, right: int) -> None:
+    """Make a search whose winner has `size` of 8 parameters and `right` of 20 answers on dev, the full model all."""
+    rows = [samples.split(name="dev")]
+    store.create_search(samples.search(name, config=run_config().canonical_json()), rows)
+    one = samples.individual(0, phenotype=name, parameters=size, parameters_full=8)
+    found = [
+        samples.evaluation(
+            phenotype, count / 20, name="dev", outcomes=(np.arange(20) < count).astype("<f4").tobytes(), **other
+        )
+        for phenotype, count, other in ((name, right, {}), ("full", 20, {"phenotype_hash": FULL_MODEL}))
+    ]
+    store.record(f"id-{name}", [samples.decided(one, right / 20)], found)
+    store.set_status(f"id-{name}", "finished", winner=0)
+
+
+def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
+    client: TestClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, little = tmp_path / "tries", "--keep-score 80%: 4 of 8 experts keep 60.0 %, too little"
+    script.write_text(f"#!/bin/sh\necho 'shrink: starting\nshrink: {little}'\nexec sleep 600\n")
+    script.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(script))
+    asked = {name: value for name, value in ASKED.items() if name != "experts"} | {"keep_score": "80%", "name": "least"}
+    assert client.post("/api/shrinks", json=asked).status_code == 202
+    until(lambda: little in client.get("/api/searches/least/log").text)
+    page = page_of(client, "/searches/least")
+    assert "Shrink least" in page.text and "tries sizes, each in a search of its own" in page.text
+    assert re.search(r"least \S+ \S+ running Stop", page_of(client, "/shrink").text)
+    winner_keeps(store, "least-4", 4, 12)
+    assert "There is nothing to draw yet" in page_of(client, "/searches/least-4/kept").text
+    assert client.get("/searches/least-4/kept.svg").status_code == 404
+    winner_keeps(store, "least-6", 6, 18)
+    page = page_of(client, "/searches/least-4")
+    assert {"/searches/least-4/kept", "/api/searches/least-4/log"} <= set(page.links)
+    assert f"shrinking shrink: {little}" in page_of(client, "/searches/least-4/checkpoint").text
+    kept = page_of(client, "/searches/least-4/kept")
+    assert kept.texts_of("p")[0] == little
+    assert "least-4 50.0 % 60.0 % (41.0 - 82.8) least-6 75.0 % 90.0 % (" in kept.text
+    figure = client.get("/searches/least-4/kept.svg")
+    assert figure.headers["content-type"] == "image/svg+xml" and "score kept on the dev split" in figure.text
+    assert client.post("/api/searches/least/stop").status_code == 200
+    until(lambda: "/searches/least-6/kept" in page_of(client, "/searches/least").links)
+    store.set_status("id-least-4", "interrupted")
+    again = client.post("/api/searches/least-4/resume")
+    assert (again.json()["name"], again.json()["command"]) == ("least", "shrink")
+    client.post("/api/searches/least/stop")
 
 
 def test_a_shrink_that_was_stopped_is_resumed_as_a_whole(
