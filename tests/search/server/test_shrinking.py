@@ -342,7 +342,7 @@ def test_a_searchs_page_has_what_became_of_its_winner(
         monkeypatch.setattr(ProcessRunner, "jobs", lambda _, job=job: [job])
         page = page_of(client, "/searches/shrunk/checkpoint?part=1")
         assert said in page.text and (page.texts_of("code") == ["best found 25%\nwrote small"]) == printed
-        assert page.all("div")[0]["hx-trigger"] == ("every 2s" if job.running else "sse:drivers")
+        assert page.all("div")[0]["hx-trigger"] == ("every 2s" if job.running else "sse:drivers, started from:body")
         monkeypatch.setattr(ProcessRunner, "job", lambda *_, job=job: job)
         arrival = page_of(client, "/launch/arrival?name=shrunk&part=1")
         assert ("best found 25%" in arrival.text) and "/?text=shrunk" in arrival.links
