@@ -39,7 +39,6 @@ from moevolve.search.shrink.timing import shortened
 from moevolve.workers.contract.facts import DenseFacts, FileSizes
 from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.families.registry import only_inside
-from moevolve.workers.methods.eep.edit import stock_space
 
 if TYPE_CHECKING:
     from moevolve.search.pools.ray_actor import ModelProbe
@@ -116,7 +115,7 @@ def settings_of(
             f"genome.mean_active={max(1, sizes.active / 2):g}"
         )
     repaired = request.repair == "auto" or (request.repair is None and sizes.repairs and not sizes.quantised)
-    genome: dict[str, Any] = {"router_space": stock_space(sizes.rule)}  # its kind is that of the preset
+    genome: dict[str, Any] = {}  # its kind is that of the preset
     budget = budget_of(request)
     if request.neurons is not None or isinstance(budget, SpeedBudget):
         _check_narrowing(request, sizes, repaired)
