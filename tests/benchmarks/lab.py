@@ -129,6 +129,20 @@ def _rows_at(bed: Bed, share: int) -> Iterator[Row]:
     yield from both("ToMoE start", share, "start", masked)
     rounds = {"repair": {"tokens": bed.tokens, "input_rounds": 1}}
     yield Row("ToMoE start, all projections", "repaired", share, 0, {"baseline": "start", "genome": masked} | rounds)
+    # What the start and its repair gain by what they are made of: leave-one-out.
+    fewer = {"repair": {"tokens": bed.tokens // 2}}
+    equal = masked | {"equal_widths": True}
+    yield Row(
+        "ToMoE start, fitted on half of the tokens",
+        "repaired",
+        share,
+        0,
+        {"baseline": "start", "genome": masked} | fewer,
+    )
+    yield Row("ToMoE start, equal widths", "repaired", share, 0, {"baseline": "start", "genome": equal} | repair)
+    yield Row(
+        "ToMoE start, one mask", "repaired", share, 0, {"baseline": "start", "genome": masked | {"experts": 1}} | repair
+    )
     # The best that divides the networks evenly and is nearest to the share.
     divisions = {50: ((4, 2), (8, 4)), 60: ((8, 5),), 70: ((4, 3), (8, 6))}[share]
     for experts, active in divisions:
@@ -138,6 +152,7 @@ def _rows_at(bed: Bed, share: int) -> Iterator[Row]:
         yield from both(f"FactorLLM 1R{experts}E{active}K, k-means", exact, "kmeans", divided)
         if experts == 8:
             yield from both("CMoE", exact, "cmoe", divided)
+            yield from both("MoEfication", exact, "moefication", divided)
     factors = {"kind": "nanomoe", "blocks": 4, "rank": _rank(bed, share), "calibration_tokens": bed.tokens}
     outputs = {"fit_to": "outputs"}
     yield Row("NanoMoE-I", "raw", share, 0, {"baseline": "start", "genome": factors | {"fit": 2}})
