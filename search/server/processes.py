@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -21,6 +22,9 @@ _TAIL_BYTES = 1 << 16
 """Bytes of a log's end that are read, some hundreds of lines: a page shows no more, and a log may grow for days."""
 _SERVER_VARIABLES = ("MOEVOLVE_SERVER", "MOEVOLVE_TOKEN", "MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
 """Environment variables that commands must not inherit: with them they would ask a server instead of the store."""
+_KEEP_SCORE = "--keep-score"
+_ONE_SIZE = re.compile(r"(?P<shrink>.+?)-\d+(-one-shots)?")
+"""Names of the searches of a shrink with --keep-score, which makes one or two for each size that it tries."""
 _COLUMNS = "120"
 """Width of tables in a log, as pages show it."""
 
@@ -138,6 +142,18 @@ class ProcessRunner:
     def arguments(self, name: str) -> tuple[str, ...]:
         """What was run for a name last; empty if this server has started nothing."""
         return self._started[name].arguments if name in self._started else ()
+
+    def tries_sizes(self, name: str) -> bool:
+        """Whether a name's process is a shrink that makes several searches, none of which has its name."""
+        return _KEEP_SCORE in self.arguments(name)
+
+    def maker(self, search: str) -> str:
+        """Name of the process that makes a search, and of its log; whichever server started it."""
+        found = _ONE_SIZE.fullmatch(search)
+        if found is None or self.log(search):
+            return search
+        shrink = found["shrink"]
+        return shrink if self.tries_sizes(shrink) or _KEEP_SCORE in self.log(shrink) else search
 
     def ask(self, name: str, desired_state: DesiredState | None) -> Job | None:
         """Note what a search's running process is asked for; end the process unless it is to pause or to go on.
