@@ -47,7 +47,7 @@ class Job:
         started_at: Start time in UTC.
         process: Process id on the server's machine.
         exit_code: None while the process runs.
-        last_line: Last line of its log.
+        last_line: Last line of its log, without the name of the command.
         asked: What it was asked for before its search had a driver: `paused`, `stopped` or `cancelled`.
     """
 
@@ -132,8 +132,9 @@ class ProcessRunner:
         started = self._started[name]
         code = started.process.poll()
         lines = self.log(name).strip().splitlines()
-        last = lines[-1] if lines else ""
-        return Job(name, started.arguments[0], started.at, started.process.pid, code is None, code, last, started.asked)
+        command = started.arguments[0]
+        last = lines[-1].removeprefix(f"{command}: ") if lines else ""
+        return Job(name, command, started.at, started.process.pid, code is None, code, last, started.asked)
 
     def knows(self, name: str) -> bool:
         """Whether this server has started a process with a name."""

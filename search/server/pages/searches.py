@@ -184,6 +184,11 @@ def show_settings(request: Request, server: ServerDep, search: SearchPath) -> HT
 def _view(server: ServerState, record: SearchRecord) -> SearchView:
     """The view of a search, with its winner's score on test, which listings know."""
     view = view_of_search(server.store, record, server.store.control(record.id))
+    name = server.processes.maker(record.name)
+    if view.actions and not view.control.alive and record.updated_at is not None and server.processes.knows(name):
+        job = server.processes.job(name)
+        # One that was started before has just ended it.
+        view = replace(view, arriving=job.running and job.started_at > record.updated_at)
     listed = next((one for one in server.listings.summaries() if one.search.id == record.id), None)
     return view if listed is None else replace(view, test=listed.test, mean_scale=listed.mean_scale)
 

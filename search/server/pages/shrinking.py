@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
-from moevolve.search.interface.request import default_of, fields_of, one_line_errors, option_names
+from moevolve.search.interface.request import default_of, fields_of, flag_of, one_line_errors, option_names
 from moevolve.search.report.fitness import KEPT_CAPTION, kept_figure
 from moevolve.search.report.rendering import handle
 from moevolve.search.results.kept import SizePoint, kept_by_size
@@ -34,6 +35,8 @@ Amount = Literal["experts", "neurons", "size", "speed", "keep_score", "active"]
 """Parameters that say how much is kept; a request has one of them."""
 _FIRST = ("repair", "time", "custom_code")
 """Parameters that are always shown."""
+_SIZE_NOTE = re.compile(r"^(?:shrink: )?--keep-score (\S+): (?!.* until about )(.+)$", re.MULTILINE)
+"""Lines of a log about the sizes that keep a share of the score: the share, and what was found."""
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -56,10 +59,10 @@ class OptionField:
 
     Attributes:
         label: Its name as an option of the command, without dashes.
-        hint: Its description.
+        hint: Its description, which names others like `label`.
         kind: Type of the field.
         choices: Values of a parameter that has few.
-        default: Text of its default; empty if there is none.
+        example: Text of its default, or the form of its value; empty if there is neither.
     """
 
     name: str
@@ -67,7 +70,7 @@ class OptionField:
     hint: str
     kind: Literal["checkbox", "number", "text"]
     choices: tuple[str, ...]
-    default: str
+    example: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +134,10 @@ def show_kept(request: Request, server: ServerDep, search: SearchPath) -> HTMLRe
     """What winners of different sizes keep of the full model's score, and how a shrink chose among them."""
     record = server.store.search(search)
     here, log = f"/searches/{handle(record)}", server.processes.log(server.processes.maker(record.name))
-    lines = [line.removeprefix("shrink: ") for line in log.splitlines()]
     context = {
         "points": _points(server, record),
         "caption": KEPT_CAPTION,
-        "notes": list(dict.fromkeys(line for line in lines if line.startswith("--keep-score "))),
+        "notes": list(dict.fromkeys(_SIZE_NOTE.findall(log))),
         "records": {one.search.name: one.search for one in server.listings.summaries()},
     }
     return render_part(request, "kept", "Score kept by size, of", record.name, here, search=record, **context)
@@ -189,8 +191,8 @@ def _field(name: str) -> OptionField:
     return OptionField(
         name,
         option_names(name, field)[0].lstrip("-"),
-        field.description or "",
+        re.sub(r"`|--(?=[a-z])", "", field.description or "").replace("repeatable", "several with blanks between them"),
         "checkbox" if bool in kinds else "number" if number else "text",
         next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ()),
-        str(default) if number and default is not None else "",
+        str(default) if number and default is not None else flag_of(field).metavar or "",
     )

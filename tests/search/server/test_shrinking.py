@@ -342,7 +342,7 @@ def test_a_searchs_page_has_what_became_of_its_winner(
         monkeypatch.setattr(ProcessRunner, "jobs", lambda _, job=job: [job])
         page = page_of(client, "/searches/shrunk/checkpoint?part=1")
         assert said in page.text and (page.texts_of("code") == ["best found 25%\nwrote small"]) == printed
-        assert page.all("div")[0]["hx-trigger"] == ("every 2s" if job.running else "sse:drivers")
+        assert page.all("div")[0]["hx-trigger"] == ("every 2s" if job.running else "sse:drivers, started from:body")
         monkeypatch.setattr(ProcessRunner, "job", lambda *_, job=job: job)
         arrival = page_of(client, "/launch/arrival?name=shrunk&part=1")
         assert ("best found 25%" in arrival.text) and "/?text=shrunk" in arrival.links
@@ -382,10 +382,10 @@ def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
     winner_keeps(store, "least-6", 6, 18)
     page = page_of(client, "/searches/least-4")
     assert {"/searches/least-4/kept", "/api/searches/least-4/log"} <= set(page.links)
-    assert f"shrinking shrink: {little}" in page_of(client, "/searches/least-4/checkpoint").text
+    assert f"shrinking {little}" in page_of(client, "/searches/least-4/checkpoint").text
     kept = page_of(client, "/searches/least-4/kept")
-    assert kept.texts_of("p")[0] == little
-    assert "least-4 50.0 % 60.0 % (41.0 - 82.8) least-6 75.0 % 90.0 % (" in kept.text
+    assert kept.texts_of("p")[0] == f"To keep 80% of the full model's score: {little.partition(': ')[2]}"
+    assert re.search(r"least-4 50.0 % 60.0 % \(41.0 . 82.8\) least-6 75.0 % 90.0 % \(", kept.text)
     figure = client.get("/searches/least-4/kept.svg")
     assert figure.headers["content-type"] == "image/svg+xml" and "score kept on the dev split" in figure.text
     assert client.post("/api/searches/least/stop").status_code == 200
