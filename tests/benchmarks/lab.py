@@ -259,14 +259,17 @@ def _described(row: Row, bed: Bed, options: argparse.Namespace) -> dict[str, Any
 
 
 def scores(row: Any, full: Any) -> dict[str, Any]:
-    """A row of a study: perplexities on `test` by text, beside the full model's."""
+    """A row of a study: perplexities on `test` by text, with 95 % intervals, beside the full model's."""
     if row.failure is not None:
         return {"failure": row.failure}
     texts = (*TEXTS, "wikitext") if row.score("test", "wikitext") else TEXTS
-    found, expected = ({text: 1 / each.score("test", text).score for text in texts} for each in (row, full))
+    by_text = {text: row.score("test", text) for text in texts}
+    found = {text: 1 / score.score for text, score in by_text.items()}
+    expected = {text: 1 / full.score("test", text).score for text in texts}
     return {
         "contestant": row.contestant,
         "perplexity": found,
+        "interval": {text: (1 / score.high, 1 / score.low) for text, score in by_text.items()},
         "full": expected,
         "log_gap": {text: math.log(found[text] / expected[text]) for text in texts},
         "active_parameters": row.active_parameters / full.active_parameters,
@@ -316,7 +319,8 @@ def summary(found: Sequence[dict[str, Any]], left: str) -> str:
 def _cell(group: Sequence[dict[str, Any]], text: str) -> str:
     gaps = [each["log_gap"][text] for each in group]
     gap, spread = fmean(gaps), f" ± {stdev(gaps):.2f}" if len(gaps) > 1 else ""
-    return f"{group[0]['full'][text] * math.exp(gap):.1f}, {math.exp(gap):.2f}, {gap:.2f}{spread}"
+    between = "" if spread else " ({:.1f} - {:.1f})".format(*group[0]["interval"][text])
+    return f"{group[0]['full'][text] * math.exp(gap):.1f}{between}, {math.exp(gap):.2f}, {gap:.2f}{spread}"
 
 
 def main() -> None:
