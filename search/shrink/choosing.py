@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.search.config.files import (
     PRESET,
     apply_override,
@@ -20,7 +19,8 @@ from moevolve.search.config.files import (
     with_preset,
 )
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.capacity.budget import evenly_divided
+from moevolve.search.genomes.capacity.space import CapacitySpace
+from moevolve.search.genomes.repaired import base_space
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.budget import (
     SizeBudget,
@@ -36,10 +36,9 @@ from moevolve.search.shrink.dense import dense_settings
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.speed import chosen_share, seconds_by_share
 from moevolve.search.shrink.timing import shortened
-from moevolve.workers.contract.facts import DenseFacts, FileSizes
+from moevolve.workers.contract.facts import FileSizes, ModelFacts
 from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.families.registry import only_inside
-from moevolve.workers.methods.eep.edit import stock_space
 
 if TYPE_CHECKING:
     from moevolve.search.pools.ray_actor import ModelProbe
@@ -57,30 +56,20 @@ class Sizes:
     """What the choice of settings needs to know of a model.
 
     Attributes:
-        layers: MoE layers.
-        experts, active: Experts per MoE layer and per token; 0 for a dense model.
+        facts: The model's facts.
         quantised: True if the checkpoint's weights are packed.
-        repairs: True if the family's candidates can be repaired.
         own_form: True if smaller checkpoints can only have the checkpoint's own form, so that experts keep their width.
         narrows: False if the checkpoint has to be stock, and a stock one can't have narrower experts.
-        neurons: Neurons of an expert.
         files: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own form if it has to be that.
         cache_bytes: Bytes of the KV cache per position.
-        dense: The networks of a dense model; None for a mixture of experts.
     """
 
-    layers: int
-    experts: int
-    active: int
-    rule: RoutingRule
+    facts: ModelFacts
     quantised: bool
-    repairs: bool
     own_form: bool
     narrows: bool
-    neurons: int
     files: FileSizes
     cache_bytes: int
-    dense: DenseFacts | None
 
 
 def folder_of(request: ShrinkOptions) -> Path:
@@ -97,46 +86,50 @@ def folder_of(request: ShrinkOptions) -> Path:
 def settings_of(
     request: ShrinkOptions, tasks: Sequence[str], probe: ModelProbe, on_stage: Callable[[str], None]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The settings of a request's search as plain data, and sentences about those that were measured."""
+    """The settings of a request's search as plain data, and sentences about what is kept and why."""
     data, choices = base_settings(request, tasks), list[str]()
     for section in parsed(data).tasks:
         section.task()  # a wrong name is refused before Ray starts
     data = on_gpus(data, request, probe)
     config = parsed(data)
     sizes: Sizes = probe.call(sizes_of, config, not request.custom_code)
-    if sizes.dense is not None:
-        found, text = dense_settings(request, sizes.dense)
-        choices.append(text)
+    facts = sizes.facts
+    if facts.dense is not None:
+        found, text = dense_settings(request, facts.dense)
+        choices += [text] if text else []
         data = with_preset(data | found, "shrink")
         return _placed(data if request.repair != "none" else _unrepaired(data), request, probe), choices
     if request.active is not None:
         raise UserError(
-            f"--active {request.active}: this model is a mixture of experts, of which a token uses {sizes.active} of "
-            f"{sizes.experts}; give --experts or --neurons, and beside --experts fewer per token with --set "
-            f"genome.mean_active={max(1, sizes.active / 2):g}"
+            f"--active {request.active}: this model is a mixture of experts, of which a token uses {facts.active} of "
+            f"{facts.experts}; give --experts or --neurons, and beside --experts fewer per token with --set "
+            f"genome.mean_active={max(1, facts.active / 2):g}"
         )
-    repaired = request.repair == "auto" or (request.repair is None and sizes.repairs and not sizes.quantised)
-    genome: dict[str, Any] = {"router_space": stock_space(sizes.rule)}  # its kind is that of the preset
+    repairs = facts.unrepairable is None and not sizes.quantised
+    repaired = request.repair == "auto" or (request.repair is None and repairs)
+    genome: dict[str, Any] = {}  # its kind is that of the preset
     budget = budget_of(request)
     if request.neurons is not None or isinstance(budget, SpeedBudget):
         _check_narrowing(request, sizes, repaired)
     filled = repaired and not sizes.own_form and sizes.narrows
     shared = "counts-and-widths" if request.custom_code else "counts"
     if request.neurons is not None:
-        genome["neuron_share"], preset = _divided(request, kept_share(request.neurons), sizes), shared
+        genome["neuron_share"], preset = kept_share(request.neurons), shared
     elif isinstance(budget, SpeedBudget):
         on_stage("timing narrower experts")
         share, text = chosen_share(budget, probe.call(seconds_by_share, config, budget))
         choices.append(text)
-        genome |= {"experts": sizes.experts, "neuron_share": share}
+        genome |= {"experts": facts.experts, "neuron_share": share}
         preset = "counts-and-widths"
     elif budget is not None and filled:
-        share = fitting_share(budget, sizes.files, sizes.cache_bytes, sizes.experts)
-        genome["neuron_share"], preset = _divided(request, share, sizes), shared
+        genome["neuron_share"] = fitting_share(budget, sizes.files, sizes.cache_bytes, facts.experts)
+        preset = shared
     else:
-        preset = _whole_experts(sizes, repaired)
+        preset = _whole_experts(facts, repaired)
         genome["experts"] = _experts(request, budget, sizes)
     data |= {"genome": genome, "preset": preset}
+    if request.keep_score is None and request.speed is None:
+        choices.append(_kept(request, data, facts))
     return _placed(data, request, probe), choices
 
 
@@ -147,16 +140,16 @@ def _unrepaired(data: dict[str, Any]) -> dict[str, Any]:
     return data | {"phases": [phase | {"repair": None} for phase in kept]}
 
 
-def _whole_experts(sizes: Sizes, repaired: bool) -> str:
+def _whole_experts(facts: ModelFacts, repaired: bool) -> str:
     """The preset that chooses among experts of the width that they have."""
     if repaired:
         return "repaired"
-    return "prune" if sizes.layers * sizes.experts <= _MOST_CHOICES else "importance"
+    return "prune" if len(facts.moe_layers) * facts.experts <= _MOST_CHOICES else "importance"
 
 
 def _experts(request: ShrinkOptions, budget: SizeBudget | None, sizes: Sizes) -> int:
     """The number of experts to keep, which for --keep-score is the largest until one is found."""
-    count, groups = sizes.experts, sizes.rule.groups
+    count, groups = sizes.facts.experts, sizes.facts.rule.groups
     if budget is not None:
         return fitting_experts(budget, sizes.files, sizes.cache_bytes, count, groups)
     if request.experts is not None:
@@ -178,22 +171,38 @@ def _placed(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> 
     return _override(data, request)
 
 
-def _divided(request: ShrinkOptions, share: float, sizes: Sizes) -> float:
-    """The share of neurons that is kept: as much of `share` as all layers can have equally wide, if they must."""
-    if request.custom_code:
-        return share
-    even = evenly_divided(share, sizes.neurons)
-    if not even:
-        raise UserError(
-            f"{share:.2%} of {sizes.neurons} neurons are too few for experts of equal width; keep more, or add "
-            "--custom-code"
-        )
-    return even
+def _kept(request: ShrinkOptions, data: dict[str, Any], facts: ModelFacts) -> str:
+    """Say how many experts are kept, and if they are narrower how wide, and what share of the model's neurons that is.
+
+    Raises:
+        UserError: The neurons are too few for any number of experts.
+    """
+    data = _override(data, request)
+    config = parsed(data)
+    try:
+        space = base_space(config.space(facts))
+    except UserError as error:
+        raise UserError(f"{_option(request)}: {error}") from None
+    if not isinstance(space, CapacitySpace) or space.neuron_share is None:
+        return f"{_option(request)}: every layer keeps {data['genome']['experts']} of {facts.experts} experts"
+    spaces = [space.keeping(count) for count in space.counts or (space.retained,)]
+    ways = [f"{each.retained} with {each.widths.mean:g} ({each.kept_share:.1%})" for each in spaces]
+    mean = "" if space.equal else ", on average over the layers"
+    return (
+        f"{_option(request)}: of {facts.experts} experts with {facts.expert_neurons} neurons, every layer keeps "
+        f"{' or '.join(ways)}{mean}"
+    )
+
+
+def _option(request: ShrinkOptions) -> str:
+    """The option that says how much is kept, with its value."""
+    given = {"experts": request.experts, "neurons": request.neurons, "size": request.size, "speed": request.speed}
+    return next(f"--{name} {value}" for name, value in given.items() if value is not None)
 
 
 def _check_narrowing(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> None:
     """Raise UserError if experts can't be made narrower."""
-    option = f"--neurons {request.neurons}" if request.speed is None else f"--speed {request.speed}"
+    option = _option(request)
     if not repaired or sizes.own_form:
         raise UserError(
             f"{option}: narrower experts need a repair, weights that aren't quantised, and a model whose text part "
@@ -292,11 +301,8 @@ def sizes_of(config: RunConfig, stock: bool) -> Sizes:
     facts, quantised = outline.facts, packing(model, load_config(model)) is not None
     own_form = quantised or only_inside(facts.family)
     files = file_sizes(model, "source" if own_form else "stock") if facts.experts else FileSizes(0, 0, 0)
-    repairs = facts.unrepairable is None
     narrows = not (stock and facts.experts) or width_obstacle(meta_model(model)) is None
-    sizes = narrows, facts.expert_neurons, files, outline.cache_bytes, facts.dense
-    layers = len(facts.moe_layers)
-    return Sizes(layers, facts.experts, facts.active, facts.rule, quantised, repairs, own_form, *sizes)
+    return Sizes(facts, quantised, own_form, narrows, files, outline.cache_bytes)
 
 
 def room_for(config: RunConfig) -> tuple[ExpertOffload, int]:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.capacity.budget import evenly_divided
+from moevolve.search.genomes.capacity.budget import even_width
 from moevolve.search.shrink.budget import kept_share
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.workers.contract.facts import DenseFacts
@@ -42,23 +42,22 @@ def dense_settings(request: ShrinkOptions, dense: DenseFacts) -> tuple[dict[str,
 
 
 def _narrower(wanted: str, dense: DenseFacts) -> tuple[dict[str, Any], str]:
-    share = evenly_divided(kept_share(wanted), dense.width)
-    if not share:
+    kept = even_width(kept_share(wanted), dense.width)
+    if not kept:
         raise UserError(f"--neurons {wanted}: that is too little of {dense.width} neurons; give a larger share")
-    kept = round(share * dense.width)
     text = f"--neurons {wanted}: every feed-forward network keeps {kept} of {dense.width} neurons"
-    return {"genome": _genome(share), "preset": "kept-neurons"}, text
+    return {"genome": _genome(kept, dense), "preset": "kept-neurons"}, text
 
 
-def _genome(share: float) -> dict[str, Any]:
+def _genome(kept: int, dense: DenseFacts) -> dict[str, Any]:
     # The budget is exact as a decimal, and rounded down it would be that of fewer neurons.
-    return {"kind": "tomoe", "budget": math.ceil(share * 1e9) / 1e9}
+    return {"kind": "tomoe", "budget": math.ceil(kept / dense.width * 1e9) / 1e9}
 
 
 def narrower_genomes(dense: DenseFacts) -> dict[int, dict[str, Any]]:
     """Settings of genomes by the number of neurons that every network keeps, ascending."""
-    shares = {evenly_divided(part / _SIZES, dense.width) for part in range(1, _SIZES)} - {0}
-    return {round(share * dense.width): _genome(share) for share in sorted(shares)}
+    sizes = {even_width(part / _SIZES, dense.width) for part in range(1, _SIZES)} - {0}
+    return {kept: _genome(kept, dense) for kept in sorted(sizes)}
 
 
 def _mixture(request: ShrinkOptions, wanted: str) -> tuple[dict[str, Any], str]:

@@ -148,7 +148,8 @@ class ShrinkOptions(Request):
         ),
     ] = None
     guard_time: Annotated[
-        str | None, about("Longest time for these answers; default: a tenth of --time, or else 30min.")
+        str | None,
+        about("Longest time for these answers; default: a tenth of --time, or else a quarter of the search's."),
     ] = None
     max_looping: Annotated[
         float,

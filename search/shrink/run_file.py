@@ -34,7 +34,7 @@ _MARKED = (
 _KEPT_ROWS = 576
 """Most rows of `dev` for --keep-score. Of 192 rows all can be right, and it isn't known yet that 99 % are."""
 _CHOICE = "# "
-"""Start of the comments, after the first line, that say what was chosen for a dense model, a speed, a time ..."""
+"""Start of the comments, after the first line, that say what is kept, and what was chosen for a speed, a time ..."""
 
 
 def files_of(request: ShrinkOptions) -> Path:
@@ -84,6 +84,8 @@ def run_file(
         data = yaml.safe_load(begun_file.read_text(encoding="utf-8"))
     else:
         data, choices = settings_of(request, names, probe, observer.on_stage)
+        for text in choices:
+            observer.on_note(text)
     if request.keep_score is not None:
         with writing_into(folder):
             begun_file.write_text(_mark(request) + yaml.safe_dump(data, allow_unicode=True), encoding="utf-8")

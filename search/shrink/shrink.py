@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from moevolve.search.drawing import save
 from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.opening import opened_store
 from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.report.fitness import kept_figure
 from moevolve.search.results.gain import code_gain, search_gain
@@ -33,7 +34,7 @@ from moevolve.search.shrink.page import FirstLook, QuantisedCheckpoint, ShrinkPl
 from moevolve.search.shrink.quantising import check_quantisable, quantised_folder, quantised_winner
 from moevolve.search.shrink.run_file import choices_of, files_of, has_run_file, read_run, run_file
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
-from moevolve.search.shrink.timing import guard_seconds
+from moevolve.search.shrink.timing import guard_plan, guard_seconds
 from moevolve.store.repository import Store
 from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, weight_bytes
 from moevolve.workers.contract.card import ExportError
@@ -60,7 +61,6 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
         ExportError: the checkpoint is larger or slower than requested.
     """
     budget = checked(request)
-    made = None if files_of(request).exists() else files_of(request)
     seconds: dict[str, float] = {}
     looks: list[FirstLook] = []
     with ModelProbe() as probe:
@@ -69,8 +69,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
             if not looks:  # before a time or a score is planned for, or else after
                 looks.append(_first_look(request, config, probe, observer))
 
-        with _timed("settings", seconds), _removed_if_refused(made):
-            path = run_file(request, probe, observer, begun, look)
+        path = _prepared(request, probe, observer, begun, look, seconds)
         if request.dry_run:
             return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         config = read_run(request, path)
@@ -78,50 +77,71 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
             refuse_other_settings(store, config, folder_of(request))
             with _timed("first look", seconds):
                 look(config)
+            observer.on_note(guard_plan(request))
             with _timed("search", seconds):
                 setup = set_up_new(config, None, probe.call)
                 table = launch(setup, store, observer, or_resume=True, source=str(path), probe=probe)
+            searched = 3600 * store.course(store.search(table.search).id).hours
+            request = replace(request, guard_time=f"{guard_seconds(request, searched):.3f}s")
             checks, written = _shipped(request, store, table, path, observer, seconds)
-            speed = None
-            if written is not None:
-                with _timed("speed", seconds):
-                    speed = _speed(setup.config.model, written, budget, observer)
-                _check_budget(request, budget, written, speed)
-            sizes = () if request.keep_score is None else kept_by_size(store, store.search(table.search))
-            if sizes:
-                save(kept_figure(sizes), path.with_name("sizes.svg"))
-            quantised = None
-            if written is not None and request.quantise is not None:
-                assert table.winner is not None
-                with _timed("quantising", seconds):
-                    subject = bound_candidate(store, table.winner)
-                    quantised = quantised_winner(request, subject, table, written, path, observer.on_stage)
-            pushed: tuple[str, ...] = ()
-            if written is not None and request.push is not None:
-                with _timed("upload", seconds):
-                    pushed = _pushed(request.push, request.public, written, quantised, path, observer)
-            return ShrinkResult(
-                model=setup.config.model.path,
-                run_file=path,
-                choices=choices_of(path),
-                store=store.url,
-                table=table,
-                experts_full=setup.facts.experts,
-                experts=None if table.winner is None else store.individual(table.winner).individual.experts,
-                layers=len(setup.facts.moe_layers) if setup.facts.dense is None else setup.facts.dense.layers,
-                weight_bytes=_source_bytes(setup.config.model),
-                first_look=looks[0],
-                checks=() if checks is None else checks[0],
-                loops=None if checks is None else checks[1],
-                gain=search_gain(store, table),
-                code_gain=code_gain(store, table),
-                speed=speed,
-                sizes=sizes,
-                written=written,
-                quantised=quantised,
-                seconds=seconds,
-                pushed=pushed,
-            )
+            speed = _checked_speed(request, setup.config.model, written, budget, observer, seconds)
+            quantised = _quantised(request, store, table, written, path, observer, seconds)
+            pushed = _pushed(request, written, quantised, path, observer, seconds)
+            made = (looks[0], checks, speed, written, quantised, pushed)
+            return _result(request, store, setup, table, path, made, seconds)
+
+
+def _prepared(
+    request: ShrinkOptions,
+    probe: ModelProbe,
+    observer: Observer,
+    begun: float,
+    look: Callable[[RunConfig], None],
+    seconds: dict[str, float],
+) -> Path:
+    """Write the run file; the folder is removed if the request is refused before the model was asked."""
+    made = None if files_of(request).exists() else files_of(request)
+    with _timed("settings", seconds), _removed_if_refused(made):
+        return run_file(request, probe, observer, begun, look)
+
+
+def _result(
+    request: ShrinkOptions,
+    store: Store,
+    setup: SearchSetup,
+    table: FinalTable,
+    path: Path,
+    made: tuple[FirstLook, Checks | None, Speed | None, Written | None, QuantisedCheckpoint | None, tuple[str, ...]],
+    seconds: dict[str, float],
+) -> ShrinkResult:
+    """The result of all steps; of --keep-score with a figure beside the run file of what the sizes keep."""
+    look, checks, speed, written, quantised, pushed = made
+    dense, winner = setup.facts.dense, table.winner
+    sizes = () if request.keep_score is None else kept_by_size(store, store.search(table.search))
+    if sizes:
+        save(kept_figure(sizes), path.with_name("sizes.svg"))
+    return ShrinkResult(
+        model=setup.config.model.path,
+        run_file=path,
+        choices=choices_of(path),
+        store=store.url,
+        table=table,
+        experts_full=setup.facts.experts,
+        experts=None if winner is None else store.individual(winner).individual.experts,
+        layers=len(setup.facts.moe_layers) if dense is None else dense.layers,
+        weight_bytes=_source_bytes(setup.config.model),
+        first_look=look,
+        checks=() if checks is None else checks[0],
+        loops=None if checks is None else checks[1],
+        gain=search_gain(store, table),
+        code_gain=code_gain(store, table),
+        speed=speed,
+        sizes=sizes,
+        written=written,
+        quantised=quantised,
+        seconds=seconds,
+        pushed=pushed,
+    )
 
 
 def checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
@@ -198,6 +218,45 @@ def _shipped(
         return checks, _with_sampling(written) if request.sampling else written
 
 
+def _checked_speed(
+    request: ShrinkOptions,
+    model: ModelConfig,
+    written: Written | None,
+    budget: SizeBudget | SpeedBudget | None,
+    observer: Observer,
+    seconds: dict[str, float],
+) -> Speed | None:
+    """Time a new checkpoint, if there is one.
+
+    Raises:
+        ExportError: It is larger or slower than was asked for.
+    """
+    if written is None:
+        return None
+    with _timed("speed", seconds):
+        speed = _speed(model, written, budget, observer)
+    _check_budget(request, budget, written, speed)
+    return speed
+
+
+def _quantised(
+    request: ShrinkOptions,
+    store: Store,
+    table: FinalTable,
+    written: Written | None,
+    path: Path,
+    observer: Observer,
+    seconds: dict[str, float],
+) -> QuantisedCheckpoint | None:
+    """Write a new checkpoint once more in fewer bits, if that is asked for."""
+    if written is None or request.quantise is None:
+        return None
+    assert table.winner is not None
+    with _timed("quantising", seconds):
+        subject = bound_candidate(store, table.winner)
+        return quantised_winner(request, subject, table, written, path, observer.on_stage)
+
+
 def _speed(
     model: ModelConfig, written: Written, budget: SizeBudget | SpeedBudget | None, observer: Observer
 ) -> Speed | None:
@@ -272,22 +331,30 @@ def _with_sampling(written: Written) -> Written:
 
 
 def _pushed(
-    name: str, public: bool, written: Written, quantised: QuantisedCheckpoint | None, path: Path, observer: Observer
+    request: ShrinkOptions,
+    written: Written | None,
+    quantised: QuantisedCheckpoint | None,
+    path: Path,
+    observer: Observer,
+    seconds: dict[str, float],
 ) -> tuple[str, ...]:
-    """Upload a checkpoint to a repository of this name, and a quantised one to another; returns the URLs.
+    """Upload a checkpoint to the repository that is asked for, and a quantised one to another; returns the URLs.
 
     A file beside the run file `path` keeps them, so that a repeated request uploads nothing again.
     """
-    folders = {name: written.directory}
+    if written is None or request.push is None:
+        return ()
+    folders = {request.push: written.directory}
     if quantised is not None and quantised.kept:
-        folders[f"{name}-{quantised.kind}"] = quantised.directory
+        folders[f"{request.push}-{quantised.kind}"] = quantised.directory
     kept = path.with_name(_PUSHED)
     done = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
-    for repository, folder in folders.items():
-        if repository not in done:
-            observer.on_stage(f"uploading to {repository}")
-            done[repository] = push(folder, repository, public)
-            kept.write_text(json.dumps(done), encoding="utf-8")
+    with _timed("upload", seconds):
+        for repository, folder in folders.items():
+            if repository not in done:
+                observer.on_stage(f"uploading to {repository}")
+                done[repository] = push(folder, repository, request.public)
+                kept.write_text(json.dumps(done), encoding="utf-8")
     return tuple(done[repository] for repository in folders)
 
 

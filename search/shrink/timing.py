@@ -40,19 +40,31 @@ _LOADS = 3
 _APPLIED = 4
 """How often the winner is applied after the final scores, each counted as one evaluation: twice for the checks, and for
 the export and its verification."""
-_GUARD_SHARE, _GUARD_TIME = 0.1, "30min"
-"""Time for the answers of the guard: a share of the whole time, or if that isn't limited as long as this."""
+_GUARD_SHARE, _GUARD_OF_SEARCH = 0.1, 0.25
+"""Time for the answers of the guard: a share of the whole time, or if that isn't limited of the search's."""
+_GUARD_LEAST, _GUARD_MOST = 60, 1800
+"""Seconds for them at least and at most where the time isn't limited. A loop shows in answers of a hundred tokens."""
 
 
-def guard_seconds(request: ShrinkOptions) -> float:
-    """How long the guard's answers may take.
+def guard_seconds(request: ShrinkOptions, searched: float = 0.0) -> float:
+    """How long the guard's answers may take after a search of so many seconds.
 
     Raises:
         UserError: The time that the request gives them isn't one.
     """
     if request.guard_time is not None:
         return seconds_of(request.guard_time, "--guard-time")
-    return seconds_of(_GUARD_TIME) if request.time is None else _GUARD_SHARE * seconds_of(request.time)
+    if request.time is not None:
+        return _GUARD_SHARE * seconds_of(request.time)
+    return min(max(_GUARD_OF_SEARCH * searched, _GUARD_LEAST), _GUARD_MOST)
+
+
+def guard_plan(request: ShrinkOptions) -> str:
+    """Say how long the guard's answers may take, before the search."""
+    limit = f"{guard_seconds(request):.0f} s"
+    if request.guard_time is None and request.time is None:
+        limit = f"{_GUARD_OF_SEARCH:.0%} of the time that the search takes, but from {limit} to {_GUARD_MOST:,} s"
+    return f"checks of the winner's answers, after the search: at most {limit} (--guard-time)"
 
 
 def plan_time(

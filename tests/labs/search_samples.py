@@ -119,13 +119,20 @@ def eep_space(
 
 
 def capacity_space(
-    retained: int | None = 4, layers: int = 32, experts: int = 8, *, facts: ModelFacts | None = None, **settings: Any
+    retained: int | None = 4,
+    layers: int = 32,
+    experts: int = 8,
+    *,
+    facts: ModelFacts | None = None,
+    equal: bool = False,
+    **settings: Any,
 ) -> CapacitySpace:
     """A space for `facts`, or else for a Mixtral of that many layers and experts, measured on one task."""
     facts = facts or mixtral(layers, experts)
     shape = (1, len(facts.moe_layers), facts.experts, 3, 3)
     sums = np.random.default_rng(0).uniform(0.1, 9, shape).astype(np.float32)
-    return CapacitySpace.of(CapacitySection(experts=retained, **settings), facts).calibrated(Calibration({SUMS: sums}))
+    space = CapacitySpace.of(CapacitySection(experts=retained, **settings), facts, equal)
+    return space.calibrated(Calibration({SUMS: sums}))
 
 
 def continuous(space: EepSpace, seed: int = 0) -> EepGenome:

@@ -13,6 +13,8 @@ from moevolve.workers.contract.facts import ModelFacts
 
 # Bounds of a layer's width, as multiples of the mean width. They limit the memory of the largest fit.
 _NARROWEST, _WIDEST = 0.25, 2.5
+# Fewest steps in a mean width. Rounding all layers down loses up to one step of each, so that it takes finer ones.
+_STEPS, _EVEN_STEPS = 8, 32
 # Shares and means may fall short of a whole number by a rounding error.
 _EPS = 1e-9
 
@@ -49,17 +51,17 @@ class Budget:
         return tuple(self.step * each for each in rounded(ideal, self.total, self.least, self.most).tolist())
 
 
-def width_budget(share: float, retained: int, facts: ModelFacts) -> Budget:
+def width_budget(share: float, retained: int, facts: ModelFacts, equal: bool = False) -> Budget:
     """Return the widths with which so many kept experts have a share of the neurons of all experts of a model.
 
     With a share of n' / n the mean width is exactly that of an original expert. Otherwise the total is the largest
-    number of steps within the share.
+    number of steps within the share, or if layers are to be `equal`, the largest that they divide evenly.
     """
     neurons, layers = facts.expert_neurons, len(facts.moe_layers)
     mean = share * facts.experts * neurons / retained + _EPS
-    step = width_step(neurons, mean)
+    step = width_step(neurons, mean, _EVEN_STEPS if equal else _STEPS)
     widest = facts.experts * neurons // (retained * step)
-    total = min(int(layers * mean) // step, layers * widest)
+    total = min(layers * int(mean / step) if equal else int(layers * mean) // step, layers * widest)
     even = total / layers
     most = max(min(widest, int(_WIDEST * even)), math.ceil(even))
     return Budget(layers, total, max(1, int(_NARROWEST * even)), most, step)
@@ -76,20 +78,17 @@ def active_budget(mean: float, retained: int, facts: ModelFacts) -> Budget:
     return Budget(layers, total, 1, min(reach, max(facts.active, math.ceil(total / layers))))
 
 
-def width_step(neurons: int, mean: float) -> int:
-    """Return the step of widths for original experts of so many neurons, and a mean width.
+def width_step(neurons: int, mean: float, steps: int) -> int:
+    """Return the step of widths for original experts of so many neurons, and a mean width of at least so many steps.
 
-    It is a power of 2 that divides an original expert's width, at most 64 and an eighth of the mean width, but at least
-    8 where possible.
+    It is a power of 2 that divides an original expert's width, at most 64, and at least 8 where possible, even if the
+    mean width has fewer steps then.
     """
-    return max(step for step in (1, 2, 4, 8, 16, 32, 64) if neurons % step == 0 and (step <= 8 or 8 * step <= mean))
+    return max(step for step in (1, 2, 4, 8, 16, 32, 64) if neurons % step == 0 and (step <= 8 or steps * step <= mean))
 
 
-def evenly_divided(share: float, neurons: int) -> float:
-    """Return the largest `neuron_share` up to `share` that layers divide evenly, however many experts they keep.
-
-    It is 0 if the share of an original expert's `neurons` is less than one step.
-    """
-    width = int(share * neurons + _EPS)
-    step = width_step(neurons, width)
-    return width // step * step / neurons
+def even_width(share: float, neurons: int) -> int:
+    """Return the largest number of steps within a share of `neurons`; 0 if it is less than one step."""
+    width = share * neurons + _EPS
+    step = width_step(neurons, width, _EVEN_STEPS)
+    return int(width / step) * step

@@ -25,7 +25,7 @@ from moevolve.search.genomes.capacity.space import (
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.kind import Baseline, GenomeFigures, GenomeKind
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.genomes.contract.phases import PhaseConfig, divides_neurons
+from moevolve.search.genomes.contract.phases import CapacityPhase, PhaseConfig, divides_neurons
 from moevolve.search.genomes.experts.costs import ExpertsCosts
 from moevolve.workers.contract.facts import ModelFacts
 
@@ -123,7 +123,8 @@ def _space(section: CapacitySection, facts: ModelFacts, phases: Sequence[PhaseCo
                 f"phases.{position}.repair.neurons: kept experts have other widths (genome.neuron_share, or searched "
                 "widths), which only neurons of all experts fill; set it, or {}"
             )
-    return CapacitySpace.of(section, facts)
+    equal = all(phase.widths == "equal" for phase in phases if isinstance(phase, CapacityPhase))
+    return CapacitySpace.of(section, facts, equal)
 
 
 class CapacityFigures(GenomeFigures[CapacityGenome]):

@@ -30,7 +30,8 @@ class CapacitySection(ExpertsSection):
 
     Attributes:
         experts: See `ExpertsSection`. None searches it, with `neuron_share`: from all n by halves down to the fewest
-            that hold the share as wide as original experts.
+            that hold the share as wide as original experts. If no phase searches widths, numbers of experts are left
+            out that keep less than others since layers can't divide the share evenly among them.
         mean_active: Mean number of active experts of a layer, instead of `active`: how many each layer has is searched,
             with the same total.
         neuron_share: Share of the model's expert neurons that all kept experts have together; None is n' / n, so that
@@ -68,6 +69,8 @@ GRID = (0.0, 1.0, 2.0)
 # Factor on `tasks` before the exponential. A step that changes a width by a third changes a task's weight 2.5 times:
 # a subset of experts is less sensitive than a width.
 _TASK_SCALE = 3.0
+# How much of the most that any number of experts keeps has to be kept by others.
+_NEARLY = 0.95
 # Divisor of `log2_kept`, so that the usual step of a number often changes how many experts are kept.
 _KEPT_SCALE = 3.0
 # Standard deviation of a random candidate's logarithms of widths.
@@ -157,6 +160,7 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
 
     Attributes:
         mean_active, neuron_share: See `CapacitySection`.
+        equal: True if all layers are equally wide, since no phase searches widths.
         counts: Numbers of retained experts to choose from, the largest first; () if their number isn't searched.
     """
 
@@ -165,16 +169,18 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
     phase_kinds: ClassVar[tuple[str, ...]] = ("capacity",)
     mean_active: float | None = None
     neuron_share: float | None = None
+    equal: bool = False
     counts: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, section: CapacitySection, facts: ModelFacts) -> CapacitySpace:
-        """Make the space of a model.
+    def of(cls, section: CapacitySection, facts: ModelFacts, equal: bool = False) -> CapacitySpace:
+        """Make the space of a model; for `equal` see there.
 
         Raises:
             UserError: The model doesn't support the settings; the message names the field.
         """
-        space = cls.checked(section, facts, mean_active=section.mean_active, neuron_share=section.neuron_share)
+        searched = {"mean_active": section.mean_active, "neuron_share": section.neuron_share, "equal": equal}
+        space = cls.checked(section, facts, **searched)
         if section.mean_active is not None:
             problem = facts.rule.active_fault(space.retained, 1)
             if problem is not None:
@@ -222,7 +228,7 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
     @property
     def widths(self) -> Budget:
         """The widths that layers can have."""
-        return width_budget(self.share, self.retained, self.facts)
+        return width_budget(self.share, self.retained, self.facts, self.equal)
 
     @property
     def actives(self) -> Budget:
@@ -235,6 +241,11 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
     def fits(self) -> bool:
         """Whether the share of neurons is at least one step for every kept expert."""
         return self.widths.total >= self.layers
+
+    @property
+    def kept_share(self) -> float:
+        """Share of the model's expert neurons that so many experts keep: at most `share`, since widths have steps."""
+        return self.retained * self.widths.mean / (self.experts * self.facts.expert_neurons)
 
     @property
     def saved_neurons(self) -> int:
@@ -337,6 +348,8 @@ def _listed(numbers: Sequence[int], most: int) -> str:
 def _searched_counts(space: CapacitySpace, section: CapacitySection) -> tuple[int, ...]:
     """Halve n as long as the kept experts hold the share of neurons, and each has one step of width at least.
 
+    Where layers are equally wide, numbers that keep clearly less of the share than another does are left out.
+
     Raises:
         UserError: The model's family can't route to any of these numbers of experts.
     """
@@ -344,15 +357,14 @@ def _searched_counts(space: CapacitySpace, section: CapacitySection) -> tuple[in
     halves = (space.experts >> times for times in range(space.experts.bit_length()))
     routable = [space.keeping(each) for each in halves if each >= least and not rule.groups.fault(each)]
     _, setting = section.most_active
-    counts = tuple(
-        each.retained for each in routable if not rule.active_fault(each.retained, setting or each.active) and each.fits
-    )
-    if not counts:
+    found = [each for each in routable if not rule.active_fault(each.retained, setting or each.active) and each.fits]
+    if not found:
         raise UserError(
             f"genome.neuron_share: {space.share} of the neurons can't be divided among {space.experts} experts, nor "
             "among half as many, and so on; give a larger share, or the number of kept experts (genome.experts)"
         )
-    return counts
+    enough = _NEARLY * max(each.kept_share for each in found) if space.equal else 0.0
+    return tuple(each.retained for each in found if each.kept_share >= enough)
 
 
 def expert_importance(sums: NDArray[np.floating], exponents: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -16,11 +16,12 @@ from pydantic import ValidationError
 from search_samples import CAPACITY, PRUNE, capacity_space, deepseek, many, mixtral
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.capacity.budget import evenly_divided
+from moevolve.search.genomes.capacity.budget import even_width
 from moevolve.search.genomes.capacity.kind import ENERGY_EXPONENTS, coverage, equal, fewest, middle, rising
 from moevolve.search.genomes.capacity.space import SUMS, CapacitySection, CapacitySpace, expert_importance
 from moevolve.search.genomes.contract.phases import RepairPhase
 from moevolve.search.genomes.registry import make_space
+from moevolve.search.genomes.repaired import base_space
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.methods.repair.edit import RepairSettings
@@ -35,29 +36,63 @@ def space_of(
     experts: int = EXPERTS,
     share: float | None = None,
     active: float | None = None,
+    equal: bool = False,
 ) -> CapacitySpace:
     facts = replace(mixtral(layers, experts), expert_neurons=width)
-    return capacity_space(retained, facts=facts, neuron_share=share, mean_active=active)
+    return capacity_space(retained, facts=facts, neuron_share=share, mean_active=active, equal=equal)
 
 
 @many
 @given(
-    layers=st.integers(1, 30),
-    halvings=st.integers(0, 7),
-    width=st.sampled_from([24, 32, 128, 768, 1408, 2880, 14336]),
-    share=st.floats(0.01, 1),
+    share=st.floats(0.03, 1),
+    model=st.sampled_from(
+        [
+            (48, 128, 768),  # Qwen3-30B
+            (16, 64, 1024),  # OLMoE
+            (32, 8, 14336),  # Mixtral
+            (24, 60, 1408),  # Qwen1.5-MoE
+            (4, 32, 48),  # the demo's text model
+        ]
+    ),
 )
-def test_a_share_that_is_evenly_divided_is_so_for_any_number_of_experts(
-    layers: int, halvings: int, width: int, share: float
+def test_equal_layers_keep_nearly_all_that_was_asked_for_and_never_more(
+    share: float, model: tuple[int, int, int]
 ) -> None:
-    experts, whole = 2**halvings, evenly_divided(share, width)
-    assert share * 0.88 - 8 / width < whole <= share + 1e-9
-    if not whole:
-        return
-    for retained in (experts >> each for each in range(halvings + 1)):
-        if whole * experts <= retained:
-            space = space_of(retained, width, layers, experts, share=whole)
-            assert set(space.widths.sizes(np.zeros(layers))) == {round(whole * experts / retained * width)}
+    layers, experts, width = model
+    space = space_of(None, width, layers, experts, share=share, equal=True)
+    kept = [each.kept_share for each in map(space.keeping, space.counts)]
+    assert 0.95 * max(kept) <= min(kept) and max(kept) <= share + 1e-9
+    # A width loses less than one step, of which a wide enough one has at least 32, and a narrow one has 8 neurons.
+    widest = share * experts * width / space.fewest
+    assert max(kept) > share * (1 - max(1 / 32, 8 / widest)) - 1e-9
+    assert max(kept) > 0.95 * share or width == 48
+    for count in space.counts:
+        assert len(set(equal(space.keeping(count)).widths)) == 1
+
+
+@pytest.mark.parametrize(
+    ("share", "found"),
+    [
+        (0.25, {16: 24, 8: 48}),  # 32 experts could only have 8 neurons each, a sixth
+        (1 / 3, {32: 16, 16: 32}),
+        (0.5, {32: 24, 16: 48}),
+        (0.01, {1: 8}),
+    ],
+)
+def test_numbers_of_experts_that_divide_too_little_of_a_share_evenly_are_left_out(
+    share: float, found: dict[int, int]
+) -> None:
+    space = space_of(None, 48, 4, 32, share=share, equal=True)
+    assert {count: space.keeping(count).widths.mean for count in space.counts} == found
+    facts, phase = replace(mixtral(4, 32), expert_neurons=48), CAPACITY.model_copy(update={"widths": "equal"})
+    for phases, expected in (((phase,), True), ((phase, CAPACITY), False)):
+        made = base_space(make_space(CapacitySection(neuron_share=share), facts, phases))
+        assert isinstance(made, CapacitySpace) and made.equal is expected
+
+
+def test_networks_keep_whole_steps_of_a_share() -> None:
+    assert [even_width(share, 1024) for share in (0.5, 0.4, 0.007, 1)] == [512, 408, 0, 1024]
+    assert even_width(0.33, 11008) == 3584 and even_width(0.5, 100) == 48
 
 
 @many

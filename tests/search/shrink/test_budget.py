@@ -172,16 +172,21 @@ def test_experts_have_one_width_unless_custom_code_is_allowed(tmp_path: Path, in
         options = ("--data", "text.txt", "-o", "small", "--dry-run", *options)
         return in_process("shrink", model, *options, cwd=tmp_path)
 
-    # Widths of 16 and 64 of 128 neurons.
-    for options, found in ((("--neurons", "13%"), "0.125"), (("--size", "3MB"), "0.5")):
+    kept = "8 with 16 (12.5%) or 4 with 32 (12.5%) or 2 with 64 (12.5%)"
+    for options, said in ((("--neurons", "13%"), kept), (("--size", "3MB"), "of 8 experts with 128 neurons")):
         done = run(DEMO.path, *options)
-        assert done.returncode == 0 and f"neuron_share: {found}\n" in done.stdout and "preset: counts\n" in done.stdout
+        assert done.returncode == 0 and f"{' '.join(options)}: of 8 experts" in done.stdout and said in done.stdout
+        assert "preset: counts\n" in done.stdout
     for model, options in ((DEMO.path, ("--experts", "50%")), (fine, ("--size", "2MB"))):
         done = run(model, *options)
         assert done.returncode == 0 and "experts: " in done.stdout and "preset: repaired" in done.stdout
     for model, options, said in (
         (fine, ("--neurons", "13%"), "in this family other parts' width follows from theirs"),
-        (DEMO.path, ("--neurons", "1%"), "1.00% of 128 neurons are too few"),
+        (
+            DEMO.path,
+            ("--neurons", "0.5%"),
+            "--neurons 0.5%: genome.neuron_share: 0.005 of the neurons can't be",
+        ),
         (DEMO.path, ("--speed", "2x"), "--speed 2x: what it searches is how wide each layer's experts are"),
     ):
         done = run(model, *options)

@@ -124,7 +124,7 @@ def test_too_few_rows_are_said_after_the_first_size(monkeypatch: pytest.MonkeyPa
 
 def test_networks_of_a_dense_model_become_narrower_by_equal_steps() -> None:
     genomes = narrower_genomes(DenseFacts(5, 128, 1024, True, False, 4, 2, 32, 32))
-    assert list(genomes) == [*range(32, 544, 32), *range(576, 1024, 64)], "as layers divide their neurons evenly"
+    assert list(genomes) == list(range(32, 1024, 32)), "as layers divide their neurons evenly"
     assert genomes[512] == {"kind": "tomoe", "budget": 0.5}
 
 

@@ -76,7 +76,8 @@ def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[
     labels = [entry["label"] for entry in page["table"]["entries"]]
     assert labels[0] == "full model" and labels[-1] == "best found"
     assert list(page["seconds"]) == ["settings", "first look", "search", "checks", "export", "speed"]
-    (choice,) = page["choices"]
+    kept, choice = page["choices"]
+    assert kept == "--experts 50%: every layer keeps 4 of 8 experts"
     assert choice.startswith("--time 1s: 4 candidates, the fewest that there can be, although they take longer")
     best = page["table"]["entries"][-1]
     assert best["parameters"] < page["table"]["parameters_full"]

@@ -19,7 +19,7 @@ from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.records import Pilot
 from moevolve.search.shrink.budget import seconds_of
 from moevolve.search.shrink.request import ShrinkRequest
-from moevolve.search.shrink.timing import chosen, count_tokens, guard_seconds, plan_time, shortened
+from moevolve.search.shrink.timing import chosen, count_tokens, guard_plan, guard_seconds, plan_time, shortened
 from moevolve.store.records import Progress
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo" / "model"
@@ -79,7 +79,10 @@ def test_times_have_units() -> None:
     asked = ShrinkRequest("model", experts="50%", data=("chats.jsonl",))
     timed = replace(asked, time="5h")
     guards = (asked, timed, replace(timed, guard_time="2m"))
-    assert [guard_seconds(request) for request in guards] == [1800, 1800, 120]
+    assert [guard_seconds(request, 1000.0) for request in guards] == [250, 1800, 120]
+    assert [guard_seconds(asked, searched) for searched in (0.0, 100.0, 1e6)] == [60, 60, 1800]
+    assert guard_plan(timed).endswith("at most 1800 s (--guard-time)")
+    assert "at most 25% of the time that the search takes, but from 60 s to 1,800 s" in guard_plan(asked)
     with pytest.raises(UserError, match="--guard-time soon: give a number with a unit"):
         guard_seconds(replace(asked, guard_time="soon"))
     for text in ("2", "h", "0h", "2 weeks"):
