@@ -160,7 +160,9 @@ def ask(
     changes = {name: value for name, value in given.items() if value is not None}
     if changes:
         _update(connection, search_id, **changes)
-        asked = ", ".join(f"{name}: {value}" for name, value in changes.items())
+        asked = ", ".join(
+            f"to be {value}" if name == "desired_state" else f"{name}: {value}" for name, value in changes.items()
+        )
         append(connection, search_id, "asked", f"{asked}, by {asker()}")
     return replace(control, events=control.events + bool(changes), **changes)  # type: ignore[arg-type]
 

@@ -143,6 +143,14 @@ def _draw_sizes(
     axes.grid(alpha=0.25)
 
 
+KEPT_CAPTION = (
+    "Share of the full model's score that the winners of this store's searches on the same data keep on the dev split, "
+    "with 90 % intervals, against their size. Of perplexities, it is the share of the candidate's log perplexity that "
+    "the full model has."
+)
+"""What `kept_figure` shows."""
+
+
 def kept_figure(points: Sequence[SizePoint]) -> Figure:
     """Draw the share of the full model's score that winners keep against their size, with the Pareto front."""
     sizes, shares = [100 * point.parameters for point in points], [100 * point.kept.share for point in points]

@@ -10,7 +10,7 @@ from moevolve.evaluators.types import SCORED
 from moevolve.search.drawing import to_svg
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.report.contents import ReportContents
-from moevolve.search.report.fitness import fitness_figure, kept_figure, size_figure
+from moevolve.search.report.fitness import KEPT_CAPTION, fitness_figure, kept_figure, size_figure
 from moevolve.search.report.lineage import lineage_figure
 from moevolve.search.report.rendering import FOLDER, environment
 from moevolve.search.report.usage import figures_of
@@ -102,11 +102,8 @@ def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
         caption = "Score against parameters, of the whole model and of what one token uses, for every individual."
         found["course"] = [course, _figure("sizes", "Score against size", caption, figure)]
     if contents.sizes:
-        caption = "Share of the full model's score that the winners of this store's searches on the same data keep on "
-        caption += "the dev split, with 90 % intervals, against their size. Of perplexities, it is the share of the "
-        caption += "candidate's log perplexity that the full model has."
-        figure = kept_figure(contents.sizes)
-        found.setdefault("course", []).append(_figure("kept", "Score kept against size", caption, figure))
+        kept = _figure("kept", "Score kept against size", KEPT_CAPTION, kept_figure(contents.sizes))
+        found.setdefault("course", []).append(kept)
     if genome is not None and figures_for(genome).has_figure(genome, contents.start):
         figure, caption = figures_for(genome).page(genome, contents.start)
         title = f"{figures_for(genome).subject.capitalize()} of {winner}"

@@ -155,7 +155,7 @@ def execute(
             make_pool = make_pool or partial(ray_pool, probe=probe, on_avoided=on_avoided)
             _run(setup, store, heartbeat, share, observer, make_pool, finished)
         except StopRequested as asked:
-            store.set_status(lease, asked.status, "asked for from outside")
+            store.set_status(lease, asked.status, "on request")
             raise
         except KeyboardInterrupt:
             store.set_status(lease, "interrupted", "stopped by the user")
@@ -178,7 +178,7 @@ def check_not_cancelled(store: Store, lease: Lease) -> SearchRecord:
         CancelledError: The search was cancelled meanwhile, or its last driver ended before it read the request.
     """
     if store.control(lease.search_id).desired_state == "cancelled":
-        store.set_status(lease, "cancelled", "asked for from outside")
+        store.set_status(lease, "cancelled", "on request")
     record = store.search(lease.search_id)
     refuse_cancelled(record)
     return record

@@ -63,7 +63,8 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
 
     def answered(request: Request, status: int, detail: str) -> Response:
         if not request.url.path.startswith("/api/") and "text/html" in request.headers.get("accept", ""):
-            return page(request, status, HTTPStatus(status).phrase.capitalize(), detail)
+            wrong = status == HTTPStatus.UNPROCESSABLE_ENTITY  # whose phrase only programmers know
+            return page(request, status, "Not possible" if wrong else HTTPStatus(status).phrase.capitalize(), detail)
         return problem(status, detail)
 
     def known(request: Request, error: Exception) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -21,6 +22,9 @@ _TAIL_BYTES = 1 << 16
 """Bytes of a log's end that are read, some hundreds of lines: a page shows no more, and a log may grow for days."""
 _SERVER_VARIABLES = ("MOEVOLVE_SERVER", "MOEVOLVE_TOKEN", "MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
 """Environment variables that commands must not inherit: with them they would ask a server instead of the store."""
+_KEEP_SCORE = "--keep-score"
+_ONE_SIZE = re.compile(r"(?P<shrink>.+?)-\d+(-one-shots)?")
+"""Names of the searches of a shrink with --keep-score, which makes one or two for each size that it tries."""
 _COLUMNS = "120"
 """Width of tables in a log, as pages show it."""
 
@@ -43,7 +47,7 @@ class Job:
         started_at: Start time in UTC.
         process: Process id on the server's machine.
         exit_code: None while the process runs.
-        last_line: Last line of its log.
+        last_line: Last line of its log, without the name of the command.
         asked: What it was asked for before its search had a driver: `paused`, `stopped` or `cancelled`.
     """
 
@@ -128,8 +132,9 @@ class ProcessRunner:
         started = self._started[name]
         code = started.process.poll()
         lines = self.log(name).strip().splitlines()
-        last = lines[-1] if lines else ""
-        return Job(name, started.arguments[0], started.at, started.process.pid, code is None, code, last, started.asked)
+        command = started.arguments[0]
+        last = lines[-1].removeprefix(f"{command}: ") if lines else ""
+        return Job(name, command, started.at, started.process.pid, code is None, code, last, started.asked)
 
     def knows(self, name: str) -> bool:
         """Whether this server has started a process with a name."""
@@ -138,6 +143,18 @@ class ProcessRunner:
     def arguments(self, name: str) -> tuple[str, ...]:
         """What was run for a name last; empty if this server has started nothing."""
         return self._started[name].arguments if name in self._started else ()
+
+    def tries_sizes(self, name: str) -> bool:
+        """Whether a name's process is a shrink that makes several searches, none of which has its name."""
+        return _KEEP_SCORE in self.arguments(name)
+
+    def maker(self, search: str) -> str:
+        """Name of the process that makes a search, and of its log; whichever server started it."""
+        found = _ONE_SIZE.fullmatch(search)
+        if found is None or self.log(search):
+            return search
+        shrink = found["shrink"]
+        return shrink if self.tries_sizes(shrink) or _KEEP_SCORE in self.log(shrink) else search
 
     def ask(self, name: str, desired_state: DesiredState | None) -> Job | None:
         """Note what a search's running process is asked for; end the process unless it is to pause or to go on.

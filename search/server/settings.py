@@ -107,10 +107,13 @@ class ServerSettings(Section):
 
     def data_files(self) -> dict[str, str]:
         """Files of requests that checkpoints can be shrunk for, by name: the settings' and the uploaded ones."""
-        found = [] if self.uploads is None else sorted(self.uploads.glob("[!.]*"))
+        return {name: str(path) for name, path in self.uploaded_files().items()} | self.data
+
+    def uploaded_files(self) -> dict[str, Path]:
+        """Absolute paths of the files that clients have uploaded, by name."""
+        found = [] if self.uploads is None else sorted(self.uploads.resolve().glob("[!.]*"))
         # A link may lead out of the folder.
-        uploaded = {path.name: str(path.resolve()) for path in found if path.is_file() and not path.is_symlink()}
-        return uploaded | self.data
+        return {path.name: path for path in found if path.is_file() and not path.is_symlink()}
 
     @property
     def upload_bytes(self) -> int:

@@ -12,11 +12,13 @@ from tempfile import NamedTemporaryFile
 
 from starlette.concurrency import run_in_threadpool
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, suggestion
 from moevolve.evaluators.text_files import ROW_FILES, writing_into
 from moevolve.search.server.dependencies import ServerState
+from moevolve.search.server.processes import BusyError
+from moevolve.search.server.settings import ServerSettings
 from moevolve.search.shrink.domains import TEXT_FILES, usable_rows
-from moevolve.store.errors import NameTakenError
+from moevolve.store.errors import NameTakenError, NotFoundError
 from moevolve.workers.children.process import ChildError, ChildProcess
 
 _SUFFIXES = (*ROW_FILES, *TEXT_FILES)
@@ -33,6 +35,27 @@ class UploadedFile:
 
     name: str
     rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of requests that a checkpoint can be shrunk for.
+
+    Attributes:
+        name: Name by which a shrink asks for it.
+        bytes: Size of an uploaded file; None of one that the settings name, which can't be deleted.
+    """
+
+    name: str
+    bytes: int | None
+
+
+def list_files(settings: ServerSettings) -> list[DataFile]:
+    """The files of requests that the server knows, by name."""
+    sizes = {name: path.stat().st_size for name, path in settings.uploaded_files().items()}
+    return [
+        DataFile(name, sizes[name] if name not in settings.data else None) for name in sorted(settings.data_files())
+    ]
 
 
 async def keep_upload(given: str, content: AsyncIterator[bytes], server: ServerState) -> UploadedFile:
@@ -60,6 +83,26 @@ async def keep_upload(given: str, content: AsyncIterator[bytes], server: ServerS
         rows = await server.previews.run(checked_rows, server.preview_process, Path(file.name), name)
         _publish(Path(file.name), folder / name, taken=name in server.settings.data)
     return UploadedFile(name, rows)
+
+
+def delete_upload(name: str, server: ServerState) -> None:
+    """Delete an uploaded file, unless a running shrink was asked to use it.
+
+    A shrink copies what it uses of a file when it begins. One that has been stopped reads the file again when it is
+    resumed, and says so if it is gone.
+
+    Raises:
+        NotFoundError: No file of this name was uploaded.
+        BusyError: A shrink that this server started reads it.
+    """
+    files = server.settings.uploaded_files()
+    if name not in files:
+        raise NotFoundError(f"no uploaded file {name!r}: {suggestion(name, files)}")
+    for job in server.processes.jobs():
+        if job.running and str(files[name]) in server.processes.arguments(job.name):
+            raise BusyError(f"{name} is in use by the shrink {job.name}; stop it, or try again when it has ended")
+    with writing_into(files[name].parent):
+        files[name].unlink(missing_ok=True)
 
 
 def plain_name(given: str) -> str:

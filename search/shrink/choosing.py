@@ -39,7 +39,6 @@ from moevolve.search.shrink.timing import fewest, shortened
 from moevolve.workers.contract.facts import FileSizes, ModelFacts
 from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.families.registry import only_inside
-from moevolve.workers.methods.eep.edit import stock_space
 
 if TYPE_CHECKING:
     from moevolve.search.pools.ray_actor import ModelProbe
@@ -108,7 +107,7 @@ def settings_of(
         )
     repairs = facts.unrepairable is None and not sizes.quantised
     repaired = request.repair == "auto" or (request.repair is None and repairs)
-    genome: dict[str, Any] = {"router_space": stock_space(facts.rule)}  # its kind is that of the preset
+    genome: dict[str, Any] = {}  # its kind is that of the preset
     budget = budget_of(request)
     if request.neurons is not None or isinstance(budget, SpeedBudget):
         _check_narrowing(request, sizes, repaired)

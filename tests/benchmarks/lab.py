@@ -129,6 +129,20 @@ def _rows_at(bed: Bed, share: int) -> Iterator[Row]:
     yield from both("ToMoE start", share, "start", masked)
     rounds = {"repair": {"tokens": bed.tokens, "input_rounds": 1}}
     yield Row("ToMoE start, all projections", "repaired", share, 0, {"baseline": "start", "genome": masked} | rounds)
+    # What the start and its repair gain by what they are made of: leave-one-out.
+    fewer = {"repair": {"tokens": bed.tokens // 2}}
+    equal = masked | {"equal_widths": True}
+    yield Row(
+        "ToMoE start, fitted on half of the tokens",
+        "repaired",
+        share,
+        0,
+        {"baseline": "start", "genome": masked} | fewer,
+    )
+    yield Row("ToMoE start, equal widths", "repaired", share, 0, {"baseline": "start", "genome": equal} | repair)
+    yield Row(
+        "ToMoE start, one mask", "repaired", share, 0, {"baseline": "start", "genome": masked | {"experts": 1}} | repair
+    )
     # The best that divides the networks evenly and is nearest to the share.
     divisions = {50: ((4, 2), (8, 4)), 60: ((8, 5),), 70: ((4, 3), (8, 6))}[share]
     for experts, active in divisions:
@@ -138,6 +152,7 @@ def _rows_at(bed: Bed, share: int) -> Iterator[Row]:
         yield from both(f"FactorLLM 1R{experts}E{active}K, k-means", exact, "kmeans", divided)
         if experts == 8:
             yield from both("CMoE", exact, "cmoe", divided)
+            yield from both("MoEfication", exact, "moefication", divided)
     factors = {"kind": "nanomoe", "blocks": 4, "rank": _rank(bed, share), "calibration_tokens": bed.tokens}
     outputs = {"fit_to": "outputs"}
     yield Row("NanoMoE-I", "raw", share, 0, {"baseline": "start", "genome": factors | {"fit": 2}})
@@ -244,14 +259,17 @@ def _described(row: Row, bed: Bed, options: argparse.Namespace) -> dict[str, Any
 
 
 def scores(row: Any, full: Any) -> dict[str, Any]:
-    """A row of a study: perplexities on `test` by text, beside the full model's."""
+    """A row of a study: perplexities on `test` by text, with 95 % intervals, beside the full model's."""
     if row.failure is not None:
         return {"failure": row.failure}
     texts = (*TEXTS, "wikitext") if row.score("test", "wikitext") else TEXTS
-    found, expected = ({text: 1 / each.score("test", text).score for text in texts} for each in (row, full))
+    by_text = {text: row.score("test", text) for text in texts}
+    found = {text: 1 / score.score for text, score in by_text.items()}
+    expected = {text: 1 / full.score("test", text).score for text in texts}
     return {
         "contestant": row.contestant,
         "perplexity": found,
+        "interval": {text: (1 / score.high, 1 / score.low) for text, score in by_text.items()},
         "full": expected,
         "log_gap": {text: math.log(found[text] / expected[text]) for text in texts},
         "active_parameters": row.active_parameters / full.active_parameters,
@@ -301,7 +319,8 @@ def summary(found: Sequence[dict[str, Any]], left: str) -> str:
 def _cell(group: Sequence[dict[str, Any]], text: str) -> str:
     gaps = [each["log_gap"][text] for each in group]
     gap, spread = fmean(gaps), f" ± {stdev(gaps):.2f}" if len(gaps) > 1 else ""
-    return f"{group[0]['full'][text] * math.exp(gap):.1f}, {math.exp(gap):.2f}, {gap:.2f}{spread}"
+    between = "" if spread else " ({:.1f} - {:.1f})".format(*group[0]["interval"][text])
+    return f"{group[0]['full'][text] * math.exp(gap):.1f}{between}, {math.exp(gap):.2f}, {gap:.2f}{spread}"
 
 
 def main() -> None:

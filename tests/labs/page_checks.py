@@ -18,7 +18,7 @@ _FETCHED = {
     "link href": "style-src",
     "img src": "img-src",
     "action": "form-action",
-    **dict.fromkeys(("hx-get", "hx-post", "hx-put", "sse-connect", "data-course"), "connect-src"),
+    **dict.fromkeys(("hx-get", "hx-post", "hx-put", "hx-delete", "sse-connect", "data-course"), "connect-src"),
 }
 """Directives for addresses that a browser loads by itself, by attribute, with its tag where that matters."""
 _CODE = re.compile(r"(hx-)?on|[\w-]+=(javascript|js):", re.IGNORECASE)
@@ -104,6 +104,7 @@ def check(text: str, *, whole: bool = True) -> Page:
         assert tag != "img" or found.get("alt")
         assert tag != "section" or found.get("aria-labelledby")
         assert found.get("tabindex") != "0" or found.get("aria-label") or tag == "pre", found
+        assert tag != "pre" or "aria-label" not in found or "role" in found, "only what has a role has a name"
         for name in ("for", "aria-labelledby", "aria-describedby"):
             assert name not in found or found[name] in page.ids, found
     named = {found["for"] for found in page.all("label")}

@@ -16,7 +16,7 @@ from moevolve.search.genomes.experts.subsets import Subsets
 from moevolve.workers.contract.edits import ALL_TOKENS, Measurement
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.fitting import FitRows, RowsMeasurement
-from moevolve.workers.methods.eep.edit import RouterSpace, Until
+from moevolve.workers.methods.eep.edit import RouterSpace, Until, stock_space
 
 TokenCount = Annotated[int, Field(ge=1, le=MOST_TOKENS)] | Literal["all"]
 """Number of tokens of the `calibration` rows: whole prompts up to that many, or all prompts."""
@@ -34,7 +34,8 @@ class ExpertsSection(GenomeSection):
         experts: Number of kept experts n' per MoE layer; equally many per routing group if the family has these.
             None if it is searched, which not every kind can.
         active: Number of active experts k per token; None keeps the model's, or the most that a token can choose from.
-        router_space: Space that the router mapping acts on: `probs` (the paper) or `logits`.
+        router_space: Space that the router mapping acts on: `probs` (the paper) or `logits`. None is the one in which a
+            pruned model's router is a smaller one of its family, so that checkpoints are stock (`stock_space`).
         dynamic_skipping: Skip a token's second expert if the ratio of its routing weight to the
             first one's is below the layer's median (NAEE, arXiv 2402.14800, Sec. 3.3); needs k = 2.
         skipping_tokens: Number of calibration tokens for these medians, which are measured for every candidate, or
@@ -49,7 +50,7 @@ class ExpertsSection(GenomeSection):
     count_format: ClassVar[str] = "{experts} kept, {active} active"
     experts: int | None = Field(None, ge=1, le=MOST_PARTS)
     active: int | None = Field(None, ge=1, le=MOST_PARTS)
-    router_space: RouterSpace = "probs"
+    router_space: RouterSpace | None = None
     dynamic_skipping: bool = False
     skipping_tokens: TokenCount = 2048
     calibration_tokens: TokenCount = 8192
@@ -87,7 +88,8 @@ class ExpertsSpace(ArraySpace[A]):
         retained: Number of retained experts n' per MoE layer; the largest one if it is searched.
         active: Number of active experts k per token after the edit; the largest one if n' is searched, and the mean
             rounded up if layers may differ.
-        router_space, dynamic_skipping: See `ExpertsSection`.
+        router_space: See `ExpertsSection`; never None.
+        dynamic_skipping: See `ExpertsSection`.
         measurement: Measurements for dynamic skipping, importance and baselines; None if there are none.
     """
 
@@ -117,7 +119,7 @@ class ExpertsSpace(ArraySpace[A]):
             experts=facts.experts,
             retained=retained,
             active=active,
-            router_space=section.router_space,
+            router_space=section.router_space or stock_space(facts.rule),
             facts=facts,
             dynamic_skipping=skips,
             measurement=RowsMeasurement(token_limit(section.skipping_tokens), "skipping") if skips else None,

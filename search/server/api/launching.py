@@ -21,7 +21,7 @@ from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, pla
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.processes import RETRY_S, BusyError, Job
 from moevolve.search.server.shrinking import RemoteShrinkRequest, start_shrink
-from moevolve.search.server.uploads import UploadedFile, keep_upload
+from moevolve.search.server.uploads import DataFile, UploadedFile, delete_upload, keep_upload, list_files
 
 _EXPORT_OPTIONS = tuple(fields_of(CheckpointRequest))
 _FILE = {
@@ -53,9 +53,9 @@ def list_models(server: ServerDep) -> list[str]:
 
 
 @routes.get("/data")
-def list_data(server: ServerDep) -> list[str]:
-    """List the names of files of requests that checkpoints can be shrunk for."""
-    return sorted(server.settings.data_files())
+def list_data(server: ServerDep) -> list[DataFile]:
+    """List the files of requests that checkpoints can be shrunk for."""
+    return list_files(server.settings)
 
 
 @routes.put("/data/{name}", dependencies=[CHANGES], status_code=HTTPStatus.CREATED, openapi_extra=_FILE)
@@ -65,6 +65,12 @@ async def upload(request: Request, server: ServerDep, name: NamePath) -> Uploade
         return await keep_upload(name, request.stream(), server)
     except ClientDisconnect:
         raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name}: the connection ended before the file") from None
+
+
+@routes.delete("/data/{name}", dependencies=[CHANGES])
+def delete(server: ServerDep, name: NamePath) -> None:
+    """Delete an uploaded file of requests, unless a running shrink uses it."""
+    delete_upload(name, server)
 
 
 @routes.get("/launches")
@@ -105,11 +111,12 @@ def resume(server: ServerDep, search: SearchPath) -> Job | None:
         if control.desired_state == "running":
             state = f"being run by {control.owner} already"
         raise BusyError(f"search {record.name} is {state}")
-    command = server.processes.arguments(record.name)
+    name = server.processes.maker(record.name)
+    command = server.processes.arguments(name)
     if command[:1] != ("shrink",):  # which goes on to its checkpoint
         address = () if server.settings.address is None else ("--address", server.settings.address)
-        command = "resume", record.name, *address
-    return server.processes.start(record.name, command)
+        name, command = record.name, ("resume", record.name, *address)
+    return server.processes.start(name, command)
 
 
 @routes.post("/individuals/{ref}/export", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)

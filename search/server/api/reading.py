@@ -46,7 +46,7 @@ def list_individuals(
 def read_log(server: ServerDep, search: SearchPath) -> str:
     """The end of a search's log, from its start on; empty if the search wasn't launched by this server."""
     try:
-        name = server.store.search(search).name
+        name = server.processes.maker(server.store.search(search).name)
     except NotFoundError:
         if not server.processes.knows(search):
             raise

@@ -6,13 +6,12 @@ Figures are documents of their own that pages show as images, so that they are d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.drawing import to_svg
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.contract.outline import GenomeOutline, outline_rows, outline_settings
 from moevolve.search.genomes.contract.phases import START
@@ -23,22 +22,14 @@ from moevolve.search.report.lineage import lineage_figure, main_line
 from moevolve.search.report.rendering import handle
 from moevolve.search.running.candidates import Candidate, find_candidate, start_of
 from moevolve.search.server.dependencies import RefPath, ServerDep, ServerState
-from moevolve.search.server.guard import DOCUMENT_POLICY
-from moevolve.search.server.pages.rendering import render, render_part
+from moevolve.search.server.pages.rendering import render, render_part, svg_document
 from moevolve.search.server.processes import Job
 from moevolve.store.errors import NotFoundError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail, IndividualRecord, LineageGraph
 
-if TYPE_CHECKING:
-    from moevolve.search.drawing import Figure
-
 _CHILDREN, _LINE = 25, 40
 """Rows of the tables of children and of the main line of ancestors."""
-_STYLE = (
-    "<style>svg { color: #16191d; --figure-blue: #0072b2; } @media (prefers-color-scheme: dark) "
-    "{ svg { color: #e7eaee; --figure-blue: #56b4e9; } }</style>"
-)
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -93,7 +84,7 @@ async def draw_genome(server: ServerDep, ref: RefPath) -> Response:
         figures = figures_for(genome)
         if not figures.has_figure(genome, start):
             raise NotFoundError(f"there is nothing to draw of {ref}")
-        return _svg_document(figures.page(genome, start)[0], f"{figures.subject} of {ref}")
+        return svg_document(figures.page(genome, start)[0], f"{figures.subject} of {ref}")
 
     return await server.drawings.run(draw)
 
@@ -130,7 +121,7 @@ async def draw_lineage(server: ServerDep, ref: RefPath) -> Response:
         graph = server.store.ancestors(ref)
         if not _can_be_drawn(graph):
             raise NotFoundError(f"{ref} has no ancestors to draw")
-        return _svg_document(lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score")
+        return svg_document(lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score")
 
     return await server.drawings.run(draw)
 
@@ -192,14 +183,3 @@ def _starts(store: StoreReader, subject: Candidate) -> list[IndividualRecord]:
         return [store.individual(f"{subject.search.id}:{phases[0].named.index(START)}").individual]
     except NotFoundError:
         return []
-
-
-def _svg_document(figure: Figure, description: str) -> Response:
-    """An SVG document that follows the reader's light or dark colour scheme; screen readers read the description."""
-    text = to_svg(figure, "figure", description)
-    opening, rest = text.split(">", 1)
-    return Response(
-        f"{opening}>{_STYLE}{rest}",
-        media_type="image/svg+xml",
-        headers={"content-security-policy": DOCUMENT_POLICY},
-    )

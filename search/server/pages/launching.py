@@ -94,16 +94,26 @@ class FormField:
 
 @dataclass(frozen=True, slots=True)
 class StartedSearch:
-    """A search that this server started, and its record once there is one."""
+    """A search that this server started, and its record once there is one.
+
+    Attributes:
+        tries_sizes: Whether it is a shrink that makes several searches, none of which has its name.
+    """
 
     job: Job
     search: SearchRecord | None
+    tries_sizes: bool
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether its process runs, and hasn't recorded a search yet."""
+        return self.job.running and self.search is None and not self.tries_sizes
 
     @property
     def state(self) -> str:
         """The state in one word."""
         if self.job.running:
-            return "starting" if self.search is None or self.job.asked else "running"
+            return "starting" if self.is_arriving or self.job.asked else "running"
         if self.job.asked in ("stopped", "cancelled"):
             return "stopped"
         return "finished" if self.job.exit_code == 0 else "failed"
@@ -113,7 +123,8 @@ class StartedSearch:
         """A line that explains the state; None if there is nothing to add."""
         if self.job.running:
             return {None: None, "paused": "pauses then"}.get(self.job.asked, "asked to end")
-        return {"stopped": "while it started", "failed": f"with code {self.job.exit_code}"}.get(self.state)
+        stopped = None if self.tries_sizes else "while it started"
+        return {"stopped": stopped, "failed": f"with code {self.job.exit_code}"}.get(self.state)
 
     @property
     def tone(self) -> Tone:
@@ -200,7 +211,16 @@ def arrival_page(request: Request, server: ServerState, job: Job) -> HTMLRespons
     """The state of a process that starts a search, until the search is in the store."""
     log = server.processes.log(job.name)
     lines = log.splitlines()[-_LOG_LINES:]
-    return render(request, "launch_arrival.jinja", job=job, log="\n".join(lines), page=printed_page(log))
+    names = [one.search.name for one in server.listings.summaries() if one.search.name.startswith(f"{job.name}-")]
+    return render(
+        request,
+        "launch_arrival.jinja",
+        job=job,
+        log="\n".join(lines),
+        page=printed_page(log),
+        tries_sizes=server.processes.tries_sizes(job.name),
+        newest=next((name for name in reversed(names) if server.processes.maker(name) == job.name), None),
+    )
 
 
 def printed_page(log: str) -> str:
@@ -282,4 +302,4 @@ def started_searches(server: ServerState) -> list[StartedSearch]:
     """Searches that this server started, the latest first."""
     jobs = [job for job in server.processes.jobs() if job.command != "export"][: -_JOBS - 1 : -1]
     known = {one.search.name: one.search for one in server.listings.summaries()} if jobs else {}
-    return [StartedSearch(job, known.get(job.name)) for job in jobs]
+    return [StartedSearch(job, known.get(job.name), server.processes.tries_sizes(job.name)) for job in jobs]

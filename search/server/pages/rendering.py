@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
+from moevolve.search.drawing import to_svg
 from moevolve.search.report.rendering import environment
-from moevolve.search.server.guard import COOKIE
+from moevolve.search.server.guard import COOKIE, DOCUMENT_POLICY
+
+if TYPE_CHECKING:
+    from moevolve.search.drawing import Figure
 
 FOLDER = Path(__file__).parent
 _TEMPLATES = FOLDER / "templates"
+_STYLE = (
+    "<style>svg { color: #16191d; --figure-blue: #0072b2; } @media (prefers-color-scheme: dark) "
+    "{ svg { color: #e7eaee; --figure-blue: #56b4e9; } }</style>"
+)
 
 routes = APIRouter(include_in_schema=False)
 
@@ -44,6 +52,16 @@ def render_part(request: Request, part: str, what: str, subject: str, here: str,
     """Render `PART_part.jinja` under a heading of a few words that end with a link to the page of its subject."""
     name = f"{part}_part.jinja"
     return render(request, "part_page.jinja", part=name, what=what, subject=subject, here=here, **context)
+
+
+def svg_document(figure: Figure, description: str) -> Response:
+    """An SVG document that follows the reader's light or dark colour scheme; screen readers read the description."""
+    opening, rest = to_svg(figure, "figure", description).split(">", 1)
+    return Response(
+        f"{opening}>{_STYLE}{rest}",
+        media_type="image/svg+xml",
+        headers={"content-security-policy": DOCUMENT_POLICY},
+    )
 
 
 def sign_in(wrong: bool, next_path: str) -> str:

@@ -85,9 +85,9 @@ def show_search(
     try:
         record = server.store.search(search)
     except NotFoundError:
-        if not server.processes.knows(search) or (job := server.processes.job(search)).exit_code == 0:
+        if not server.processes.knows(search):
             raise
-        return arrival_page(request, server, job)
+        return arrival_page(request, server, server.processes.job(search))
     view = _view(server, record)
     config = config_of(record)
     return render(
@@ -104,7 +104,8 @@ def show_search(
         readable=config is not None,
         again=config is not None and not config.is_imported and bool(server.settings.configurations),
         at_once=view.individuals <= _MAX_INDIVIDUALS,
-        log=bool(server.processes.log(record.name)),
+        log=bool(server.processes.log(server.processes.maker(record.name))),
+        sizes=_has_sizes(server, record),
         **checkpoint_context(server, record),
     )
 
@@ -183,8 +184,22 @@ def show_settings(request: Request, server: ServerDep, search: SearchPath) -> HT
 def _view(server: ServerState, record: SearchRecord) -> SearchView:
     """The view of a search, with its winner's score on test, which listings know."""
     view = view_of_search(server.store, record, server.store.control(record.id))
+    name = server.processes.maker(record.name)
+    if view.actions and not view.control.alive and record.updated_at is not None and server.processes.knows(name):
+        job = server.processes.job(name)
+        # One that was started before has just ended it.
+        view = replace(view, arriving=job.running and job.started_at > record.updated_at)
     listed = next((one for one in server.listings.summaries() if one.search.id == record.id), None)
     return view if listed is None else replace(view, test=listed.test, mean_scale=listed.mean_scale)
+
+
+def _has_sizes(server: ServerState, search: SearchRecord) -> bool:
+    """Whether another finished search than this one is on the same model: its winner may have another size."""
+    every = [one.search for one in server.listings.summaries()]
+    return any(
+        one.status == "finished" and one.model_fingerprint == search.model_fingerprint and one.id != search.id
+        for one in every
+    )
 
 
 def _part(request: Request, search: SearchRecord, name: str, what: str, **context: Any) -> HTMLResponse:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
-from moevolve.search.interface.request import default_of, fields_of, one_line_errors, option_names
+from moevolve.search.interface.request import default_of, fields_of, flag_of, one_line_errors, option_names
+from moevolve.search.report.fitness import KEPT_CAPTION, kept_figure
 from moevolve.search.report.rendering import handle
+from moevolve.search.results.kept import SizePoint, kept_by_size
 from moevolve.search.server.dependencies import SearchPath, ServerDep, ServerState
 from moevolve.search.server.pages.launching import arrival_page, printed_page, started_searches
-from moevolve.search.server.pages.rendering import render, render_part
+from moevolve.search.server.pages.rendering import render, render_part, svg_document
 from moevolve.search.server.shrinking import SHRINK_OPTIONS, RemoteShrinkRequest, start_shrink
+from moevolve.search.server.uploads import list_files
 from moevolve.search.shrink.request import ShrinkRequest
+from moevolve.store.errors import NotFoundError
 from moevolve.store.records import ExportRecord, SearchRecord
 from moevolve.workers.export.servers import loads_in
 
@@ -29,6 +35,8 @@ Amount = Literal["experts", "neurons", "size", "speed", "keep_score", "active"]
 """Parameters that say how much is kept; a request has one of them."""
 _FIRST = ("repair", "time", "custom_code")
 """Parameters that are always shown."""
+_SIZE_NOTE = re.compile(r"^(?:shrink: )?--keep-score (\S+): (?!.* until about )(.+)$", re.MULTILINE)
+"""Lines of a log about the sizes that keep a share of the score: the share, and what was found."""
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -51,10 +59,10 @@ class OptionField:
 
     Attributes:
         label: Its name as an option of the command, without dashes.
-        hint: Its description.
+        hint: Its description, which names others like `label`.
         kind: Type of the field.
         choices: Values of a parameter that has few.
-        default: Text of its default; empty if there is none.
+        example: Text of its default, or the form of its value; empty if there is neither.
     """
 
     name: str
@@ -62,7 +70,7 @@ class OptionField:
     hint: str
     kind: Literal["checkbox", "number", "text"]
     choices: tuple[str, ...]
-    default: str
+    example: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,7 @@ def show_shrink(request: Request, server: ServerDep) -> HTMLResponse:
         ready=settings.exports is not None and bool(settings.models),
         name=next(name for name in (f"small-{number}" for number in count(1)) if name not in taken),
         models=sorted(settings.models),
-        files=sorted(settings.data_files()),
+        files=list_files(settings),
         upload_mb=None if settings.uploads is None else settings.upload_mb,
         tasks=list_tasks(),
         amounts=[_field(name) for name in get_args(Amount)],
@@ -97,7 +105,7 @@ def show_shrink(request: Request, server: ServerDep) -> HTMLResponse:
 @routes.get("/shrink/files")
 def show_files(request: Request, server: ServerDep) -> HTMLResponse:
     """The files that a shrink may name."""
-    files = sorted(server.settings.data_files())
+    files = list_files(server.settings)
     return render_part(request, "shrink_files", "Files for", "a shrink", "/shrink", files=files)
 
 
@@ -121,10 +129,42 @@ def show_checkpoint(request: Request, server: ServerDep, search: SearchPath) -> 
     return render_part(request, "checkpoint", "Checkpoint of", record.name, here, search=record, **context)
 
 
+@routes.get("/searches/{search}/kept")
+def show_kept(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
+    """What winners of different sizes keep of the full model's score, and how a shrink chose among them."""
+    record = server.store.search(search)
+    here, log = f"/searches/{handle(record)}", server.processes.log(server.processes.maker(record.name))
+    context = {
+        "points": _points(server, record),
+        "caption": KEPT_CAPTION,
+        "notes": list(dict.fromkeys(_SIZE_NOTE.findall(log))),
+        "records": {one.search.name: one.search for one in server.listings.summaries()},
+    }
+    return render_part(request, "kept", "Score kept by size, of", record.name, here, search=record, **context)
+
+
+@routes.get("/searches/{search}/kept.svg")
+async def draw_kept(server: ServerDep, search: SearchPath) -> Response:
+    """The figure of what winners of different sizes keep."""
+
+    def draw() -> Response:
+        points = _points(server, server.store.search(search))
+        if not points:
+            raise NotFoundError(f"there is one size only to draw of {search}")
+        return svg_document(kept_figure(points), "Score kept against size")
+
+    return await server.drawings.run(draw)
+
+
+def _points(server: ServerState, search: SearchRecord) -> tuple[SizePoint, ...]:
+    return server.listings.cached(f"kept by {search.id}", partial(kept_by_size, server.store, search))
+
+
 def checkpoint_context(server: ServerState, search: SearchRecord) -> dict[str, Any]:
     """Variables of `checkpoint_part.jinja`."""
-    job = next((job for job in server.processes.jobs() if job.name == search.name and job.command == "shrink"), None)
-    page = "" if job is not None and job.running else printed_page(server.processes.log(search.name))
+    name = server.processes.maker(search.name)
+    job = next((job for job in server.processes.jobs() if job.name == name and job.command == "shrink"), None)
+    page = "" if job is not None and job.running else printed_page(server.processes.log(name))
     return {"job": job, "page": page, "checkpoints": list(_checkpoints(server, search))}
 
 
@@ -151,8 +191,8 @@ def _field(name: str) -> OptionField:
     return OptionField(
         name,
         option_names(name, field)[0].lstrip("-"),
-        field.description or "",
+        re.sub(r"`|--(?=[a-z])", "", field.description or "").replace("repeatable", "several with blanks between them"),
         "checkbox" if bool in kinds else "number" if number else "text",
         next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ()),
-        str(default) if number and default is not None else "",
+        str(default) if number and default is not None else flag_of(field).metavar or "",
     )

@@ -37,6 +37,7 @@ class SearchView:
         winner: The winner of a finished search, and whether it was picked on `dev`; None if it isn't known.
         dev, test, size: The winner's scores and size in a listing; see `SearchSummary`.
         scale, mean_scale: Scales that the fitness, and `dev` and `test`, are shown on.
+        arriving: Whether a process of this server is about to drive it.
     """
 
     search: SearchRecord
@@ -52,6 +53,7 @@ class SearchView:
     size: float | None = None
     scale: ScaleName = "percent"
     mean_scale: ScaleName = "percent"
+    arriving: bool = False
 
     @property
     def total(self) -> int | None:
@@ -74,7 +76,7 @@ class SearchView:
     @property
     def state(self) -> str:
         """The state in one word."""
-        if self.control.alive and self.search.status in ("created", "interrupted", "failed"):
+        if self.arriving or (self.control.alive and self.search.status in ("created", "interrupted", "failed")):
             return "starting"
         return "orphaned" if self.is_orphaned else self.search.status
 
@@ -86,6 +88,8 @@ class SearchView:
     @property
     def remark(self) -> str | None:
         """A line that explains the state; None if there is nothing to add."""
+        if self.arriving:
+            return "a process of this server reads the model and the tasks"
         if self.is_orphaned:
             return "its driver is gone; it can be resumed"
         if not self.control.alive:
@@ -99,7 +103,7 @@ class SearchView:
     @property
     def tone(self) -> Tone:
         """CSS class of the state."""
-        if self.control.alive:
+        if self.control.alive or self.arriving:
             return "quiet" if self.search.status == "paused" else "live"
         if self.search.status == "finished":
             return "good"
@@ -111,6 +115,8 @@ class SearchView:
         if self.control.alive:
             first = "resume" if self.control.desired_state == "paused" else "pause"
             return first, "stop", "cancel", "scale"
+        if self.arriving:
+            return ("stop",)
         return () if self.search.status in ("finished", "cancelled") else ("resume", "cancel")
 
     @property

@@ -115,7 +115,7 @@ def test_a_search_is_controlled(client: TestClient, lab_store: Store) -> None:
         assert client.post("/api/searches/lab/scale", json=body).status_code == 422
     by = "by the write token of line 4"
     assert [event.text for event in lab_store.latest_events("lab-1", 4)][::-1] == [
-        *(f"desired_state: paused, {by}", f"desired_state: stopped, {by}", f"desired_state: cancelled, {by}"),
+        *(f"to be {wanted}, {by}" for wanted in ("paused", "stopped", "cancelled")),
         f"workers: 5, {by}",
     ]
 

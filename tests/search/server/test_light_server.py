@@ -36,7 +36,7 @@ with Store.open(url) as store:
     paths += ["/", "/searches/{search}", "/individuals/{ref}", "/individuals/{ref}/lineage", "/health", "/best"]
     paths += ["/individuals/{ref}/genome", "/individuals/{ref}/genome.svg", "/launch?configuration=small", "/metrics"]
     paths += ["/individuals/judged:0/answers"]
-    paths += ["/searches/{search}/standings", "/searches/{search}/checkpoint", "/shrink"]
+    paths += ["/searches/{search}/standings", "/searches/{search}/checkpoint", "/searches/{search}/kept", "/shrink"]
     paths += ["/compare/individuals?a={a}&b={b}", "/compare/individuals/genomes?a={a}&b={b}"]
     for path in paths:
         if path != "/api/news":  # which has no end

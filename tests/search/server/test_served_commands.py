@@ -91,6 +91,15 @@ def test_reading_commands_print_the_same_for_a_server_and_its_store(
         assert failed.returncode == 2 and said in failed.stderr, (command, failed.stderr)
 
 
+def test_a_folder_that_takes_no_uploads_is_refused_before_serving(in_process: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "within", tmp_path / "none" / "within", Path("/proc/self")):
+        refused = in_process("serve", "--store", "sqlite:///new.db", "--port", "0", "--uploads", str(folder))
+        assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
+        assert f"uploads: no file can be written into {folder}: " in refused.stderr
+    assert not (tmp_path / "none").exists() and not (tmp_path / "new.db").exists()
+
+
 def test_idle_connections_keep_no_client_out(served: Served) -> None:
     port = int(served.url.rpartition(":")[2])
     with ExitStack() as silent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 import store_samples as samples
 from demo_chats import write_chats
 from page_checks import Page, check, page_of
 from safetensors import safe_open
+from search_lab import run_config
 from served_here import in_thread, served_here
 from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
@@ -26,7 +29,7 @@ from moevolve.search.server.connections import BoundedProtocol
 from moevolve.search.server.processes import Job, ProcessRunner
 from moevolve.search.server.settings import ServerSettings
 from moevolve.search.server.uploads import plain_name
-from moevolve.store.records import ExportRecord
+from moevolve.store.records import FULL_MODEL, ExportRecord
 from moevolve.store.repository import Store
 from moevolve.workers.children.process import ChildProcess
 
@@ -77,6 +80,11 @@ def kept(settings: ServerSettings) -> list[str]:
     """Names in the folder for uploads, hidden ones too."""
     assert settings.uploads is not None
     return sorted(path.name for path in settings.uploads.iterdir()) if settings.uploads.is_dir() else []
+
+
+def listed(client: TestClient) -> list[str]:
+    """Names of the files that a shrink may use."""
+    return [file["name"] for file in client.get("/api/data").json()]
 
 
 ASKED = {"name": "small", "model": "tiny", "data": ["named"], "experts": "50%"}
@@ -143,7 +151,8 @@ def test_a_file_is_uploaded_once_under_a_plain_name(
     text = client.put("/api/data/book.txt", content="\n\n".join(f"{n} {'word ' * 90}" for n in range(80)).encode())
     assert text.json() == {"name": "book.txt", "rows": 80}
     assert kept(settings) == ["book.txt", "my-chats-1-.jsonl"]
-    assert client.get("/api/data").json() == ["book.txt", "my-chats-1-.jsonl", "named"]
+    assert listed(client) == ["book.txt", "my-chats-1-.jsonl", "named"]
+    assert [file["bytes"] for file in client.get("/api/data").json()] == [len(text.request.content), len(chats), None]
     assert client.post("/api/shrinks", json=ASKED | {"data": ["book.txt", "named"]}).status_code == 202
     assert started[0][3:7] == ["--data", f"{settings.uploads}/book.txt", "--data", "/data/named.jsonl"]
 
@@ -203,11 +212,44 @@ def test_names_lead_nowhere_but_into_the_folder(client: TestClient, settings: Se
     (tmp_path / "secret.jsonl").write_text("secret")
     (settings.uploads / "link.jsonl").symlink_to(tmp_path / "secret.jsonl")
     (settings.uploads / "dangling.jsonl").symlink_to(tmp_path / "new.jsonl")
-    assert client.get("/api/data").json() == ["named"]
+    assert listed(client) == ["named"]
     for name in ("link.jsonl", "dangling.jsonl"):
         answer = client.put(f"/api/data/{name}", content=ROWS)
         assert answer.status_code == 409 and "choose another name" in answer.text, answer.text
     assert (tmp_path / "secret.jsonl").read_text() == "secret" and not (tmp_path / "new.jsonl").exists()
+
+
+def test_only_uploaded_files_that_no_running_shrink_uses_are_deleted(
+    client: TestClient, settings: ServerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret.jsonl").touch()
+    assert settings.uploads is not None
+    settings.uploads.mkdir()
+    (settings.uploads / "link.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    for name in ("one.jsonl", "two.jsonl"):
+        assert client.put(f"/api/data/{name}", content=ROWS).status_code == 201
+    page = page_of(client, "/shrink")
+    assert [found["hx-delete"] for found in page.all("button") if "hx-delete" in found] == [
+        "/api/data/one.jsonl",
+        "/api/data/two.jsonl",
+    ]
+    assert "5 kB" in page.text
+    for name in ("named", "none.jsonl", "link.jsonl", "..", "%2e%2e%2fsecret.jsonl", "..%5Csecret.jsonl", "tokens"):
+        assert client.delete(f"/api/data/{name}").status_code == 404, name
+    read = TestClient(client.app, "http://localhost", headers={"authorization": f"Bearer {READ}", "x-moevolve": "1"})
+    assert read.delete("/api/data/one.jsonl").status_code == 403
+    script = tmp_path / "waits"
+    script.write_text("#!/bin/sh\nexec sleep 600\n")
+    script.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(script))
+    assert client.post("/api/shrinks", json=ASKED | {"data": ["one.jsonl"]}).status_code == 202
+    refused = client.delete("/api/data/one.jsonl")
+    assert refused.status_code == 409 and "one.jsonl is in use by the shrink small; stop it" in refused.text
+    assert client.delete("/api/data/two.jsonl").status_code == 200
+    assert client.post("/api/searches/small/stop").status_code == 200
+    until(lambda: client.delete("/api/data/one.jsonl").status_code == 200)
+    assert listed(client) == ["named"] and kept(settings) == ["link.jsonl"]
+    assert (tmp_path / "secret.jsonl").exists()
 
 
 class ImpatientProtocol(BoundedProtocol):
@@ -300,10 +342,58 @@ def test_a_searchs_page_has_what_became_of_its_winner(
         monkeypatch.setattr(ProcessRunner, "jobs", lambda _, job=job: [job])
         page = page_of(client, "/searches/shrunk/checkpoint?part=1")
         assert said in page.text and (page.texts_of("code") == ["best found 25%\nwrote small"]) == printed
-        assert page.all("div")[0]["hx-trigger"] == ("every 2s" if job.running else "sse:drivers")
+        assert page.all("div")[0]["hx-trigger"] == ("every 2s" if job.running else "sse:drivers, started from:body")
         monkeypatch.setattr(ProcessRunner, "job", lambda *_, job=job: job)
         arrival = page_of(client, "/launch/arrival?name=shrunk&part=1")
         assert ("best found 25%" in arrival.text) and "/?text=shrunk" in arrival.links
+
+
+def winner_keeps(store: Store, name: str, size: int, right: int) -> None:
+    """Make a search whose winner has `size` of 8 parameters and `right` of 20 answers on dev, the full model all."""
+    rows = [samples.split(name="dev")]
+    store.create_search(samples.search(name, config=run_config().canonical_json()), rows)
+    one = samples.individual(0, phenotype=name, parameters=size, parameters_full=8)
+    found = [
+        samples.evaluation(
+            phenotype, count / 20, name="dev", outcomes=(np.arange(20) < count).astype("<f4").tobytes(), **other
+        )
+        for phenotype, count, other in ((name, right, {}), ("full", 20, {"phenotype_hash": FULL_MODEL}))
+    ]
+    store.record(f"id-{name}", [samples.decided(one, right / 20)], found)
+    store.set_status(f"id-{name}", "finished", winner=0)
+
+
+def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
+    client: TestClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, little = tmp_path / "tries", "--keep-score 80%: 4 of 8 experts keep 60.0 %, too little"
+    script.write_text(f"#!/bin/sh\necho 'shrink: starting\nshrink: {little}'\nexec sleep 600\n")
+    script.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(script))
+    asked = {name: value for name, value in ASKED.items() if name != "experts"} | {"keep_score": "80%", "name": "least"}
+    assert client.post("/api/shrinks", json=asked).status_code == 202
+    until(lambda: little in client.get("/api/searches/least/log").text)
+    page = page_of(client, "/searches/least")
+    assert "Shrink least" in page.text and "tries sizes, each in a search of its own" in page.text
+    assert re.search(r"least \S+ \S+ running Stop", page_of(client, "/shrink").text)
+    winner_keeps(store, "least-4", 4, 12)
+    assert "There is nothing to draw yet" in page_of(client, "/searches/least-4/kept").text
+    assert client.get("/searches/least-4/kept.svg").status_code == 404
+    winner_keeps(store, "least-6", 6, 18)
+    page = page_of(client, "/searches/least-4")
+    assert {"/searches/least-4/kept", "/api/searches/least-4/log"} <= set(page.links)
+    assert f"shrinking {little}" in page_of(client, "/searches/least-4/checkpoint").text
+    kept = page_of(client, "/searches/least-4/kept")
+    assert kept.texts_of("p")[0] == f"To keep 80% of the full model's score: {little.partition(': ')[2]}"
+    assert re.search(r"least-4 50.0 % 60.0 % \(41.0 . 82.8\) least-6 75.0 % 90.0 % \(", kept.text)
+    figure = client.get("/searches/least-4/kept.svg")
+    assert figure.headers["content-type"] == "image/svg+xml" and "score kept on the dev split" in figure.text
+    assert client.post("/api/searches/least/stop").status_code == 200
+    until(lambda: "/searches/least-6/kept" in page_of(client, "/searches/least").links)
+    store.set_status("id-least-4", "interrupted")
+    again = client.post("/api/searches/least-4/resume")
+    assert (again.json()["name"], again.json()["command"]) == ("least", "shrink")
+    client.post("/api/searches/least/stop")
 
 
 def test_a_shrink_that_was_stopped_is_resumed_as_a_whole(

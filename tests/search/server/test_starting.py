@@ -92,7 +92,7 @@ def test_a_log_is_there_from_the_first_second_and_requests_have_names(client: Te
     store.note("id-alpha", "node", "3 workers in a row failed on gpu-7, the last by RuntimeError: no device")
     asked = [event["text"] for event in client.get("/api/events?kind=asked&kind=retried").json()]
     user = f"{getpass.getuser()} on {socket.gethostname()}"
-    assert asked == [f"desired_state: running, by {user}", f"desired_state: paused, by {token}"]
+    assert asked == [f"to be running, by {user}", f"to be paused, by {token}"]
     health = client.get("/health", headers={"accept": "text/html"}).text
     assert all(text in health for text in (*asked, "failed on gpu-7, the last by RuntimeError", "for 10 minutes"))
     store.release(lease)
@@ -114,6 +114,8 @@ def test_a_pause_during_the_start_is_shown_and_comes_with_the_driver(client: Tes
     assert (asked["desired_state"], asked["stage"]) == ("paused", "starting")
     assert job_of(client, "alpha")["asked"] == "paused"
     assert "starting pauses then" in page_of(client, "/launch").text
+    now = page_of(client, "/searches/alpha/now")
+    assert "starting a process of this server reads the model" in now.text and "rte Stop The" in now.text
     lease = store.acquire("id-alpha", "driver", 600)
     until(lambda: store.control("id-alpha").desired_state == "paused")
     until(lambda: job_of(client, "alpha")["asked"] is None)

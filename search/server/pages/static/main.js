@@ -85,7 +85,10 @@ document.addEventListener("htmx:afterOnLoad", (event) => {
   const answer = JSON.parse(response);
   if (status >= 400) setText("said", `refused: ${answer.detail}`);
   else if (answer?.rows) setText("said", `${answer.name} has ${answer.rows} rows; tick it below`);
-  else if (answer?.process) setText("said", `started as process ${answer.process}`);
+  else if (answer?.process) {
+    setText("said", `started as process ${answer.process}`);
+    htmx.trigger("body", "started");
+  }
   else setText("said", answer?.desired_state && answer.alive ? "asked; the driver does so within seconds" : "done");
 });
 

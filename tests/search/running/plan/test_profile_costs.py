@@ -32,7 +32,8 @@ MASKS = {"kind": "tomoe", "experts": 3, "components": 3, "latent": 3, "calibrati
 # The code of fewer blocks mixes diagonals by elementwise products, which torch's counter doesn't see.
 MIXED = {"kind": "nanomoe", "blocks": 4, "rank": 2}
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "eep-prune-unscaled": ("qwen2_moe", {"kind": "eep", "experts": 2, "groups": 2}, "native"),
+    "eep-prune-unscaled": ("qwen2_moe", {"kind": "eep", "experts": 2, "groups": 2, "router_space": "probs"}, "native"),
+    "eep-prune": ("qwen2_moe", {"kind": "eep", "experts": 2, "groups": 2}, "stock"),
     "eep-merge": ("mixtral", {"kind": "eep", "experts": 3, "groups": 1}, "native"),
     "eep-merge-logits": ("qwen2_moe", {"kind": "eep", "experts": 3, "groups": 1, "router_space": "logits"}, "stock"),
     "factorllm": ("llama", FACTOR, "native"),
