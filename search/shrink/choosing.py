@@ -112,18 +112,17 @@ def settings_of(
     if request.neurons is not None or isinstance(budget, SpeedBudget):
         _check_narrowing(request, sizes, repaired)
     filled = repaired and not sizes.own_form and sizes.narrows
-    shared = "counts-and-widths" if request.custom_code else "counts"
     if request.neurons is not None:
-        genome["neuron_share"], preset = kept_share(request.neurons), shared
+        genome["neuron_share"], preset = kept_share(request.neurons), "counts"
     elif isinstance(budget, SpeedBudget):
         on_stage("timing narrower experts")
         share, text = chosen_share(budget, probe.call(seconds_by_share, config, budget))
         choices.append(text)
         genome |= {"experts": facts.experts, "neuron_share": share}
-        preset = "counts-and-widths"
+        preset = "counts"
     elif budget is not None and filled:
         genome["neuron_share"] = fitting_share(budget, sizes.files, sizes.cache_bytes, facts.experts)
-        preset = shared
+        preset = "counts"
     else:
         preset = _whole_experts(facts, repaired)
         genome["experts"] = _experts(request, budget, sizes)
@@ -193,11 +192,10 @@ def _kept(request: ShrinkOptions, data: dict[str, Any], facts: ModelFacts) -> st
     if not isinstance(space, CapacitySpace) or space.neuron_share is None:
         return f"{_option(request)}: every layer keeps {data['genome']['experts']} of {facts.experts} experts"
     spaces = [space.keeping(count) for count in space.counts or (space.retained,)]
-    ways = [f"{each.retained} with {each.widths.mean:g} ({each.kept_share:.1%})" for each in spaces]
-    mean = "" if space.equal else ", on average over the layers"
+    ways = [f"{each.retained} with {each.width} ({each.kept_share:.1%})" for each in spaces]
     return (
         f"{_option(request)}: of {facts.experts} experts with {facts.expert_neurons} neurons, every layer keeps "
-        f"{' or '.join(ways)}{mean}"
+        f"{' or '.join(ways)}"
     )
 
 
@@ -214,11 +212,6 @@ def _check_narrowing(request: ShrinkOptions, sizes: Sizes, repaired: bool) -> No
         raise UserError(
             f"{option}: narrower experts need a repair, weights that aren't quantised, and a model whose text part "
             "transformers loads alone; give --experts or --size"
-        )
-    if request.speed is not None and not request.custom_code:
-        raise UserError(
-            f"{option}: what it searches is how wide each layer's experts are, which servers don't load; add "
-            "--custom-code, or give --neurons"
         )
     if not sizes.narrows:
         raise UserError(

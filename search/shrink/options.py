@@ -124,8 +124,8 @@ class ShrinkOptions(Request):
     custom_code: Annotated[
         bool,
         about(
-            "Allow a checkpoint that needs the code beside it (trust_remote_code): layers may have experts of "
-            "different widths, and --speed and --active need that. Default: what servers load."
+            "Allow a checkpoint that needs the code beside it (trust_remote_code): --active makes such ones, and so do "
+            "narrower experts in a few families. Default: what servers load."
         ),
     ] = False
     seed: Annotated[int, about("Seed of the search.", ge=0)] = 0

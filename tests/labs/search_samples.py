@@ -124,14 +124,13 @@ def capacity_space(
     experts: int = 8,
     *,
     facts: ModelFacts | None = None,
-    equal: bool = False,
     **settings: Any,
 ) -> CapacitySpace:
     """A space for `facts`, or else for a Mixtral of that many layers and experts, measured on one task."""
     facts = facts or mixtral(layers, experts)
     shape = (1, len(facts.moe_layers), facts.experts, 3, 3)
     sums = np.random.default_rng(0).uniform(0.1, 9, shape).astype(np.float32)
-    space = CapacitySpace.of(CapacitySection(experts=retained, **settings), facts, equal)
+    space = CapacitySpace.of(CapacitySection(experts=retained, **settings), facts)
     return space.calibrated(Calibration({SUMS: sums}))
 
 

@@ -1,4 +1,4 @@
-"""What layers share under a total that is the same for all candidates: neurons of kept experts, and active experts."""
+"""How wide kept experts are, and how layers share a total of active experts."""
 
 from __future__ import annotations
 
@@ -11,60 +11,46 @@ from numpy.typing import NDArray
 from moevolve.search.genomes.contract.operators import divided, rounded
 from moevolve.workers.contract.facts import ModelFacts
 
-# Bounds of a layer's width, as multiples of the mean width. They limit the memory of the largest fit.
-_NARROWEST, _WIDEST = 0.25, 2.5
-# Fewest steps in a mean width. Rounding all layers down loses up to one step of each, so that it takes finer ones.
-_STEPS, _EVEN_STEPS = 8, 32
+# Fewest steps in a width, since rounding down loses up to one of them.
+_STEPS = 32
 # Shares and means may fall short of a whole number by a rounding error.
 _EPS = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The sizes that layers may have.
+    """The numbers of active experts that layers may have.
 
     Attributes:
         layers: Number of layers.
-        total: Sum of the layers' sizes, in steps.
-        least, most: Smallest and largest size of a layer, in steps.
-        step: Number in which sizes change.
+        total: Sum of the layers' numbers.
+        most: Largest number of a layer; the smallest is 1.
     """
 
     layers: int
     total: int
-    least: int
     most: int
-    step: int = 1
 
     @property
     def mean(self) -> float:
-        return self.step * self.total / self.layers
-
-    @property
-    def largest(self) -> int:
-        return self.step * self.most
+        return self.total / self.layers
 
     def sizes(self, logs: NDArray[np.floating]) -> tuple[int, ...]:
         """Divide the total among the layers in proportion to exp(logs), float [layers], within the bounds."""
         weights, ones = np.exp(np.clip(logs.astype(np.float64), -10, 10)), np.ones(len(logs))
-        ideal = divided(weights, self.least * ones, self.most * ones, ones, self.total)
-        return tuple(self.step * each for each in rounded(ideal, self.total, self.least, self.most).tolist())
+        ideal = divided(weights, ones, self.most * ones, ones, self.total)
+        return tuple(rounded(ideal, self.total, 1, self.most).tolist())
 
 
-def width_budget(share: float, retained: int, facts: ModelFacts, equal: bool = False) -> Budget:
-    """Return the widths with which so many kept experts have a share of the neurons of all experts of a model.
+def kept_width(share: float, retained: int, facts: ModelFacts) -> int:
+    """Return the neurons of an expert with which so many kept ones have a share of all experts' neurons, or less.
 
-    With a share of n' / n the mean width is exactly that of an original expert. Otherwise the total is the largest
-    number of steps within the share, or if layers are to be `equal`, the largest that they divide evenly.
+    With a share of n' / n it is exactly the width of an original expert. Otherwise it is the largest number of whole
+    steps within the share; 0 if it is less than one step.
     """
-    neurons, layers = facts.expert_neurons, len(facts.moe_layers)
-    mean = share * facts.experts * neurons / retained + _EPS
-    step = width_step(neurons, mean, _EVEN_STEPS if equal else _STEPS)
-    widest = facts.experts * neurons // (retained * step)
-    total = min(layers * int(mean / step) if equal else int(layers * mean) // step, layers * widest)
-    even = total / layers
-    most = max(min(widest, int(_WIDEST * even)), math.ceil(even))
-    return Budget(layers, total, max(1, int(_NARROWEST * even)), most, step)
+    mean = share * facts.experts * facts.expert_neurons / retained + _EPS
+    step = width_step(facts.expert_neurons, mean)
+    return step * min(int(mean / step), facts.experts * facts.expert_neurons // (retained * step))
 
 
 def active_budget(mean: float, retained: int, facts: ModelFacts) -> Budget:
@@ -75,20 +61,21 @@ def active_budget(mean: float, retained: int, facts: ModelFacts) -> Budget:
     """
     reach, layers = facts.rule.groups.reach(retained), len(facts.moe_layers)
     total = min(int(layers * mean + _EPS), layers * reach)
-    return Budget(layers, total, 1, min(reach, max(facts.active, math.ceil(total / layers))))
+    return Budget(layers, total, min(reach, max(facts.active, math.ceil(total / layers))))
 
 
-def width_step(neurons: int, mean: float, steps: int) -> int:
-    """Return the step of widths for original experts of so many neurons, and a mean width of at least so many steps.
+def width_step(neurons: int, mean: float) -> int:
+    """Return the step of widths for original experts of so many neurons, of which a mean width has at least 32.
 
     It is a power of 2 that divides an original expert's width, at most 64, and at least 8 where possible, even if the
     mean width has fewer steps then.
     """
-    return max(step for step in (1, 2, 4, 8, 16, 32, 64) if neurons % step == 0 and (step <= 8 or steps * step <= mean))
+    most = max(8, mean / _STEPS)
+    return max(step for step in (1, 2, 4, 8, 16, 32, 64) if neurons % step == 0 and step <= most)
 
 
 def even_width(share: float, neurons: int) -> int:
-    """Return the largest number of steps within a share of `neurons`; 0 if it is less than one step."""
+    """Return the largest number of whole steps within a share of `neurons`; 0 if it is less than one step."""
     width = share * neurons + _EPS
-    step = width_step(neurons, width, _EVEN_STEPS)
+    step = width_step(neurons, width)
     return int(width / step) * step

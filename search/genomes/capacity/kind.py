@@ -1,8 +1,7 @@
 """The genome kind `capacity`: its one-shot candidates, what candidates cost, and how they are drawn.
 
-One-shot candidates keep the experts of the most energy. Where the number of kept experts is searched, `equal`, `rising`
-and `coverage` keep the largest one; `fewest` and `fewest_rising` are `equal` and `rising` with the smallest one, and
-`middle` is `equal` with the one in the middle.
+One-shot candidates keep the experts of the most energy. Where the number of kept experts is searched, `equal` keeps the
+largest one, `middle` the one in the middle, and `fewest` the smallest one.
 """
 
 from __future__ import annotations
@@ -15,17 +14,11 @@ import numpy as np
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.drawing import SEQUENTIAL, drawing, scale_below, ticks
-from moevolve.search.genomes.capacity.space import (
-    SUMS,
-    CapacityGenome,
-    CapacitySection,
-    CapacitySpace,
-    expert_importance,
-)
+from moevolve.search.genomes.capacity.space import CapacityGenome, CapacitySection, CapacitySpace
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.kind import Baseline, GenomeFigures, GenomeKind
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.genomes.contract.phases import CapacityPhase, PhaseConfig, divides_neurons
+from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.experts.costs import ExpertsCosts
 from moevolve.workers.contract.facts import ModelFacts
 
@@ -35,12 +28,10 @@ if TYPE_CHECKING:
 
 ENERGY_EXPONENTS = (2.0, 2.0, 0.0)
 """With these, importance is energy: the sum over an expert's tokens of squares of routing weight times output norm."""
-# Shares are in [0, 1], and float64 can't tell those apart that 60 halvings leave.
-_BISECTIONS = 60
 
 
 def equal(space: CapacitySpace) -> CapacityGenome:
-    """The same width in all layers, and as many active experts, as far as these divide."""
+    """As many active experts in all layers, as far as these divide."""
     kept = np.full(space.searched[1], space.log2_kept(space.retained))
     return space.genome(log2_kept=kept, exponents=np.array(ENERGY_EXPONENTS))
 
@@ -50,40 +41,15 @@ def keeping(genome: CapacityGenome, count: int) -> CapacityGenome:
     return replace(genome, log2_kept=np.full_like(genome.log2_kept, genome.space.log2_kept(count)))
 
 
-def fewest(genome: CapacityGenome) -> CapacityGenome:
-    """The same candidate with as few experts as the search may keep, which are as wide as original ones on average."""
-    return keeping(genome, genome.space.fewest)
+def fewest(space: CapacitySpace) -> CapacityGenome:
+    """As few experts as the search may keep."""
+    return keeping(equal(space), space.fewest)
 
 
 def middle(space: CapacitySpace) -> CapacityGenome:
-    """All layers equally wide, and of the numbers of experts that the search may keep the one in the middle."""
+    """Of the numbers of experts that the search may keep the one in the middle."""
     counts = sorted(space.counts) or [space.retained]
     return keeping(equal(space), counts[len(counts) // 2])
-
-
-def rising(space: CapacitySpace) -> CapacityGenome:
-    """Widths that rise linearly with depth, from half to one and a half of the mean."""
-    widths = np.linspace(0.5, 1.5, space.layers) if space.layers > 1 else np.ones(1)
-    return replace(equal(space), log_widths=np.log(widths))
-
-
-def coverage(space: CapacitySpace) -> CapacityGenome:
-    """Widths by how many experts of a layer hold the same share of its importance.
-
-    The share is found by bisection, so that the experts counted in all layers together have as many neurons as are
-    kept. Importance is the sum over tokens of routing weight times output norm; experts are counted from the most
-    important one on, with a fraction of the last.
-    """
-    sums = space.statistics[SUMS].astype(np.float64).sum(axis=0)
-    values = -np.sort(-expert_importance(sums, np.array([1.0, 1.0, 0.0])), axis=1)
-    held = np.pad(np.cumsum(values, axis=1) / values.sum(axis=1, keepdims=True), ((0, 0), (1, 0)))
-    places = np.arange(space.experts + 1)
-    low, high = 0.0, 1.0
-    for _ in range(_BISECTIONS):
-        share = (low + high) / 2
-        counts = np.array([np.interp(share, layer, places) for layer in held])
-        low, high = (share, high) if counts.sum() <= space.layers * space.share * space.experts else (low, share)
-    return replace(equal(space), log_widths=np.log(counts))
 
 
 def _made(operator: str, make: Callable[[CapacitySpace], CapacityGenome]) -> Baseline:
@@ -92,11 +58,8 @@ def _made(operator: str, make: Callable[[CapacitySpace], CapacityGenome]) -> Bas
 
 BASELINES = {
     "equal": _made("equal", equal),
-    "fewest": _made("fewest", lambda space: fewest(equal(space))),
-    "fewest_rising": _made("fewest_rising", lambda space: fewest(rising(space))),
     "middle": _made("middle", middle),
-    "rising": _made("rising", rising),
-    "coverage": _made("coverage", coverage),
+    "fewest": _made("fewest", fewest),
 }
 
 
@@ -106,25 +69,23 @@ class CapacityCosts(ExpertsCosts[CapacitySpace]):
     def counts(self, phase: PhaseConfig) -> tuple[int, int, int, int]:
         return self.space.retained, self.space.active, *self.space.parameters()
 
-    def largest_layer(self, uneven: bool) -> tuple[int, int]:
-        resized = uneven or self.space.neuron_share is not None
-        return self.space.widths.largest if resized else self.outline.intermediate, self.space.actives.most
+    def largest_layer(self) -> tuple[int, int]:
+        resized = self.space.neuron_share is not None
+        return self.space.width if resized else self.outline.intermediate, self.space.actives.most
 
 
 def _space(section: CapacitySection, facts: ModelFacts, phases: Sequence[PhaseConfig]) -> CapacitySpace:
     """Make a space for phases that fill experts of other widths than the original ones."""
-    divided = any(map(divides_neurons, phases))
     for position, phase in enumerate(phases):
         filled = phase.repair is not None and phase.repair.neurons is not None
         if phase.kind not in (*CapacitySpace.phase_kinds, "repair"):
             continue  # which is refused with the phases that suit this kind
-        if not filled and (section.neuron_share is not None or (divided and phase.kind == "repair")):
+        if not filled and section.neuron_share is not None:
             raise UserError(
-                f"phases.{position}.repair.neurons: kept experts have other widths (genome.neuron_share, or searched "
-                "widths), which only neurons of all experts fill; set it, or {}"
+                f"phases.{position}.repair.neurons: kept experts have another width (genome.neuron_share), which only "
+                "neurons of all experts fill; set it, or {}"
             )
-    equal = all(phase.widths == "equal" for phase in phases if isinstance(phase, CapacityPhase))
-    return CapacitySpace.of(section, facts, equal)
+    return CapacitySpace.of(section, facts)
 
 
 class CapacityFigures(GenomeFigures[CapacityGenome]):
@@ -153,7 +114,7 @@ class CapacityFigures(GenomeFigures[CapacityGenome]):
         if len(genome.tasks):
             shares = (genome.task_weights / genome.task_weights.max()).tolist()
             settings.extend((f"weight of task {place}", f"{share:.2g}") for place, share in enumerate(shares, start=1))
-        columns = [("neurons per expert", space.facts.expert_neurons, genome.widths)]
+        columns = [("neurons per expert", space.facts.expert_neurons, (genome.width,) * space.layers)]
         if len(genome.log_active):
             columns.append(("active experts", space.facts.active, genome.active))
         return GenomeOutline(
@@ -172,7 +133,7 @@ class CapacityFigures(GenomeFigures[CapacityGenome]):
 def _draw(figure: Any, genome: CapacityGenome) -> tuple[Any, Any]:
     """Draw the heat map and return its image and panels."""
     neurons = np.zeros((genome.space.layers, genome.space.experts))
-    np.put_along_axis(neurons, genome.kept, np.array(genome.widths, dtype=np.float64)[:, None], axis=1)
+    np.put_along_axis(neurons, genome.kept, genome.width, axis=1)
     grid = figure.subplots(1, 1, squeeze=False)
     image = grid[0, 0].imshow(neurons, cmap=SEQUENTIAL, vmin=0, aspect="auto", interpolation="none")
     grid[0, 0].set_xlabel("original expert")

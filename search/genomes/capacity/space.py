@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal, Self
@@ -14,7 +13,7 @@ from pydantic import Field, model_validator
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import SAME_ACTIVE
-from moevolve.search.genomes.capacity.budget import Budget, active_budget, width_budget
+from moevolve.search.genomes.capacity.budget import Budget, active_budget, kept_width, width_step
 from moevolve.search.genomes.contract.arrays import FLOATS, ArrayGenome, Shape
 from moevolve.search.genomes.contract.base import MOST_PARTS, Description, Offspring, offspring_of
 from moevolve.search.genomes.contract.operators import layer_crossover
@@ -26,16 +25,16 @@ from moevolve.workers.methods.eep.edit import EepEdit, ExpertsMeasurement
 
 
 class CapacitySection(ExpertsSection):
-    """The capacity of every layer: how many experts are kept, how wide they are, and how many are active.
+    """How many experts are kept, how wide they are, and how many are active by layer.
 
     Attributes:
         experts: See `ExpertsSection`. None searches it, with `neuron_share`: from all n by halves down to the fewest
-            that hold the share as wide as original experts. If no phase searches widths, numbers of experts are left
-            out that keep less than others since layers can't divide the share evenly among them.
+            that hold the share as wide as original experts. Numbers are left out that keep less than others since
+            they don't divide the share evenly.
         mean_active: Mean number of active experts of a layer, instead of `active`: how many each layer has is searched,
             with the same total.
         neuron_share: Share of the model's expert neurons that all kept experts have together; None is n' / n, so that
-            kept experts are as wide as original ones on average.
+            kept experts are as wide as original ones.
     """
 
     random_title: ClassVar[str] = "random capacities"
@@ -66,18 +65,17 @@ SUMS = "per_task_importance_sums"
 """Name of the calibration's sums of importance, float32 [tasks, layers, n, 3, 3]."""
 GRID = (0.0, 1.0, 2.0)
 """Exponents for which the sums of importance are measured."""
-# Factor on `tasks` before the exponential. A step that changes a width by a third changes a task's weight 2.5 times:
-# a subset of experts is less sensitive than a width.
+# Factor on `tasks` before the exponential, so that the usual step of a number changes a task's weight 2.5 times.
 _TASK_SCALE = 3.0
 # How much of the most that any number of experts keeps has to be kept by others.
 _NEARLY = 0.95
 # Divisor of `log2_kept`, so that the usual step of a number often changes how many experts are kept.
 _KEPT_SCALE = 3.0
-# Standard deviation of a random candidate's logarithms of widths.
 _MOST_EXPONENTS = np.array([GRID[-1], GRID[-1], 1.0])
+# Standard deviation of a random candidate's logarithms of active experts, and of thirds of those of tasks' weights.
 _LOG_SPREAD = 0.5
-# Longer lists of active experts, widths and tasks don't fit into a line of a listing.
-_SUMMARY_ACTIVE, _SUMMARY_WIDTHS, _SUMMARY_TASKS = 36, 8, 4
+# Longer lists of active experts and tasks don't fit into a line of a listing.
+_SUMMARY_ACTIVE, _SUMMARY_TASKS = 36, 4
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,7 +83,6 @@ class CapacityGenome(ArrayGenome):
     """One candidate. Arrays are float32 and read-only.
 
     Attributes:
-        log_widths: Logarithms of the layers' relative widths, [layers]; a common offset has no effect.
         log_active: Logarithms of the layers' relative numbers of active experts, [layers]; a common offset has no
             effect. [0] unless `CapacitySpace.mean_active` is given.
         log2_kept: A third of the logarithm to base 2 of n / n', rounded to the nearest of `CapacitySpace.counts`; [1].
@@ -97,7 +94,6 @@ class CapacityGenome(ArrayGenome):
     """
 
     space: CapacitySpace
-    log_widths: NDArray[np.float32] = field(metadata=FLOATS)
     log_active: NDArray[np.float32] = field(metadata=FLOATS)
     log2_kept: NDArray[np.float32] = field(metadata=FLOATS)
     tasks: NDArray[np.float32] = field(metadata=FLOATS)
@@ -115,10 +111,10 @@ class CapacityGenome(ArrayGenome):
             return self.space.retained
         return min(self.space.counts, key=lambda count: abs(self.space.log2_kept(count) - float(self.log2_kept[0])))
 
-    @cached_property
-    def widths(self) -> tuple[int, ...]:
-        """Neurons of a kept expert of each layer."""
-        return self.space.keeping(self.retained).widths.sizes(self.log_widths)
+    @property
+    def width(self) -> int:
+        """Neurons of a kept expert."""
+        return self.space.keeping(self.retained).width
 
     @cached_property
     def active(self) -> tuple[int, ...]:
@@ -129,10 +125,9 @@ class CapacityGenome(ArrayGenome):
     @property
     def idle_parameters(self) -> int:
         """Parameters of the kept experts that a token doesn't use, in all layers."""
-        facts, retained = self.space.facts, self.retained
-        layers = zip(self.widths, self.active, strict=True)
-        narrower = ((retained - active, facts.expert_neurons - width) for width, active in layers)
-        return sum(idle * (facts.expert_parameters - missing * facts.neuron_parameters) for idle, missing in narrower)
+        facts, missing = self.space.facts, self.space.facts.expert_neurons - self.width
+        idle = sum(self.retained - active for active in self.active)
+        return idle * (facts.expert_parameters - missing * facts.neuron_parameters)
 
     @cached_property
     def kept(self) -> NDArray[np.int64]:
@@ -143,14 +138,13 @@ class CapacityGenome(ArrayGenome):
         return self.space.keeping(self.retained).subsets.best(importance)
 
     def express(self) -> EepEdit:
-        """Return the edit that keeps the most important experts, with the layers' widths and active experts."""
+        """Return the edit that keeps the most important experts, with their width and the layers' active experts."""
         return self._edit
 
     @cached_property
     def _edit(self) -> EepEdit:
         space, one_hot = self.space, np.eye(self.space.experts, dtype=np.float32)[self.kept]
-        original = set(self.widths) == {space.facts.expert_neurons}
-        widths = None if original else self.widths
+        widths = None if self.width == space.facts.expert_neurons else (self.width,) * space.layers
         return EepEdit(one_hot, one_hot, self.active, space.router_space, space.skip_rows, widths)
 
 
@@ -160,7 +154,6 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
 
     Attributes:
         mean_active, neuron_share: See `CapacitySection`.
-        equal: True if all layers are equally wide, since no phase searches widths.
         counts: Numbers of retained experts to choose from, the largest first; () if their number isn't searched.
     """
 
@@ -169,18 +162,16 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
     phase_kinds: ClassVar[tuple[str, ...]] = ("capacity",)
     mean_active: float | None = None
     neuron_share: float | None = None
-    equal: bool = False
     counts: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, section: CapacitySection, facts: ModelFacts, equal: bool = False) -> CapacitySpace:
-        """Make the space of a model; for `equal` see there.
+    def of(cls, section: CapacitySection, facts: ModelFacts) -> CapacitySpace:
+        """Make the space of a model.
 
         Raises:
             UserError: The model doesn't support the settings; the message names the field.
         """
-        searched = {"mean_active": section.mean_active, "neuron_share": section.neuron_share, "equal": equal}
-        space = cls.checked(section, facts, **searched)
+        space = cls.checked(section, facts, mean_active=section.mean_active, neuron_share=section.neuron_share)
         if section.mean_active is not None:
             problem = facts.rule.active_fault(space.retained, 1)
             if problem is not None:
@@ -190,9 +181,10 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
         if section.experts is None:
             counts = _searched_counts(space, section)
             space = replace(space.keeping(counts[0]), counts=counts)
-        elif not space.fits:
+        elif not space.width:
+            step = width_step(facts.expert_neurons, 0)
             raise UserError(
-                f"genome.neuron_share: {section.neuron_share} of the neurons are less than {space.widths.step} for "
+                f"genome.neuron_share: {section.neuron_share} of the neurons are less than {step} for "
                 f"each of {space.retained} kept experts per layer; give a larger share, or keep fewer experts"
             )
         tokens = token_limit(section.calibration_tokens)
@@ -208,7 +200,7 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
     def shapes(self) -> dict[str, Shape]:
         active, kept = self.searched
         tasks = None if self.calibration is None else self.searched_tasks
-        sizes = {"log_widths": self.layers, "log_active": active, "log2_kept": kept, "tasks": tasks, "exponents": 3}
+        sizes = {"log_active": active, "log2_kept": kept, "tasks": tasks, "exponents": 3}
         return {name: (size,) for name, size in sizes.items()}
 
     @property
@@ -226,32 +218,26 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
         return min(self.counts, default=self.retained)
 
     @property
-    def widths(self) -> Budget:
-        """The widths that layers can have."""
-        return width_budget(self.share, self.retained, self.facts, self.equal)
+    def width(self) -> int:
+        """Neurons of a kept expert; 0 if the share is less than one step of widths for each."""
+        return kept_width(self.share, self.retained, self.facts)
 
     @property
     def actives(self) -> Budget:
         """The numbers of active experts that layers can have: all the same one if they aren't searched."""
         if self.mean_active is None:
-            return Budget(self.layers, self.layers * self.active, 1, self.active)
+            return Budget(self.layers, self.layers * self.active, self.active)
         return active_budget(self.mean_active, self.retained, self.facts)
-
-    @property
-    def fits(self) -> bool:
-        """Whether the share of neurons is at least one step for every kept expert."""
-        return self.widths.total >= self.layers
 
     @property
     def kept_share(self) -> float:
         """Share of the model's expert neurons that so many experts keep: at most `share`, since widths have steps."""
-        return self.retained * self.widths.mean / (self.experts * self.facts.expert_neurons)
+        return self.retained * self.width / (self.experts * self.facts.expert_neurons)
 
     @property
     def saved_neurons(self) -> int:
-        """How many neurons narrower than original experts the kept ones are, summed over layers; 0 without a share."""
-        whole = self.layers * self.facts.expert_neurons
-        return 0 if self.neuron_share is None else whole - self.widths.step * self.widths.total
+        """How many neurons narrower than original experts the kept ones are, summed over layers."""
+        return self.layers * (self.facts.expert_neurons - self.width)
 
     @property
     def searched(self) -> tuple[int, int]:
@@ -272,7 +258,7 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
         """Draw logarithms and weights of tasks from a normal distribution; n' and exponents uniformly."""
         assert isinstance(phase, CapacityPhase)
         active, counts = self.searched
-        by_layer = rng.normal(0, _LOG_SPREAD, (phase.widths == "searched") * self.layers + active)
+        by_layer = rng.normal(0, _LOG_SPREAD, active)
         tasks = rng.normal(0, _LOG_SPREAD, self.searched_tasks)
         kept = [self.log2_kept(int(rng.choice(self.counts))) for _ in range(counts)]
         vector = np.concatenate([by_layer, kept, tasks, rng.uniform(0, _MOST_EXPONENTS)])
@@ -283,7 +269,7 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
     ) -> Offspring[CapacityGenome]:
         """Cross two parents number by number, then change numbers by Gaussian steps; at least one changes.
 
-        Since widths and active experts have fixed totals, a layer that gains takes from all others.
+        Since active experts have a fixed total, a layer that gains takes from all others.
         """
         assert isinstance(phase, CapacityPhase)
         first, last = (self.flatten(parent, phase) for parent in (parents[0], parents[-1]))
@@ -293,15 +279,9 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
         vector = vector + hit * rng.normal(0, phase.sigma, len(vector))
         return offspring_of(self.unflatten(vector, phase), parents)
 
-    def flatten(self, genome: CapacityGenome, phase: PhaseConfig) -> NDArray[np.float64]:
-        """Return all numbers in order, without the widths' in a phase that doesn't search them."""
-        assert isinstance(phase, CapacityPhase)
-        return super().flatten(genome, phase)[0 if phase.widths == "searched" else self.layers :]
-
     def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> CapacityGenome:
-        """Invert `flatten`, with equal widths if the phase doesn't search them; numbers are clipped."""
-        assert isinstance(phase, CapacityPhase)
-        made = super().unflatten(vector if phase.widths == "searched" else np.pad(vector, (self.layers, 0)), phase)
+        """Invert `flatten`; numbers are clipped."""
+        made = super().unflatten(vector, phase)
         kept = np.clip(made.log2_kept, self.log2_kept(self.retained), self.log2_kept(self.fewest))
         return replace(made, log2_kept=kept, exponents=np.clip(made.exponents, 0, _MOST_EXPONENTS))
 
@@ -316,7 +296,7 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
             parameters_full=self.facts.parameters,
             active_parameters_full=self.facts.active_parameters,
             summary=self._summary(genome),
-            stock=len(set(genome.widths)) == len(set(genome.active)) == 1 and not self.native(one_hot=True),
+            stock=len(set(genome.active)) == 1 and not self.native(one_hot=True),
         )
 
     def parameters(self, identity: bool = False) -> tuple[int, int]:
@@ -328,27 +308,24 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
         return parameters, parameters - round(idle * (self.layers * facts.expert_parameters - saved))
 
     def _summary(self, genome: CapacityGenome) -> str:
-        """Widths, exponents of importance, and relative weights of the tasks, as far as they are searched and few."""
+        """Width, active experts, exponents of importance, and relative weights of the tasks, if they are few."""
         parts = [f"keep {genome.retained} of {self.experts}"]
-        if set(genome.widths) != {self.facts.expert_neurons}:
-            parts.append(f"widths {_listed(genome.widths, _SUMMARY_WIDTHS)}")
+        if genome.width != self.facts.expert_neurons:
+            parts.append(f"width {genome.width}")
         if len(genome.log_active):
-            parts.append(f"active {_listed(genome.active, _SUMMARY_ACTIVE)}")
+            few = len(genome.active) <= _SUMMARY_ACTIVE
+            shown = " ".join(map(str, genome.active)) if few else f"{min(genome.active)} to {max(genome.active)}"
+            parts.append(f"active {shown}")
         parts.append("importance " + "/".join(f"{each:.2g}" for each in genome.exponents))
         if 0 < len(genome.tasks) <= _SUMMARY_TASKS:
             parts.append("tasks " + "/".join(f"{each:.2g}" for each in genome.task_weights / genome.task_weights.max()))
         return ", ".join(parts)
 
 
-def _listed(numbers: Sequence[int], most: int) -> str:
-    """All numbers of layers if there are at most `most`, or else their range."""
-    return " ".join(map(str, numbers)) if len(numbers) <= most else f"{min(numbers)} to {max(numbers)}"
-
-
 def _searched_counts(space: CapacitySpace, section: CapacitySection) -> tuple[int, ...]:
     """Halve n as long as the kept experts hold the share of neurons, and each has one step of width at least.
 
-    Where layers are equally wide, numbers that keep clearly less of the share than another does are left out.
+    Numbers that keep clearly less of the share than another does are left out.
 
     Raises:
         UserError: The model's family can't route to any of these numbers of experts.
@@ -357,13 +334,13 @@ def _searched_counts(space: CapacitySpace, section: CapacitySection) -> tuple[in
     halves = (space.experts >> times for times in range(space.experts.bit_length()))
     routable = [space.keeping(each) for each in halves if each >= least and not rule.groups.fault(each)]
     _, setting = section.most_active
-    found = [each for each in routable if not rule.active_fault(each.retained, setting or each.active) and each.fits]
+    found = [each for each in routable if not rule.active_fault(each.retained, setting or each.active) and each.width]
     if not found:
         raise UserError(
             f"genome.neuron_share: {space.share} of the neurons can't be divided among {space.experts} experts, nor "
             "among half as many, and so on; give a larger share, or the number of kept experts (genome.experts)"
         )
-    enough = _NEARLY * max(each.kept_share for each in found) if space.equal else 0.0
+    enough = _NEARLY * max(each.kept_share for each in found)
     return tuple(each.retained for each in found if each.kept_share >= enough)
 
 

@@ -78,11 +78,6 @@ class GenomeCosts(Generic[S]):
         """Return the peak host memory of the calibration, for the parts that don't run on the device."""
         return 0
 
-    def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
-        """Return the linear maps that a repair fits in every decoder layer, in the order of fitting.
-
-        Args:
-            uneven: True if a `capacity` phase divides neurons among the layers, which are then all counted at their
-                largest.
-        """
+    def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
+        """Return the linear maps that a repair fits in every decoder layer, in the order of fitting."""
         return ((),) * self.outline.layers

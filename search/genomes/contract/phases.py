@@ -261,44 +261,21 @@ class TunePhase(PhaseBase):
 
 
 class CapacityPhase(PhaseBase):
-    """A search of how wide each layer's kept experts are, under one total, and of how their importance is computed.
-
-    With searched widths every candidate is repaired, and its kept experts are filled with neurons of all experts of
-    their layer.
+    """A search of how the importance of experts is computed, of how many are kept, and of how many are active by layer.
 
     Attributes:
-        init: The default is `equal`, for searched widths `rising`, and `random`.
-        widths: `searched`, or `equal`: all layers are equally wide, and only importance is searched.
-        repair: Settings of the repair, with `neurons` if widths are searched. Equal widths need no repair.
+        init: The default is `equal` and `random`.
+        repair: Settings of the repair, with `neurons` if `genome.neuron_share` is given.
         entry_rate: Probability that a number is changed; at least one is.
         sigma: Standard deviation of the change.
     """
 
     kind: Literal["capacity"] = "capacity"
     initial: int = Field(8, ge=0, le=MOST_EVALUATIONS)
-    init: tuple[str, ...] = Field(("equal", "rising", "random"), min_length=1)
-    widths: Literal["searched", "equal"] = "searched"
+    init: tuple[str, ...] = Field(("equal", "random"), min_length=1)
     repair: Repair = RepairSettings(neurons=NeuronSettings())
     entry_rate: float = Field(0.4, ge=0, le=1)
     sigma: float = Field(0.3, gt=0, le=1000)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _equal_widths_begin_equally(cls, data: Any) -> Any:
-        return (
-            {"init": ("equal", "random")} | data if isinstance(data, dict) and data.get("widths") == "equal" else data
-        )
-
-    @model_validator(mode="after")
-    def _has_neurons(self) -> Self:
-        if self.widths == "searched" and (self.repair is None or self.repair.neurons is None):
-            raise ValueError(
-                "repair.neurons: searched widths take neurons of all experts; set it, or {}, or set widths: equal"
-            )
-        uneven = [name for name in self.init if name in ("rising", "coverage")]
-        if self.widths == "equal" and uneven:
-            raise ValueError(f"init: {uneven[0]} gives layers different widths; set widths: searched")
-        return self
 
 
 class RepairPhase(PhaseBase):
@@ -327,8 +304,3 @@ class RepairPhase(PhaseBase):
 
 PhaseConfig = PrunePhase | MergePhase | CapacityPhase | TunePhase | RepairPhase
 Phase = Annotated[PhaseConfig, Field(discriminator="kind")]
-
-
-def divides_neurons(phase: PhaseConfig) -> bool:
-    """Say whether layers of a phase's candidates may differ in width."""
-    return isinstance(phase, CapacityPhase) and phase.widths == "searched"

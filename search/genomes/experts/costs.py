@@ -39,15 +39,15 @@ class ExpertsCosts(GenomeCosts[S]):
         measured = [part for part in found if isinstance(part, ExpertsMeasurement)]
         return max((measuring_bytes(each, facts, outline.hidden, row_bytes, tokens) for each in measured), default=0)
 
-    def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
+    def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
         """The output projections of a layer's experts are fitted together."""
-        width, active = self.largest_layer(uneven)
+        width, active = self.largest_layer()
         space, dense = self.space, self.outline.facts.shared_neurons
         pool = space.experts * self.outline.intermediate
         fit = FitOutline(space.retained * width + dense, space.retained, active / space.retained, pool, dense)
         routed = self.outline.facts.moe_layers
         return tuple((fit,) if layer in routed else () for layer in range(self.outline.layers))
 
-    def largest_layer(self, uneven: bool) -> tuple[int, int]:
+    def largest_layer(self) -> tuple[int, int]:
         """Return the most neurons of a kept expert, and the most active experts of a layer; see `fitted_maps`."""
         return self.outline.intermediate, self.space.active

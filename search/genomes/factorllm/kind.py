@@ -123,7 +123,7 @@ class FactorLlmCosts(GenomeCosts[FactorLlmSpace]):
         clustered = {type(part) for part in measurement_parts(self.space.baseline_measurement)} - {CmoeMeasurement}
         return 3 * 4 * self.space.dense.hidden * self.space.dense.width if clustered else 0
 
-    def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
+    def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
         space = self.space
         return ((FitOutline(space.dense.width, space.experts, space.active / space.experts),),) * space.dense.layers
 

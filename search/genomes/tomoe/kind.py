@@ -101,7 +101,7 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
         network = 4 * tokens * dense.width + 3 * inputs + 5 * 8 * dense.hidden**2
         return max(held + network, directions_bytes(dense.hidden, dense.layers) if self._masked else 0)
 
-    def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
+    def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
         dense = self.space.dense
         attention = (FitOutline(dense.heads * dense.head_dim, 1, 1.0),) if self._masked else ()
         # A feature is zero only for tokens whose masks drop it, and these differ by feature.

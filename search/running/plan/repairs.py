@@ -10,7 +10,6 @@ from pydantic import computed_field
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
-from moevolve.search.genomes.contract.phases import divides_neurons
 from moevolve.workers.methods.eep.neuron_pruning import candidate_count, pruning_bytes
 from moevolve.workers.methods.repair.edit import RepairSettings
 from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
@@ -78,8 +77,7 @@ def repair_works(
     for position, phase in enumerate(config.phases):
         if phase.repair is not None:
             tokens = phase.repair.tokens if most is None else min(phase.repair.tokens, most)
-            fits = costs.fitted_maps(any(divides_neurons(each) for each in config.phases[: position + 1]))
-            found.append(_RepairCounter(phase.repair, fits, outline, tokens).work(position, phase.kind))
+            found.append(_RepairCounter(phase.repair, costs.fitted_maps(), outline, tokens).work(position, phase.kind))
     return tuple(found)
 
 

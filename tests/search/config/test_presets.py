@@ -49,7 +49,7 @@ def test_overrides_come_last_and_may_choose_the_preset(tmp_path: Path) -> None:
 def test_every_preset_makes_a_run(tmp_path: Path) -> None:
     for name in presets():
         settings: dict[str, dict[str, object]] = {
-            "counts-and-widths": {"neuron_share": 0.25},
+            "counts": {"neuron_share": 0.25},
             "active-neurons": {},
             "kept-neurons": {},
         }
@@ -95,7 +95,7 @@ def test_the_authors_preset_has_their_released_settings(tmp_path: Path) -> None:
 
 
 def test_presets_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="counts-and-widths, counts, importance, kept-neurons, p"):
+    with pytest.raises(UserError, match="counts, importance, kept-neurons, p"):
         load_run_config(written(tmp_path, preset="nope"))
     with pytest.raises(UserError, match="paper is for genome kind eep, not tomoe"):
         load_run_config(written(tmp_path, preset="paper", genome={"kind": "tomoe", "experts": 4}))

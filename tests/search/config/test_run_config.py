@@ -68,8 +68,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tasks: a task is named twice", {"tasks": ["rte", "rte"]}),
     ("task_aggregation: ", {"tasks": ["boolq", {"name": "rte", "weight": 2}], "task_aggregation": "worst"}),
     ("phases: a prune phase", {"phases": PLAIN["phases"][::-1]}),
-    ("phases.0: init: ", {"phases": [WIDENING | {"widths": "equal", "init": ["rising"]}]}),
-    ("phases.0: repair.neurons: ", {"phases": [WIDENING | {"repair": {}}]}),
     ("phases.1: crossover_rate: a repair phase has only", {"phases": [PRUNING, MENDING | {"crossover_rate": 1}]}),
     ("phases.0.repair.ridge_lambdas: ", {"phases": [PRUNING | {"repair": {"ridge_lambdas": []}}]}),
     ("workers: `min`", {"workers": {"count": "auto", "min": 3, "max": 2}}),

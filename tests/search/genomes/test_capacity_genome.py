@@ -1,4 +1,4 @@
-"""Genomes of kind `capacity`: widths under one total, importance by exponents, and their operators."""
+"""Genomes of kind `capacity`: widths by a share, importance by exponents, active experts, and their operators."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from search_samples import CAPACITY, PRUNE, capacity_space, deepseek, many, mixt
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.capacity.budget import even_width
-from moevolve.search.genomes.capacity.kind import ENERGY_EXPONENTS, coverage, equal, fewest, middle, rising
+from moevolve.search.genomes.capacity.kind import ENERGY_EXPONENTS, equal, fewest, middle
 from moevolve.search.genomes.capacity.space import SUMS, CapacitySection, CapacitySpace, expert_importance
 from moevolve.search.genomes.contract.phases import RepairPhase
 from moevolve.search.genomes.registry import make_space
-from moevolve.search.genomes.repaired import base_space
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.methods.repair.edit import RepairSettings
@@ -36,10 +35,9 @@ def space_of(
     experts: int = EXPERTS,
     share: float | None = None,
     active: float | None = None,
-    equal: bool = False,
 ) -> CapacitySpace:
     facts = replace(mixtral(layers, experts), expert_neurons=width)
-    return capacity_space(retained, facts=facts, neuron_share=share, mean_active=active, equal=equal)
+    return capacity_space(retained, facts=facts, neuron_share=share, mean_active=active)
 
 
 @many
@@ -59,15 +57,13 @@ def test_equal_layers_keep_nearly_all_that_was_asked_for_and_never_more(
     share: float, model: tuple[int, int, int]
 ) -> None:
     layers, experts, width = model
-    space = space_of(None, width, layers, experts, share=share, equal=True)
+    space = space_of(None, width, layers, experts, share=share)
     kept = [each.kept_share for each in map(space.keeping, space.counts)]
     assert 0.95 * max(kept) <= min(kept) and max(kept) <= share + 1e-9
     # A width loses less than one step, of which a wide enough one has at least 32, and a narrow one has 8 neurons.
     widest = share * experts * width / space.fewest
     assert max(kept) > share * (1 - max(1 / 32, 8 / widest)) - 1e-9
     assert max(kept) > 0.95 * share or width == 48
-    for count in space.counts:
-        assert len(set(equal(space.keeping(count)).widths)) == 1
 
 
 @pytest.mark.parametrize(
@@ -82,47 +78,13 @@ def test_equal_layers_keep_nearly_all_that_was_asked_for_and_never_more(
 def test_numbers_of_experts_that_divide_too_little_of_a_share_evenly_are_left_out(
     share: float, found: dict[int, int]
 ) -> None:
-    space = space_of(None, 48, 4, 32, share=share, equal=True)
-    assert {count: space.keeping(count).widths.mean for count in space.counts} == found
-    facts, phase = replace(mixtral(4, 32), expert_neurons=48), CAPACITY.model_copy(update={"widths": "equal"})
-    for phases, expected in (((phase,), True), ((phase, CAPACITY), False)):
-        made = base_space(make_space(CapacitySection(neuron_share=share), facts, phases))
-        assert isinstance(made, CapacitySpace) and made.equal is expected
+    space = space_of(None, 48, 4, 32, share=share)
+    assert {count: space.keeping(count).width for count in space.counts} == found
 
 
 def test_networks_keep_whole_steps_of_a_share() -> None:
     assert [even_width(share, 1024) for share in (0.5, 0.4, 0.007, 1)] == [512, 408, 0, 1024]
     assert even_width(0.33, 11008) == 3584 and even_width(0.5, 100) == 48
-
-
-@many
-@given(
-    data=st.data(),
-    layers=st.integers(1, 30),
-    experts=st.integers(1, 64),
-    width=st.integers(1, 300) | st.sampled_from([768, 1408, 14336]),
-    share=st.none() | st.floats(0.01, 1),
-)
-def test_widths_add_up_follow_capacities_and_use_a_share_up_to_one_step(
-    data: st.DataObject, layers: int, experts: int, width: int, share: float | None
-) -> None:
-    retained = data.draw(st.integers(1, experts))
-    if share is not None and share * experts * width < 8.001 * retained:
-        return  # there may be too little for a step
-    space = space_of(retained, width, layers, experts, share=share)
-    budget, whole = space.widths, experts * width
-    # Adding to numbers that differ by less would make them equal.
-    drawn = st.floats(-20, 20).map(lambda each: round(each, 6))
-    capacities = np.array(data.draw(st.lists(drawn, min_size=layers, max_size=layers)))
-    widths, step = budget.sizes(capacities), budget.step
-    assert sum(widths) == budget.total * step and all(each % step == 0 for each in widths)
-    assert all(budget.least * step <= each <= budget.largest and retained * each <= whole for each in widths)
-    order = np.argsort(capacities, kind="stable")
-    assert (np.diff(np.array(widths)[order]) >= -step).all(), "a larger capacity has no smaller width, but for rounding"
-    assert budget.sizes(capacities + 0.5) == widths or np.abs(capacities).max() > 9
-    wanted = layers * width if share is None else share * layers * whole / retained
-    # There may be no room for the last neurons of a layer, which are less than a step for each kept expert.
-    assert -1e-6 <= wanted - budget.total * step <= (0 if share is None else layers * step)
 
 
 @many
@@ -143,15 +105,14 @@ def test_active_experts_add_up_and_follow_activity(data: st.DataObject, layers: 
 def test_parameters_of_a_token_are_those_of_the_layers_active_experts() -> None:
     four = replace(mixtral(LAYERS, EXPERTS), expert_neurons=128, active=4)
     space = capacity_space(4, facts=four, mean_active=2)
-    size, neuron = space.facts.expert_parameters, space.facts.neuron_parameters
-    widths, activity = np.log([1, 2, 1, 3, 1]), np.log([1, 4, 1, 1, 3])
-    genome = space.unflatten(np.array([*widths, *activity, *ENERGY_EXPONENTS]), CAPACITY)
-    assert genome.active == (1, 4, 1, 1, 3) and genome.widths == (80, 160, 80, 240, 80)
-    idle = sum((4 - k) * (size - (128 - width) * neuron) for k, width in zip(genome.active, genome.widths, strict=True))
+    size = space.facts.expert_parameters
+    genome = space.unflatten(np.array([*np.log([1, 4, 1, 1, 3]), *ENERGY_EXPONENTS]), CAPACITY)
+    assert genome.active == (1, 4, 1, 1, 3) and genome.width == 128
+    idle = sum((4 - k) * size for k in genome.active)
     found = space.describe(genome)
     assert found.active == 2 and found.parameters - found.active_parameters == idle
     assert found.parameters == space.parameters()[0]
-    assert "widths 80 160 80 240 80, active 1 4 1 1 3" in found.summary
+    assert "keep 4 of 8, active 1 4 1 1 3" in found.summary
     assert genome.express().active == (1, 4, 1, 1, 3)
     assert not found.stock and space_of(4).describe(equal(space_of(4))).stock, "layers differ, or not"
     same, usual = equal(space), equal(space_of(4))
@@ -163,9 +124,9 @@ def test_parameters_of_a_token_are_those_of_the_layers_active_experts() -> None:
     ("share", "width", "counts"),
     [
         (0.125, 128, (8, 4, 2, 1)),
-        (0.3, 128, (8, 4)),  # two experts of eight have a quarter
+        (0.3, 128, (4,)),  # two of eight have a quarter, and all eight 83 % of the share
         (1.0, 128, (8,)),
-        (0.01, 1024, (8, 4, 2, 1)),  # fewer than one whole expert
+        (0.01, 1024, (2, 1)),  # less than one whole expert, and steps of 8 neurons
         (0.1, 24, (2, 1)),  # widths are multiples of 8: a tenth of 192 neurons is 2 x 8
     ],
 )
@@ -174,13 +135,12 @@ def test_searched_numbers_of_experts_are_halves_that_hold_the_share(
 ) -> None:
     space = space_of(None, width, share=share)
     assert space.counts == counts and (space.retained, space.fewest) == (counts[0], counts[-1])
-    for make in (equal, rising, coverage):
-        assert make(space).retained == counts[0] and fewest(make(space)).retained == counts[-1]
+    assert equal(space).retained == counts[0] and fewest(space).retained == counts[-1]
     assert middle(space).retained == counts[(len(counts) - 1) // 2]
     neurons = share * EXPERTS * width * LAYERS
     for count in counts:
-        kept = count * LAYERS * space.keeping(count).widths.mean
-        assert neurons - 8 * count < kept <= neurons + 1e-6, "all have the share, but for one step"
+        kept = count * LAYERS * space.keeping(count).width
+        assert neurons - 8 * count * LAYERS < kept <= neurons + 1e-6, "all have the share, but for one step"
 
 
 def test_routing_groups_and_active_experts_limit_searched_numbers() -> None:
@@ -203,31 +163,9 @@ def test_a_search_of_the_number_of_experts_meets_all_of_them() -> None:
     assert met == {8, 4, 2, 1}
 
 
-def test_coverage_is_the_same_in_all_layers() -> None:
-    # One layer's importance is in one expert, another's evenly in all of them.
-    values = np.array([[1.0, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]])
-    sums = np.ones((2, 4, 3, 3)) * values[:, :, None, None]
-    space = capacity_space(1, facts=replace(mixtral(2, 4), expert_neurons=128)).calibrated(
-        Calibration({SUMS: sums[None].astype(np.float32)})
-    )
-    # A share x of the importance is in x experts of the first layer and in 4x of the second: 5x is 2, two layers of 1.
-    np.testing.assert_allclose(np.exp(coverage(space).log_widths), [0.4, 1.6], rtol=1e-5)
-    alike = space_of(2)
-    flat = alike.calibrated(Calibration({SUMS: np.ones((1, LAYERS, EXPERTS, 3, 3), np.float32)}))
-    assert coverage(flat).widths == equal(flat).widths
-
-
-def test_equal_capacities_are_equal_widths_and_a_line_rises() -> None:
-    assert equal(space_of()).widths == (128,) * LAYERS
-    assert rising(space_of()).widths == (64, 96, 128, 160, 192)
-    assert rising(space_of(8, 14336, layers=3)).widths == (14336,) * 3, "there are no more neurons than that"
-    for width, step in ((14336, 64), (1408, 64), (128, 16), (48, 8), (100, 4), (7, 1)):
-        assert space_of(width=width).widths.step == step
-
-
 def test_settings_that_cannot_be_met_are_refused() -> None:
     narrow = replace(mixtral(5, 8), expert_neurons=128)
-    share, whole = CapacitySection(experts=2, neuron_share=0.125), CapacitySection(experts=2)
+    share = CapacitySection(experts=2, neuron_share=0.125)
     filling = RepairPhase(evaluations=4, repair=RepairSettings(neurons=NeuronSettings()))
     make_space(share, mixtral(5, 8), (CAPACITY, filling))
     mends = (CAPACITY, RepairPhase(evaluations=4))
@@ -235,10 +173,6 @@ def test_settings_that_cannot_be_met_are_refused() -> None:
         (r"phases\.0\.kind: a prune phase doesn't suit", lambda: make_space(share, mixtral(5, 8), (PRUNE,))),
         (r"genome\.neuron_share: 0\.01 of the", lambda: capacity_space(4, facts=narrow, neuron_share=0.01)),
         (r"genome\.neuron_share: 0\.01 of the neurons can't be divided", lambda: space_of(None, 24, share=0.01)),
-        (
-            r"phases\.1\.repair\.neurons: kept experts",
-            lambda: make_space(whole, mixtral(5, 8), mends),
-        ),
         (r"phases\.1\.repair\.neurons: kept experts", lambda: make_space(share, mixtral(5, 8), mends)),
         ("mean_active 2.5 is more than the 2", lambda: CapacitySection(experts=2, mean_active=2.5)),
         ("active, mean_active: give active", lambda: CapacitySection(experts=4, mean_active=2, active=2)),
@@ -270,13 +204,13 @@ def test_importance_between_measured_exponents_is_exact_for_equal_tokens() -> No
 
 def test_the_most_important_experts_are_kept() -> None:
     space = space_of(3)
-    genome = space.unflatten(np.array([*np.zeros(LAYERS), 2, 2, 0]), CAPACITY)
+    genome = space.unflatten(np.array([2.0, 2, 0]), CAPACITY)
     energy = space.statistics[SUMS][0, :, :, 2, 2].astype(np.float64)
     kept = np.sort(np.argsort(-energy, axis=1)[:, :3], axis=1)
     edit = genome.express()
     assert np.array_equal(np.sort(edit.expert_merging.argmax(axis=2), axis=1), kept)
     assert np.array_equal(edit.router_mapping, edit.expert_merging)
-    assert edit.widths is None and genome.widths == (128,) * LAYERS, "widths of original experts are no edit"
+    assert edit.widths is None and genome.width == 128, "widths of original experts are no edit"
     assert (
         genome.express().phenotype_hash == equal(space).express().phenotype_hash
         and tuple(genome.exponents) == ENERGY_EXPONENTS
@@ -291,34 +225,29 @@ def test_weights_of_tasks_decide_which_experts_are_kept() -> None:
     space = space_of(2).calibrated(Calibration({SUMS: sums}))
 
     def kept(*tasks: float) -> list[int]:
-        genome = space.unflatten(np.array([*np.zeros(LAYERS), *tasks, 1, 1, 0]), CAPACITY)
+        genome = space.unflatten(np.array([*tasks, 1, 1, 0]), CAPACITY)
         return sorted(genome.express().expert_merging[0].argmax(axis=1).tolist())
 
     assert kept(1, -1) == [2, 3] and kept(-1, 1) == [6, 7] and kept(0, 0) == [3, 7]
-    genome = space.unflatten(np.array([*np.zeros(LAYERS), 0.5, -0.5, 1, 1, 0]), CAPACITY)
+    genome = space.unflatten(np.array([0.5, -0.5, 1, 1, 0]), CAPACITY)
     np.testing.assert_allclose(genome.task_weights, np.exp([1.5, -1.5]))
     assert space.from_bytes(genome.to_bytes()) == genome
     with pytest.raises(ValueError, match="tasks has shape"):
         space_of(2).from_bytes(genome.to_bytes())  # which has one task
 
 
-def test_even_widths_leave_importance_to_search() -> None:
-    space, narrow = space_of(3), CAPACITY.model_copy(update={"widths": "equal"})
-    genomes = [space.sample(np.random.default_rng(seed), narrow).genome for seed in range(8)]
-    assert {genome.widths for genome in genomes} == {(128,) * LAYERS}
+def test_random_candidates_differ_in_importance_alone() -> None:
+    space = space_of(3)
+    genomes = [space.sample(np.random.default_rng(seed), CAPACITY).genome for seed in range(8)]
+    assert {genome.width for genome in genomes} == {128}
     assert {genome.express().widths for genome in genomes} == {None}
     assert len({genome.express().phenotype_hash for genome in genomes}) > 4
-    assert all(len(space.flatten(genome, narrow)) == 3 for genome in genomes), "the three exponents"
+    assert all(len(space.flatten(genome, CAPACITY)) == 3 for genome in genomes), "the three exponents"
     assert space.from_bytes(genomes[0].to_bytes()) == genomes[0]
-    # A phase that searches widths takes them up with equal ones, and the other way round.
-    assert np.array_equal(space.flatten(genomes[0], CAPACITY)[:LAYERS], np.zeros(LAYERS))
-    assert np.array_equal(space.flatten(rising(space), narrow), ENERGY_EXPONENTS)
-    child = space.breed(np.random.default_rng(0), CAPACITY, (genomes[0],))
-    assert len(child.genome.log_widths) == LAYERS and child.operator == "mutation"
 
 
 def test_a_child_mixes_its_parents_and_changes_something() -> None:
-    space = space_of()
+    space = space_of(active=1.5)
     first = space.unflatten(np.array([*np.full(LAYERS, -1.0), 0, 0, 0]), CAPACITY)
     second = space.unflatten(np.array([*np.full(LAYERS, 1.0), 2, 2, 1]), CAPACITY)
     still = CAPACITY.model_copy(update={"sigma": 1e-9, "entry_rate": 0.0})
@@ -330,7 +259,7 @@ def test_a_child_mixes_its_parents_and_changes_something() -> None:
 
 
 def test_numbers_are_changed_as_often_and_as_far_as_settings_say() -> None:
-    space, changed, steps = space_of(), Counter[int](), []
+    space, changed, steps = space_of(active=1.5), Counter[int](), []
     start = space.unflatten(np.array([*np.zeros(LAYERS), 1, 1, 0.5]), CAPACITY)
     for seed in range(1500):
         child = space.breed(np.random.default_rng(seed), CAPACITY, (start,)).genome

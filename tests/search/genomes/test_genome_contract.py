@@ -106,10 +106,10 @@ def _eep(retained: int, groups: Any, **model: Any) -> Sample:
 def _check_capacity(genome: CapacityGenome, phase: PhaseConfig) -> None:
     space, edit = genome.space.keeping(genome.retained), genome.express()
     assert edit.expert_merging.shape[1] == genome.space.describe(genome).experts == genome.retained
-    assert sum(genome.widths) == space.layers * space.facts.expert_neurons - space.saved_neurons
+    assert space.layers * genome.width == space.layers * space.facts.expert_neurons - space.saved_neurons
     assert sum(edit.active_by_layer) == space.actives.total and genome.active == edit.active_by_layer
-    original = set(genome.widths) == {space.facts.expert_neurons}
-    assert edit.widths == (None if original else genome.widths)
+    original = genome.width == space.facts.expert_neurons
+    assert edit.widths == (None if original else (genome.width,) * space.layers)
     assert edit.one_hot_mapping.all() and np.array_equal(edit.router_mapping, edit.expert_merging)
     assert (edit.expert_merging.sum(axis=1) <= 1).all(), "an expert is retained twice"
 

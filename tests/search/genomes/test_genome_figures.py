@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from search_samples import PRUNE, capacity_space, continuous, dense_model, eep_space
 
-from moevolve.search.genomes.capacity.kind import CapacityFigures, rising
+from moevolve.search.genomes.capacity.kind import CapacityFigures, equal
 from moevolve.search.genomes.contract.outline import (
     GenomeOutline,
     LayerOutline,
@@ -76,13 +76,13 @@ def test_an_eep_candidate_keeps_experts_of_each_layer() -> None:
 
 
 def test_a_capacity_candidate_has_experts_and_sizes_of_each_layer() -> None:
-    genome = rising(capacity_space(3, 4, mean_active=2))
+    genome = equal(capacity_space(3, 4, mean_active=2))
     outline = outline_of(genome)
     assert outline.settings[:2] == (("kept experts", "3 of 8"), ("exponent of routing weights", "2"))
     assert [label for label, _ in outline.sizes] == ["neurons per expert", "active experts"]
     kept = genome.express().expert_merging.any(axis=1)
-    for layer, width, row in zip(outline.layers, genome.widths, kept, strict=True):
-        assert (layer.experts, layer.sizes) == (tuple(np.flatnonzero(row)), (width, 2))
+    for layer, row in zip(outline.layers, kept, strict=True):
+        assert (layer.experts, layer.sizes) == (tuple(np.flatnonzero(row)), (genome.width, 2))
     figure, _ = CapacityFigures().page(genome, None)
     drawn = figure.axes[0].images[0].get_array()
-    assert drawn is not None and np.array_equal(drawn, kept * np.array(genome.widths)[:, None])
+    assert drawn is not None and np.array_equal(drawn, kept * genome.width)

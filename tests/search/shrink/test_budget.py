@@ -143,10 +143,10 @@ def test_files_are_as_large_as_predicted(tmp_path: Path) -> None:
 
 def test_a_dry_run_keeps_the_budget_or_says_what_is_possible(tmp_path: Path, in_process: Any) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(f"{n} " + "word " * 90 for n in range(100)))
-    command = ("shrink", DEMO.path, "--data", "text.txt", "-o", "small", "--dry-run", "--custom-code")
+    command = ("shrink", DEMO.path, "--data", "text.txt", "-o", "small", "--dry-run")
     for size, found in (("1MiB", "neuron_share: 0.0"), ("3MB", "neuron_share: 0.5")):
         done = in_process(*command, "--size", size, cwd=tmp_path)
-        assert done.returncode == 0 and found in done.stdout and "preset: counts-and-widths" in done.stdout
+        assert done.returncode == 0 and found in done.stdout and "preset: counts\n" in done.stdout
     for size in ("1GB", "5MB"):
         for form in ((), ("--repair", "none")):
             done = in_process(*command, "--size", size, *form, cwd=tmp_path)
@@ -159,12 +159,12 @@ def test_a_dry_run_keeps_the_budget_or_says_what_is_possible(tmp_path: Path, in_
     done = in_process(*command, "--size", "3MB", "--repair", "none", cwd=tmp_path)
     assert done.returncode == 0 and "experts: 4" in done.stdout and "preset: prune" in done.stdout
     done = in_process(*command, "--neurons", "12.5%", cwd=tmp_path)
-    assert done.returncode == 0 and "neuron_share: 0.125" in done.stdout and "preset: counts-and-widths" in done.stdout
+    assert done.returncode == 0 and "neuron_share: 0.125" in done.stdout and "preset: counts\n" in done.stdout
     done = in_process(*command, "--neurons", "12.5%", "--repair", "none", cwd=tmp_path)
     assert done.returncode == 2 and "--neurons 12.5%: narrower experts need a repair" in done.stderr
 
 
-def test_experts_have_one_width_unless_custom_code_is_allowed(tmp_path: Path, in_process: Any) -> None:
+def test_narrower_experts_are_stock_unless_custom_code_is_allowed(tmp_path: Path, in_process: Any) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(f"{n} " + "word " * 90 for n in range(100)))
     fine = str(Path(DEMO.path).with_name("fine"))
 
@@ -187,11 +187,10 @@ def test_experts_have_one_width_unless_custom_code_is_allowed(tmp_path: Path, in
             ("--neurons", "0.5%"),
             "--neurons 0.5%: genome.neuron_share: 0.005 of the neurons can't be",
         ),
-        (DEMO.path, ("--speed", "2x"), "--speed 2x: what it searches is how wide each layer's experts are"),
     ):
         done = run(model, *options)
         assert done.returncode == 2 and said in done.stderr
-    for options, found in ((("--neurons", "13%"), "counts-and-widths"), (("--experts", "50%"), "repaired")):
+    for options, found in ((("--neurons", "13%"), "counts"), (("--experts", "50%"), "repaired")):
         done = run(DEMO.path, "--custom-code", *options)
         assert done.returncode == 0 and f"preset: {found}\n" in done.stdout
 

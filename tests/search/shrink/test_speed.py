@@ -113,14 +113,13 @@ def test_a_dry_run_has_the_width_and_says_why(tmp_path: Path, in_process: Any) -
         "chats.jsonl",
         "--speed",
         "1.5x",
-        "--custom-code",
         "-o",
         "small",
         "--dry-run",
     )
     done = in_process(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "experts: 8\n  neuron_share: 0.6081\n" in done.stdout and "preset: counts-and-widths" in done.stdout
+    assert "experts: 8\n  neuron_share: 0.6081\n" in done.stdout and "preset: counts\n" in done.stdout
     (choice,) = choices_of(tmp_path / "small.shrink" / "run.yaml")
     assert (
         choice.startswith("--speed 1.5x: the full model generates 10 tokens/s with one sequence") and "60.8%" in choice
@@ -146,7 +145,7 @@ def test_a_checkpoint_that_turns_out_slower_is_an_error_unless_forced(
     phase = "{kind: capacity, evaluations: 1, initial: 1, init: [equal], repair: {neurons: {}, tokens: 256}}"
     wanted = (f"phases=[{phase}]", "engine.chat_template=none", "final.random_baselines=0")
     settings = (word for each in wanted for word in ("--set", each))
-    command = ("shrink", DEMO / "model", "--data", "chats.jsonl", "--speed", "3x", "--custom-code", "-o", "small")
+    command = ("shrink", DEMO / "model", "--data", "chats.jsonl", "--speed", "3x", "-o", "small")
     command = (*command, *settings)
     with worker_here():
         done = in_process(*command, "--force", "--json", cwd=tmp_path)

@@ -33,7 +33,7 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
         "tasks": [{"name": "demo-count"}],
         "genome": {"kind": "capacity", "experts": 2},
         "phases": [
-            {"kind": "capacity", "evaluations": 3, "initial": 3, "init": ["equal", "rising", "coverage"]},
+            {"kind": "capacity", "evaluations": 3, "initial": 3, "init": ["equal", "middle", "fewest"]},
             {"kind": "repair", "evaluations": 24, "repair": {"neurons": {}}},
         ],
         "final": {"rerank": 5},

@@ -78,20 +78,6 @@ def test_a_whole_mixtral_by_hand() -> None:
     assert work.fault is None
 
 
-def test_searched_widths_are_planned_for_the_widest_layer() -> None:
-    neurons = settings(4096, neurons={"candidates": 1})
-    searched = {"kind": "capacity", "evaluations": 4, "initial": 2, "repair": neurons}
-    phases = [searched | {"widths": "equal"}, searched, {"kind": "repair", "evaluations": 4, "repair": neurons}]
-    plan = planned(None, genome={"kind": "capacity", "experts": 4}, phases=phases)
-    even, widened, after = plan.repairs
-    assert [each.kind for each in plan.repairs] == ["capacity", "capacity", "repair"]
-    assert [each.title for each in plan.sizes] == ["full model", "capacity", "repair"]
-    assert plan.sizes[1].parameters == plan.sizes[2].parameters, "a repair's candidates are like those before it"
-    # Of 8 experts 4 are kept, so that no layer can have more than twice the mean.
-    assert (even.width, widened.width, after.width) == (KEPT * NEURONS, 2 * KEPT * NEURONS, 2 * KEPT * NEURONS)
-    assert even.taken < widened.taken == after.taken
-
-
 def test_repaired_pruning_has_weights_of_its_own() -> None:
     plain, repaired = planned(None), planned(settings(4096))
     experts = 32 * 8 * 3 * HIDDEN * NEURONS * 2
@@ -245,7 +231,7 @@ def test_fits_are_those_that_are_made(kind: str, tiny: Any, tmp_path: Path, monk
         candidates = len({row.phenotype_hash for row in store.history(store.search("counted").id)})
     outline = outline_model(config.model)
     costs = costs_of(config.space(outline.facts), outline)
-    expected = [fit for layer in costs.fitted_maps(uneven=False) for fit in layer]
+    expected = [fit for layer in costs.fitted_maps() for fit in layer]
     (work,) = repair_works(config, costs, outline)
     assert [width for width, _, _ in fits] == [fit.width for fit in expected] * candidates
     assert {tokens for _, tokens, _ in fits} <= set(range(work.tokens - 20, work.tokens + 1))
