@@ -110,7 +110,7 @@ def test_an_export_is_pushed_once_it_is_verified(
     url, run, _ = launched
     with pytest.raises(moevolve.UserError, match="--public: it is of --push"):
         moevolve.export(url, run.winner, tmp_path / "none", public=True)
-    with pytest.raises(moevolve.UserError, match="push: String should match pattern"):
+    with pytest.raises(moevolve.UserError, match="--push 'small': give OWNER/NAME"):
         moevolve.export(url, run.winner, tmp_path / "none", push="small")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with pytest.raises(moevolve.UserError, match="HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"):

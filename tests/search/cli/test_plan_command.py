@@ -120,13 +120,9 @@ def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
     # The last token of an answer is predicted, not read.
     fed = sum(len(words.encode(one.prompt)) + len(words.encode(one.references[0])) - 1 for one in examples)
     assert found.splits[0].tokens == fed
-    assert [(count.kind, count.individuals) for count in found.phases] == [
-        ("capacity", 5),
-        ("capacity", 20),
-        ("repair", 2),
-    ]
-    # The full model, the best, and five repaired choices.
-    assert (found.ranked, found.tested) == (6, 7)
+    assert [(count.kind, count.individuals) for count in found.phases] == [("capacity", 11), ("repair", 1)]
+    # The full model, the best, and three repaired choices.
+    assert (found.ranked, found.tested) == (6, 5)
     assert not found.on_gpu
 
 

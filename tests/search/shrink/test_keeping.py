@@ -57,7 +57,7 @@ def found(
     def scored(_: Any, count: int, config: RunConfig) -> Kept | None:
         searched, genome = not config.name.endswith("-one-shots"), config.genome.model_dump()
         assert config.name == f"small-{count}" + "-one-shots" * (not searched) and genome["experts"] == count
-        assert len(config.phases[0].init) == (4 if searched else 3)
+        assert len(config.phases[0].init) == (5 if searched else 4)
         assert genome["calibration_most"] == genome["calibration_tokens"], "all sizes share one calibration"
         tried.append((count, searched))
         score = scorer(count, searched)
