@@ -34,7 +34,6 @@ PLAIN: dict[str, Any] = {
 
 PRUNING: dict[str, Any] = {"kind": "prune", "evaluations": 8, "initial": 4}
 MENDING: dict[str, Any] = {"kind": "repair", "evaluations": 8}
-WIDENING: dict[str, Any] = {"kind": "capacity", "evaluations": 8}
 
 
 def written(folder: Path, **changes: Any) -> Path:
