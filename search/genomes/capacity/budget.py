@@ -42,17 +42,6 @@ class Budget:
         return tuple(rounded(ideal, self.total, 1, self.most).tolist())
 
 
-def kept_width(share: float, retained: int, facts: ModelFacts) -> int:
-    """Return the neurons of an expert with which so many kept ones have a share of all experts' neurons, or less.
-
-    With a share of n' / n it is exactly the width of an original expert. Otherwise it is the largest number of whole
-    steps within the share; 0 if it is less than one step.
-    """
-    mean = share * facts.experts * facts.expert_neurons / retained + _EPS
-    step = width_step(facts.expert_neurons, mean)
-    return step * min(int(mean / step), facts.experts * facts.expert_neurons // (retained * step))
-
-
 def active_budget(mean: float, retained: int, facts: ModelFacts) -> Budget:
     """Return the numbers of active experts of so many kept ones: the largest total whose mean is at most the given one.
 

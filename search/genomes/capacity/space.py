@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import SAME_ACTIVE
-from moevolve.search.genomes.capacity.budget import Budget, active_budget, kept_width, width_step
+from moevolve.search.genomes.capacity.budget import Budget, active_budget, even_width, width_step
 from moevolve.search.genomes.contract.arrays import FLOATS, ArrayGenome, Shape
 from moevolve.search.genomes.contract.base import MOST_PARTS, Description, Offspring, offspring_of
 from moevolve.search.genomes.contract.operators import layer_crossover
@@ -220,7 +220,7 @@ class CapacitySpace(ExpertsSpace[CapacityGenome]):
     @property
     def width(self) -> int:
         """Neurons of a kept expert; 0 if the share is less than one step of widths for each."""
-        return kept_width(self.share, self.retained, self.facts)
+        return even_width(self.share * self.experts / self.retained, self.facts.expert_neurons)
 
     @property
     def actives(self) -> Budget:
