@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,46 +63,35 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
     budget = checked(request)
     seconds: dict[str, float] = {}
     looks: list[FirstLook] = []
-    with ModelProbe() as probe:
+    with ModelProbe() as probe, ExitStack() as opened:
 
         def look(config: RunConfig) -> None:
             if not looks:  # before a time or a score is planned for, or else after
                 looks.append(_first_look(request, config, probe, observer))
 
-        path = _prepared(request, probe, observer, begun, look, seconds)
-        if request.dry_run:
-            return ShrinkPlan(path, path.read_text(encoding="utf-8"))
-        config = read_run(request, path)
-        with opened_store(config.store if request.store is None else request.store, create=True) as store:
-            refuse_other_settings(store, config, folder_of(request))
+        with _removed_if_refused(files_of(request)):
+            with _timed("settings", seconds):
+                path = run_file(request, probe, observer, begun, look)
+            if request.dry_run:
+                return ShrinkPlan(path, path.read_text(encoding="utf-8"))
+            config = read_run(request, path)
             with _timed("first look", seconds):
                 look(config)
-            observer.on_note(guard_plan(request))
-            with _timed("search", seconds):
-                setup = set_up_new(config, None, probe.call)
-                table = launch(setup, store, observer, or_resume=True, source=str(path), probe=probe)
-            searched = 3600 * store.course(store.search(table.search).id).hours
-            request = replace(request, guard_time=f"{guard_seconds(request, searched):.3f}s")
-            checks, written = _shipped(request, store, table, path, observer, seconds)
-            speed = _checked_speed(request, setup.config.model, written, budget, observer, seconds)
-            quantised = _quantised(request, store, table, written, path, observer, seconds)
-            pushed = _pushed(request, written, quantised, path, observer, seconds)
-            made = (looks[0], checks, speed, written, quantised, pushed)
-            return _result(request, store, setup, table, path, made, seconds)
-
-
-def _prepared(
-    request: ShrinkOptions,
-    probe: ModelProbe,
-    observer: Observer,
-    begun: float,
-    look: Callable[[RunConfig], None],
-    seconds: dict[str, float],
-) -> Path:
-    """Write the run file; the folder is removed if the request is refused before the model was asked."""
-    made = None if files_of(request).exists() else files_of(request)
-    with _timed("settings", seconds), _removed_if_refused(made):
-        return run_file(request, probe, observer, begun, look)
+            url = config.store if request.store is None else request.store
+            store = opened.enter_context(opened_store(url, create=True))
+            refuse_other_settings(store, config, folder_of(request))
+        observer.on_note(guard_plan(request))
+        with _timed("search", seconds):
+            setup = set_up_new(config, None, probe.call)
+            table = launch(setup, store, observer, or_resume=True, source=str(path), probe=probe)
+        searched = 3600 * store.course(store.search(table.search).id).hours
+        request = replace(request, guard_time=f"{guard_seconds(request, searched):.3f}s")
+        checks, written = _shipped(request, store, table, path, observer, seconds)
+        speed = _checked_speed(request, setup.config.model, written, budget, observer, seconds)
+        quantised = _quantised(request, store, table, written, path, observer, seconds)
+        pushed = _pushed(request, written, quantised, path, observer, seconds)
+        made = (looks[0], checks, speed, written, quantised, pushed)
+        return _result(request, store, setup, table, path, made, seconds)
 
 
 def _result(
@@ -274,13 +263,14 @@ def _speed(
 
 
 @contextmanager
-def _removed_if_refused(made: Path | None) -> Iterator[None]:
-    """Remove the folder that a request has made, if there is one, when it is refused before the model was asked."""
+def _removed_if_refused(folder: Path) -> Iterator[None]:
+    """Remove a folder again that a request has made, if the request is refused."""
+    was_there = folder.exists()
     try:
         yield
     except UserError:
-        if made is not None and not (made / _FIRST_LOOK).exists():  # what it answered isn't asked again
-            shutil.rmtree(made, ignore_errors=True)
+        if not was_there:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
 
 

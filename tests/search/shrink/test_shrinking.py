@@ -191,12 +191,11 @@ def test_what_the_full_model_cant_do_is_not_searched_for(tmp_path: Path, in_proc
     assert refused in said
     assert "expected 'about " in said and "leave the answers out of the file" in said and "--force" in said
     assert said.count("asked ") == 4, "three examples before the message"
-    look = tmp_path / "small.shrink" / "first_look.json"
-    kept = look.stat().st_mtime_ns
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moevolve.search.shrink.first_look.measured", None)
-        assert in_process(*command, cwd=tmp_path).returncode == 2
-    assert look.stat().st_mtime_ns == kept and not (tmp_path / "small").exists(), "it isn't measured again"
+    assert [path.name for path in tmp_path.iterdir() if path.name != "chats.jsonl"] == ["wrong.jsonl"]
+    earlier = tmp_path / "small.shrink" / "earlier"
+    earlier.parent.mkdir()
+    earlier.touch()
+    assert in_process(*command, cwd=tmp_path).returncode == 2 and earlier.exists(), "what was there before stays"
 
 
 def test_a_full_model_without_a_right_answer_passes_no_guard(tmp_path: Path, in_process: Any) -> None:
