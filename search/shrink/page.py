@@ -273,15 +273,15 @@ class ShrinkResult:
         layers: Layers that have them.
         weight_bytes: Size of the checkpoint's weight files.
         first_look: What the full model makes of the data.
-        checks: What the winner's answers are like, by task; empty without a winner.
-        loops: How often it repeats itself; None without a winner.
         gain: What the search gained over the best one-shot choice; None without a winner, or without such a choice.
         code_gain: What a winner that needs its own code gains over the best of those that don't; None without both.
-        speed: Measured speeds; None if nothing was written, or they couldn't be measured.
         sizes: What winners of different sizes keep of the full model's score, with --keep-score; else empty.
-        written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
-        quantised: The same in fewer bits; None if that wasn't asked for, or nothing was written.
         seconds: Duration of each stage by its title; those of a search that was continued are of its last part.
+        checks: What the winner's answers are like, by task; empty without a winner.
+        loops: How often it repeats itself; None without a winner.
+        written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
+        speed: Measured speeds; None if nothing was written, or they couldn't be measured.
+        quantised: The new checkpoint in fewer bits; None if that wasn't asked for, or nothing was written.
         pushed: URLs of the repositories of the hub that have the new checkpoint and the quantised one.
     """
 
@@ -297,13 +297,13 @@ class ShrinkResult:
     layers: int
     weight_bytes: int
     first_look: FirstLook
-    checks: tuple[TaskCheck, ...]
-    loops: Loops | None
     gain: Gain | None
     code_gain: Gain | None
-    speed: Speed | None
     sizes: tuple[SizePoint, ...]
-    written: Written | None
-    quantised: QuantisedCheckpoint | None
     seconds: Mapping[str, float]
+    checks: tuple[TaskCheck, ...] = ()
+    loops: Loops | None = None
+    written: Written | None = None
+    speed: Speed | None = None
+    quantised: QuantisedCheckpoint | None = None
     pushed: tuple[str, ...] = ()

@@ -86,25 +86,27 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
             table = launch(setup, store, observer, or_resume=True, source=str(path), probe=probe)
         searched = 3600 * store.course(store.search(table.search).id).hours
         request = replace(request, guard_time=f"{guard_seconds(request, searched):.3f}s")
-        checks, written = _shipped(request, store, table, path, observer, seconds)
-        speed = _checked_speed(request, setup.config.model, written, budget, observer, seconds)
-        quantised = _quantised(request, store, table, written, path, observer, seconds)
-        pushed = _pushed(request, written, quantised, path, observer, seconds)
-        made = (looks[0], checks, speed, written, quantised, pushed)
-        return _result(request, store, setup, table, path, made, seconds)
+        found = _searched(request, store, setup, table, path, looks[0], seconds)
+        if table.winner is not None:
+            found = _shipped(request, store, table.winner, found, observer, seconds)
+        if found.written is not None:
+            speed = _checked_speed(request, setup.config.model, found.written, budget, observer, seconds)
+            quantised = _quantised(request, store, found, observer, seconds)
+            pushed = _pushed(request, found.written, quantised, path, observer, seconds)
+            found = replace(found, speed=speed, quantised=quantised, pushed=pushed)
+        return found
 
 
-def _result(
+def _searched(
     request: ShrinkOptions,
     store: Store,
     setup: SearchSetup,
     table: FinalTable,
     path: Path,
-    made: tuple[FirstLook, Checks | None, Speed | None, Written | None, QuantisedCheckpoint | None, tuple[str, ...]],
+    look: FirstLook,
     seconds: dict[str, float],
 ) -> ShrinkResult:
-    """The result of all steps; of --keep-score with a figure beside the run file of what the sizes keep."""
-    look, checks, speed, written, quantised, pushed = made
+    """The result of the search alone; of --keep-score with a figure beside the run file of what the sizes keep."""
     dense, winner = setup.facts.dense, table.winner
     sizes = () if request.keep_score is None else kept_by_size(store, store.search(table.search))
     if sizes:
@@ -120,16 +122,10 @@ def _result(
         layers=len(setup.facts.moe_layers) if dense is None else dense.layers,
         weight_bytes=_source_bytes(setup.config.model),
         first_look=look,
-        checks=() if checks is None else checks[0],
-        loops=None if checks is None else checks[1],
         gain=search_gain(store, table),
         code_gain=code_gain(store, table),
-        speed=speed,
         sizes=sizes,
-        written=written,
-        quantised=quantised,
         seconds=seconds,
-        pushed=pushed,
     )
 
 
@@ -166,84 +162,70 @@ def checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     return budget
 
 
-def _check_budget(
-    request: ShrinkOptions, budget: SizeBudget | SpeedBudget | None, written: Written, speed: Speed | None
-) -> None:
-    """Raise an error if a checkpoint is larger or slower than was asked for.
-
-    Sizes are predicted, but a format that can't be packed anew becomes larger by a repair.
-    """
-    if isinstance(budget, SizeBudget) and written.weight_bytes > budget.size:
-        raise ExportError(
-            f"the weight files take {written.weight_bytes:,} bytes, more than --size {budget.text}", written.directory
-        )
-    if isinstance(budget, SpeedBudget) and speed is not None:
-        slower = slower_than_asked(budget, speed)
-        if slower is not None and not request.force:
-            raise ExportError(f"{slower}; give the same command again to time it again, or --force", written.directory)
-
-
 def _shipped(
-    request: ShrinkOptions, store: Store, table: FinalTable, path: Path, observer: Observer, seconds: dict[str, float]
-) -> tuple[Checks | None, Written | None]:
+    request: ShrinkOptions,
+    store: Store,
+    winner: str,
+    found: ShrinkResult,
+    observer: Observer,
+    seconds: dict[str, float],
+) -> ShrinkResult:
     """Check the winner, and export it if it stays within the limits or the request forces it.
 
-    The run file at `path` has the checks beside it.
+    The run file has the checks beside it.
     """
-    if table.winner is None:
-        return None, None
     with _timed("checks", seconds):
         observer.on_stage("checking the winner's answers")
-        subject = bound_candidate(store, table.winner)
-        checks = check_winner(subject, table, request, path.with_name("checks.json"), observer.on_stage)
-    tasks, loops = checks
+        subject, path = bound_candidate(store, winner), found.run_file.with_name("checks.json")
+        tasks, loops = check_winner(subject, found.table, request, path, observer.on_stage)
+    found = replace(found, checks=tasks, loops=loops)
     faults = [f"{check.task}: {fault}" for check in tasks for fault in check.faults]
     faults += [] if loops.fault is None else [f"all prompts: {loops.fault}"]
     if faults and not request.force:
-        return checks, None
+        return found
     with _timed("export", seconds):
         observer.on_stage("writing the checkpoint, and comparing it with the model")
-        written = _export(store, subject, folder_of(request), faults, checks)
-        return checks, _with_sampling(written) if request.sampling else written
+        written = _export(store, subject, folder_of(request), faults, (tasks, loops))
+        return replace(found, written=_with_sampling(written) if request.sampling else written)
 
 
 def _checked_speed(
     request: ShrinkOptions,
     model: ModelConfig,
-    written: Written | None,
+    written: Written,
     budget: SizeBudget | SpeedBudget | None,
     observer: Observer,
     seconds: dict[str, float],
 ) -> Speed | None:
-    """Time a new checkpoint, if there is one.
+    """Time a new checkpoint.
 
     Raises:
         ExportError: It is larger or slower than was asked for.
     """
-    if written is None:
-        return None
     with _timed("speed", seconds):
         speed = _speed(model, written, budget, observer)
-    _check_budget(request, budget, written, speed)
+    # Sizes are predicted, but a format that can't be packed anew becomes larger by a repair.
+    if isinstance(budget, SizeBudget) and written.weight_bytes > budget.size:
+        raise ExportError(
+            f"the weight files take {written.weight_bytes:,} bytes, more than --size {budget.text}", written.directory
+        )
+    if isinstance(budget, SpeedBudget) and speed is not None and not request.force:
+        slower = slower_than_asked(budget, speed)
+        if slower is not None:
+            raise ExportError(f"{slower}; give the same command again to time it again, or --force", written.directory)
     return speed
 
 
 def _quantised(
-    request: ShrinkOptions,
-    store: Store,
-    table: FinalTable,
-    written: Written | None,
-    path: Path,
-    observer: Observer,
-    seconds: dict[str, float],
+    request: ShrinkOptions, store: Store, found: ShrinkResult, observer: Observer, seconds: dict[str, float]
 ) -> QuantisedCheckpoint | None:
     """Write a new checkpoint once more in fewer bits, if that is asked for."""
-    if written is None or request.quantise is None:
+    if request.quantise is None:
         return None
-    assert table.winner is not None
+    assert found.table.winner is not None and found.written is not None
     with _timed("quantising", seconds):
-        subject = bound_candidate(store, table.winner)
-        return quantised_winner(request, subject, table, written, path, observer.on_stage)
+        subject = bound_candidate(store, found.table.winner)
+        return quantised_winner(request, subject, found.table, found.written, found.run_file, observer.on_stage)
 
 
 def _speed(
@@ -322,7 +304,7 @@ def _with_sampling(written: Written) -> Written:
 
 def _pushed(
     request: ShrinkOptions,
-    written: Written | None,
+    written: Written,
     quantised: QuantisedCheckpoint | None,
     path: Path,
     observer: Observer,
@@ -332,7 +314,7 @@ def _pushed(
 
     A file beside the run file `path` keeps them, so that a repeated request uploads nothing again.
     """
-    if written is None or request.push is None:
+    if request.push is None:
         return ()
     folders = {request.push: written.directory}
     if quantised is not None and quantised.kept:
