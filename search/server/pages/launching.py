@@ -211,7 +211,7 @@ def arrival_page(request: Request, server: ServerState, job: Job) -> HTMLRespons
     """The state of a process that starts a search, until the search is in the store."""
     log = server.processes.log(job.name)
     lines = log.splitlines()[-_LOG_LINES:]
-    names = [one.search.name for one in server.listings.summaries() if one.search.name.startswith(f"{job.name}-")]
+    newest = newest_made(server, job.name)
     return render(
         request,
         "launch_arrival.jinja",
@@ -219,8 +219,14 @@ def arrival_page(request: Request, server: ServerState, job: Job) -> HTMLRespons
         log="\n".join(lines),
         page=printed_page(log),
         tries_sizes=server.processes.tries_sizes(job.name),
-        newest=next((name for name in reversed(names) if server.processes.maker(name) == job.name), None),
+        newest=None if newest is None else newest.name,
     )
+
+
+def newest_made(server: ServerState, shrink: str) -> SearchRecord | None:
+    """The newest search of a shrink that makes several, whichever server started it; None if there is none."""
+    named = [one.search for one in server.listings.summaries() if one.search.name.startswith(f"{shrink}-")]
+    return next((search for search in reversed(named) if server.processes.maker(search.name) == shrink), None)
 
 
 def printed_page(log: str) -> str:

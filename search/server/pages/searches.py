@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 
 from moevolve.evaluators.types import SCORED
 from moevolve.search.config.files import parse_stored_config
@@ -17,7 +18,7 @@ from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
 from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep, ServerState
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
-from moevolve.search.server.pages.launching import arrival_page
+from moevolve.search.server.pages.launching import arrival_page, newest_made
 from moevolve.search.server.pages.rendering import render, render_part
 from moevolve.search.server.pages.shrinking import checkpoint_context
 from moevolve.search.server.pages.views import (
@@ -80,14 +81,20 @@ def download_searches(server: ServerDep, asked: ListDep) -> Response:
 @routes.get("/searches/{search}")
 def show_search(
     request: Request, server: ServerDep, search: SearchPath, order: Order = "best", after: AfterQuery = None
-) -> HTMLResponse:
-    """One search, without the parts that are slow to compute; before it is stored, the state of its launch."""
+) -> Response:
+    """One search, without the parts that are slow to compute; before it is stored, the state of its launch.
+
+    A shrink that has made several searches is shown by the newest of them once no launch of it is known.
+    """
     try:
         record = server.store.search(search)
     except NotFoundError:
-        if not server.processes.knows(search):
+        if server.processes.knows(search):
+            return arrival_page(request, server, server.processes.job(search))
+        newest = newest_made(server, search)
+        if newest is None:
             raise
-        return arrival_page(request, server, server.processes.job(search))
+        return RedirectResponse(f"/searches/{handle(newest)}", HTTPStatus.SEE_OTHER)
     view = _view(server, record)
     config = config_of(record)
     return render(

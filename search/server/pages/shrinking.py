@@ -22,7 +22,7 @@ from moevolve.search.report.fitness import KEPT_CAPTION, kept_figure
 from moevolve.search.report.rendering import handle
 from moevolve.search.results.kept import SizePoint, kept_by_size
 from moevolve.search.server.dependencies import SearchPath, ServerDep, ServerState
-from moevolve.search.server.pages.launching import arrival_page, printed_page, started_searches
+from moevolve.search.server.pages.launching import arrival_page, newest_made, printed_page, started_searches
 from moevolve.search.server.pages.rendering import render, render_part, svg_document
 from moevolve.search.server.shrinking import SHRINK_OPTIONS, RemoteShrinkRequest, start_shrink
 from moevolve.search.server.uploads import list_files
@@ -131,8 +131,11 @@ def show_checkpoint(request: Request, server: ServerDep, search: SearchPath) -> 
 
 @routes.get("/searches/{search}/kept")
 def show_kept(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
-    """What winners of different sizes keep of the full model's score, and how a shrink chose among them."""
-    record = server.store.search(search)
+    """What winners of different sizes keep of the full model's score, and how a shrink chose among them.
+
+    The name may be that of the shrink, which no search has.
+    """
+    record = newest_made(server, search) or server.store.search(search)
     here, log = f"/searches/{handle(record)}", server.processes.log(server.processes.maker(record.name))
     context = {
         "points": _points(server, record),

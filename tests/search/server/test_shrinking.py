@@ -364,7 +364,7 @@ def winner_keeps(store: Store, name: str, size: int, right: int) -> None:
 
 
 def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
-    client: TestClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, store: Store, settings: ServerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, little = tmp_path / "tries", "--keep-score 80%: 4 of 8 experts keep 60.0 %, too little"
     script.write_text(f"#!/bin/sh\necho 'shrink: starting\nshrink: {little}'\nexec sleep 600\n")
@@ -390,6 +390,11 @@ def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
     assert figure.headers["content-type"] == "image/svg+xml" and "score kept on the dev split" in figure.text
     assert client.post("/api/searches/least/stop").status_code == 200
     until(lambda: "/searches/least-6/kept" in page_of(client, "/searches/least").links)
+    later = TestClient(make_app(store, settings), "http://localhost:8080", headers=HEADERS)
+    for server in (client, later):
+        assert page_of(server, "/searches/least/kept").text == page_of(server, "/searches/least-6/kept").text
+    assert page_of(later, "/searches/least").texts_of("h1") == ["Search least-6"], "what is left of it after a restart"
+    assert later.get("/searches/leas").status_code == later.get("/searches/leas/kept").status_code == 404
     store.set_status("id-least-4", "interrupted")
     again = client.post("/api/searches/least-4/resume")
     assert (again.json()["name"], again.json()["command"]) == ("least", "shrink")
