@@ -36,6 +36,7 @@ document.addEventListener("visibilitychange", () => {
 
 const responses = new WeakMap();
 let kept = null;
+let uploaded = ""; // id of the checkbox of a file that was sent, until it is ticked
 const state = (part) => [...(part?.querySelectorAll("[data-say] > *") ?? [])].map((each) => each.textContent.trim()).join(", ");
 document.addEventListener("htmx:beforeSwap", ({ detail }) => {
   const { target, xhr, serverResponse } = detail;
@@ -57,6 +58,7 @@ document.addEventListener("htmx:beforeSwap", ({ detail }) => {
 document.addEventListener("htmx:afterSwap", ({ detail, target }) => {
   if (kept.typed?.id && byId(kept.typed.id)) byId(kept.typed.id).value = kept.typed.value;
   for (const id of kept.ticked) if (byId(id)) byId(id).checked = true;
+  tickUploaded();
   for (const id of kept.open) byId(id)?.setAttribute("open", "");
   [...target.querySelectorAll(".wide")].forEach((each, place) => (each.scrollLeft = kept.scrolled[place] ?? 0));
   // Screen readers announce a change of state once, not every time the part is replaced.
@@ -64,6 +66,12 @@ document.addEventListener("htmx:afterSwap", ({ detail, target }) => {
   if (kept.state && after && kept.state !== after) setText("said", `now: ${after}`);
   if (byId("answer")) mark(byId("launching"), byId("answer").querySelector("[role=alert]")?.textContent ?? "");
 });
+
+function tickUploaded() {
+  if (!byId(uploaded)) return;
+  byId(uploaded).checked = true;
+  uploaded = "";
+}
 
 /** Mark the fields of a form that are named in an error message. */
 function mark(form, text) {
@@ -84,7 +92,11 @@ document.addEventListener("htmx:afterOnLoad", (event) => {
   const { status, response } = event.detail.xhr;
   const answer = JSON.parse(response);
   if (status >= 400) setText("said", `refused: ${answer.detail}`);
-  else if (answer?.rows) setText("said", `${answer.name} has ${answer.rows} rows; tick it below`);
+  else if (answer?.rows) {
+    setText("said", `${answer.name} has ${answer.rows} rows and is ticked below`);
+    uploaded = `file-${answer.name}`;
+    tickUploaded(); // A file that was sent before has its checkbox, and its part isn't replaced.
+  }
   else if (answer?.process) {
     setText("said", `started as process ${answer.process}`);
     htmx.trigger("body", "started");
