@@ -94,18 +94,23 @@ def _read_table(lines: Sequence[str], path: Path) -> Iterator[tuple[str, Row | U
         raise UserError(f"{path}:{reader.line_num}: not a table: {error}") from None
 
 
-def refuse_faults(path: Path, faults: Sequence[UserError], rows: int) -> None:
+def refuse_faults(path: Path, faults: Sequence[tuple[str, UserError]], rows: int) -> None:
     """Raise an error that counts the malformed rows of a file and names the first ones, if there are any.
+
+    What is wrong with several rows is said once.
 
     Args:
         path: The file.
-        faults: An error for each malformed row.
+        faults: Place and error of each malformed row; the error's message begins with the place.
         rows: Number of all rows.
     """
     if len(faults) == 1:
-        raise faults[0]
+        raise faults[0][1]
     if faults:
-        named = "; ".join(map(str, faults[:_SHOWN_FAULTS]))
+        places: dict[str, list[str]] = {}
+        for place, fault in faults[:_SHOWN_FAULTS]:
+            places.setdefault(str(fault).removeprefix(place), []).append(place)
+        named = "; ".join(f"{', '.join(alike)}{message}" for message, alike in places.items())
         more = "" if len(faults) <= _SHOWN_FAULTS else "; ..."
         raise UserError(f"{path}: {len(faults):,} of {rows:,} rows can't be used: {named}{more}")
 

@@ -91,10 +91,10 @@ def read_files(paths: Sequence[Path]) -> Table:
     rows: list[Row] = []
     places: list[str] = []
     for path in paths:
-        before, faults = len(rows), list[UserError]()
+        before, faults = len(rows), list[tuple[str, UserError]]()
         for place, row in read_rows(path, _RELATIVE):
             if isinstance(row, UserError):
-                faults.append(row)
+                faults.append((place, row))
             else:
                 rows.append(row)
                 places.append(place)

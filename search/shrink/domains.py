@@ -370,7 +370,7 @@ def _paragraphs(text: Iterable[str]) -> Iterator[DataRow]:
 def _rows(path: Path, read: Places, columns: Columns | None) -> list[DataRow]:
     """The rows of a file, all of one form."""
     first: tuple[str, bool, bool] | None = None
-    begun, rows, faults = "", list[DataRow](), list[UserError]()
+    begun, rows, faults = "", list[DataRow](), list[tuple[str, UserError]]()
     for place, found in read:
         try:
             if isinstance(found, UserError):
@@ -384,7 +384,7 @@ def _rows(path: Path, read: Places, columns: Columns | None) -> list[DataRow]:
                 raise UserError(f"{place}: {words}")
             rows.append(row)
         except UserError as error:
-            faults.append(error)
+            faults.append((place, error))
     refuse_faults(path, faults, len(rows) + len(faults))
     return rows
 

@@ -374,6 +374,10 @@ def test_all_malformed_rows_are_counted_and_the_first_three_named(tmp_path: Path
     assert message.startswith(f"{path}: 5 of 100 rows can't be used: {path}:5: not JSON")
     assert f"{path}:9: expected" in message and f"{path}:13: " in message and message.endswith("; ...")
     assert f"{path}:17" not in message and "\n" not in message
+    path.write_text(json.dumps({"ask": "a"}) + "\n" + json.dumps({"ask": "b"}))
+    with pytest.raises(UserError, match=f"2 of 2 rows can't be used: {path}:1, {path}:2: the row has none") as caught:
+        read_data(path)
+    assert str(caught.value).count("say with --columns") == 1
     table = tmp_path / "bad.csv"
     table.write_text("prompt,answer\na,b\nc,d,e\n")
     with pytest.raises(UserError, match=r"bad.csv:3: it has 3 cells, and the first line 2 names"):
