@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import QueuePool
 
 from moevolve.evaluators.errors import first_line
 from moevolve.store.errors import StoreError, UnreachableError
@@ -114,8 +114,10 @@ def make_engine(url: str, create: bool, read_only: bool = False) -> Engine:
 def _sqlite_engine(url: URL, create: bool, read_only: bool) -> Engine:
     path = file_of(url)
     if path is None:
-        # Each connection to a database in memory would be another, empty store, so there is only one.
-        engine = _engine(url, creator=lambda: _connect(":memory:", read_only), poolclass=StaticPool)
+        # Each connection to a database in memory would be another, empty store, so there is only one, for which threads
+        # wait: a search's heartbeat would else begin a transaction within the driver's.
+        alone = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
+        engine = _engine(url, creator=lambda: _connect(":memory:", read_only), **alone)
         _begin_transactions(engine, None)
         return engine
     _check_file(path, create)
@@ -283,7 +285,7 @@ def transaction(
             except BaseException:
                 # An error may leave a result half read, which a rollback doesn't end. Until that ends, a SQLite
                 # connection goes on seeing its old snapshot.
-                if not isinstance(engine.pool, StaticPool):  # the only connection to a database in memory
+                if postgres or file_of(engine.url) is not None:  # not the only connection to a database in memory
                     connection.invalidate()
                 raise
     except (SQLAlchemyError, OverflowError) as error:

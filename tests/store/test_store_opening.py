@@ -6,6 +6,7 @@ import hashlib
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -157,6 +158,12 @@ def test_a_file_is_set_up_for_many_readers_whatever_its_name_and_memory_is_a_sto
         store.create_search(search(), [split()])
         store.record("id-alpha", [individual(0)])
         assert len(store.history("id-alpha")) == 1
+        with ThreadPoolExecutor(1) as other:
+            with store.transaction():
+                done = other.submit(store.set_status, "id-alpha", "running")
+                wait([done], timeout=0.2)
+            done.result(PATIENT_S)
+        assert store.search("id-alpha").status == "running", "threads wait for each other"
 
 
 def test_urls_that_lead_nowhere() -> None:

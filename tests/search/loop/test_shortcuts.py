@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from fickle_library import FickleLibrary
@@ -57,8 +56,7 @@ def searched(library: FickleLibrary, shortcuts: Shortcuts, activation_cache_byte
     def make() -> Evaluator:
         return Guarded(EvaluationWorker(model, engine, shortcuts, activation_cache_bytes), watching)
 
-    # A store in memory has one connection, which the thread that renews the lease would share.
-    with TemporaryDirectory() as folder, Store.open(f"sqlite:///{folder}/store.db", create=True) as store:
+    with Store.open("sqlite://") as store:
         register(setup, store)
         report = execute(setup, store, Observer(), lambda _: LocalPool(make, setup.all_prepared))
         found: list[Any] = [report.winner and report.winner.split(":")[1]]
