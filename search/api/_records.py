@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from moevolve.search.config.files import load_run_config, override_lines
 from moevolve.search.config.run import RunConfig
 from moevolve.search.interface.parameters import Overrides
-from moevolve.search.interface.study import StudyRequest
+from moevolve.search.interface.running import StudyRequest
 
 if TYPE_CHECKING:
     from moevolve.evaluators.tasks.config import TaskConfig

@@ -5,26 +5,28 @@ from __future__ import annotations
 from moevolve._asking import function_of, watched
 from moevolve._progress import progress_of, progress_of_study, shown
 from moevolve._runs import run_of
-from moevolve.search.interface.analyse import AnalyseRequest
 from moevolve.search.interface.answers import AnswersRequest, PromptsRequest, StoredAnswersRequest
-from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest, WatchRequest
-from moevolve.search.interface.effects import EffectsRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
 from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.import_eep import ImportEepRequest
-from moevolve.search.interface.launch import LaunchRequest
 from moevolve.search.interface.plan import EstimateRequest
 from moevolve.search.interface.plot import PlotFileRequest
 from moevolve.search.interface.profile import ProfileRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
 from moevolve.search.interface.report import ReportFileRequest
-from moevolve.search.interface.resume import ResumeRequest, RetryRequest
+from moevolve.search.interface.results import AnalyseRequest, CompareRequest, EffectsRequest
+from moevolve.search.interface.running import (
+    LaunchRequest,
+    LogsRequest,
+    ResumeRequest,
+    RetryRequest,
+    StudyRequest,
+    SubmitRequest,
+)
 from moevolve.search.interface.searches import LabelRequest, SearchesRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest, OverviewRequest, ShowRequest
-from moevolve.search.interface.study import StudyRequest
-from moevolve.search.interface.submit import LogsRequest, SubmitRequest
 from moevolve.search.server.serve import ServeRequest
 from moevolve.search.shrink.request import ShrinkRequest
 

@@ -12,9 +12,9 @@ import moevolve
 from moevolve.evaluators.scales import SCALES, Scale
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, takes
 from moevolve.search.cli.output.console import output, print_json, print_table, stages
-from moevolve.search.interface.analyse import AnalyseRequest
 from moevolve.search.interface.answers import AnswersRequest, StoredAnswersRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
+from moevolve.search.interface.results import AnalyseRequest
 
 if TYPE_CHECKING:
     from moevolve import Analysis, Answers, StoredAnswers

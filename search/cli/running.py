@@ -27,13 +27,17 @@ from moevolve.search.cli.output.console import (
 from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.cli.output.progress import print_line, watch
 from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest
-from moevolve.search.interface.launch import LaunchRequest
 from moevolve.search.interface.plan import EstimateRequest
 from moevolve.search.interface.progress import line_observer
 from moevolve.search.interface.request import fields_of
-from moevolve.search.interface.resume import ResumeRequest, RetryRequest
-from moevolve.search.interface.study import StudyRequest
-from moevolve.search.interface.submit import LogsRequest, SubmitRequest
+from moevolve.search.interface.running import (
+    LaunchRequest,
+    LogsRequest,
+    ResumeRequest,
+    RetryRequest,
+    StudyRequest,
+    SubmitRequest,
+)
 from moevolve.store.errors import CancelledError
 from moevolve.store.session import without_password
 

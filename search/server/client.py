@@ -13,10 +13,9 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import override_lines, parse_stored_config, settings_of
 from moevolve.search.config.run import RunConfig
 from moevolve.search.interface.control import ControlRequest
-from moevolve.search.interface.launch import LaunchRequest
 from moevolve.search.interface.parameters import SILENT
 from moevolve.search.interface.request import Answered, Request, answer_type, path_fields
-from moevolve.search.interface.resume import ResumeRequest
+from moevolve.search.interface.running import LaunchRequest, ResumeRequest
 from moevolve.search.interface.searches import FinalTableRequest, SearchRequest
 from moevolve.search.server.processes import Job
 from moevolve.store.errors import NotFoundError, StoreError

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
 from moevolve.search.genomes.contract.phases import refuse_flags_as_numbers
 from moevolve.search.interface.answers import StoredAnswersRequest
-from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.control import (
     CancelRequest,
     ControlRequest,
@@ -22,7 +21,6 @@ from moevolve.search.interface.control import (
     SteerRequest,
     StopRequest,
 )
-from moevolve.search.interface.effects import EffectsRequest
 from moevolve.search.interface.plot import PlotRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import ReportRequest
@@ -37,6 +35,7 @@ from moevolve.search.interface.request import (
     summary_of,
     verb_of,
 )
+from moevolve.search.interface.results import CompareRequest, EffectsRequest
 from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest, OverviewRequest, ShowRequest
 from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState

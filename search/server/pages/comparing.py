@@ -13,8 +13,8 @@ from fastapi.responses import HTMLResponse
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.scales import SCALES, ScaleName
 from moevolve.evaluators.types import SCORED, SPLITS, Split
-from moevolve.search.interface.compare import CompareRequest
 from moevolve.search.interface.request import one_line_errors
+from moevolve.search.interface.results import CompareRequest
 from moevolve.search.interface.show import GenomeRequest
 from moevolve.search.loop.final_table import Score, score_of
 from moevolve.search.loop.scores import outcomes_of

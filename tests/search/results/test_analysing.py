@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
-from moevolve.search.interface.analyse import AnalyseRequest
+from moevolve.search.interface.results import AnalyseRequest
 from moevolve.search.report.usage import read_analysis, write_analysis
 from moevolve.search.results.expert_usage import Analysis
 from moevolve.store.errors import StoreError

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from store_samples import search
 
 import moevolve
-from moevolve.search.interface.resume import ResumeRequest
+from moevolve.search.interface.running import ResumeRequest
 from moevolve.search.interface.searches import SearchesRequest
 from moevolve.search.server import client as client_module
 from moevolve.search.server.client import RemoteService

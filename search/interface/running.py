@@ -1,0 +1,230 @@
+"""Running searches: launching, continuing and retrying them, studies of several, and drivers on a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import InstanceOf
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import as_run_config, override_lines
+from moevolve.search.config.run import RunConfig
+from moevolve.search.config.study import Study, StudyCell, load_study
+from moevolve.search.interface.opening import opened_store
+from moevolve.search.interface.parameters import (
+    SERVER_VARIABLE,
+    SETTINGS,
+    SILENT,
+    STORE_VARIABLE,
+    Insecure,
+    NewSearchName,
+    NewStore,
+    Overrides,
+    RayAddress,
+    RunFile,
+    RunSettings,
+    SearchRef,
+    Watcher,
+    given_lines,
+)
+from moevolve.search.interface.request import Flag, Request, about, record
+from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.running.observer import Observer
+from moevolve.store.repository import Store
+
+if TYPE_CHECKING:  # they load Ray
+    from moevolve.search.pools.submit import Submitted
+    from moevolve.search.results.study import StudyRow
+
+
+@record
+class LaunchRequest(Request):
+    """Launch a search and follow it to its end. Interrupting it leaves it resumable.
+
+    The answer is the winner and the final table.
+
+    Raises:
+        UserError: the configuration asks for something that can't be had, its cluster can't be joined, or the name is
+            taken.
+        StoreError: the store can't be opened, or the search to continue was cancelled.
+        PoolError: no worker can be started; `resume` continues the search.
+    """
+
+    config: RunFile
+    _: KW_ONLY
+    overrides: RunSettings = ()
+    store: Annotated[
+        str | InstanceOf[Store] | None,
+        about(
+            "SQLAlchemy URL of the store, made if need be; default: the configuration's. Or "
+            "http(s) URL of a server, which launches its own configuration of this name."
+        ),
+        Flag("--store --server", kind=str, variables=(SERVER_VARIABLE, STORE_VARIABLE)),
+    ] = None
+    name: NewSearchName = None
+    address: RayAddress = None
+    or_resume: Annotated[bool, about("Continue the search of this name if it exists.")] = False
+    search_id: Annotated[
+        str | None, about("Id of the search, which continues if it exists; default: a new one."), Flag("--id")
+    ] = None
+
+    def answer(self, *, observer: Watcher = SILENT) -> FinalTable:
+        changes = given_lines({"store": self.store, "name": self.name, "workers.address": self.address})
+        settings = as_run_config(self.config, (*override_lines(self.overrides), *changes))
+
+        # Not sooner: what is wrong in a configuration is reported at once, without waiting for Ray.
+        from moevolve.search.pools.ray_actor import ModelProbe
+        from moevolve.search.running.launch import launch, set_up_new
+
+        source = "this configuration" if isinstance(self.config, RunConfig) else str(self.config)
+        given = self.search_id is not None
+        with ModelProbe() as probe:
+            probe.join(settings)  # a wrong address must not take the search's name
+            setup = set_up_new(settings, self.search_id, probe.call)
+            with opened_store(settings.store if self.store is None else self.store, create=True) as store:
+                return launch(setup, store, observer, self.or_resume or given, source, only_this=given, probe=probe)
+
+
+@record
+class ResumeRequest(Request):
+    """Continue a search from the store; the population comes out as if it had never stopped.
+
+    The answer is its final table. A paused search goes on where it runs, and there is no answer.
+
+    Raises:
+        UserError: model, tasks or settings are not what the search was launched with.
+        StoreError: there is no such store or search, another process runs it, or it was cancelled.
+        PoolError: no worker can be had; try again.
+    """
+
+    writes = True
+    search: SearchRef
+    _: KW_ONLY
+    overrides: Annotated[Overrides, about("Change settings of `workers.*` or `final.*`, or `loggers`."), SETTINGS] = ()
+    address: RayAddress = None
+
+    def answer(self, store: Store, *, observer: Watcher = SILENT) -> FinalTable | None:
+        from moevolve.search.running.resume import resume
+
+        return resume(store, self.search, observer, override_lines(self.overrides), self.address)
+
+
+@record
+class RetryRequest(ResumeRequest):
+    """Evaluate individuals again that failed because of workers or time limits, and all later ones that saw them.
+
+    The answer is the search's final table; there is none if there is nothing to retry.
+
+    Raises:
+        UserError, StoreError, PoolError: as `resume`.
+    """
+
+    def answer(self, store: Store, *, observer: Watcher = SILENT) -> FinalTable | None:
+        from moevolve.search.running.resume import retry
+
+        return retry(store, self.search, observer, override_lines(self.overrides), self.address)
+
+
+Watchers = Annotated[
+    Callable[[int, StudyCell], Observer],
+    about("Makes the observer of a search from its index in `study.cells` and its cell."),
+]
+
+
+@record
+class StudyRequest(Request):
+    """Run searches and baselines side by side, in the store that the study names. Repeating it continues them.
+
+    The answer is the rows of its table: every contestant's scores over seeds, costs and tests.
+
+    Raises:
+        UserError: the file is wrong, or a search asks for something that can't be had; nothing has run then.
+        StoreError: the store can't be opened.
+        PoolError: no worker can be started; repeating it continues the searches.
+    """
+
+    config: Annotated[str | Path | InstanceOf[Study], about("Study (YAML)."), Flag(metavar="CONFIG", kind=Path)]
+    _: KW_ONLY
+    overrides: Annotated[Overrides, about("Override settings, for example base.workers.count=4."), SETTINGS] = ()
+    store: NewStore = None
+    address: RayAddress = None
+
+    def answer(self, *, observer: Watchers = lambda place, cell: Observer()) -> list[StudyRow]:
+        study = self.study()
+
+        from moevolve.search.results.study import study_rows
+        from moevolve.search.running.study import run_study
+
+        with opened_store(study.store, create=True) as store:
+            return study_rows(run_study(study, store, observer), store)
+
+    def study(self) -> Study:
+        """Read the study, unless it was read before."""
+        changes = given_lines({"base.store": self.store, "base.workers.address": self.address})
+        lines = (*override_lines(self.overrides), *changes)
+        if not isinstance(self.config, Study):
+            return load_study(Path(self.config), lines)
+        if lines:
+            raise UserError(f"{lines[0]}: settings change a study while it is read; give them to load_study")
+        return self.config
+
+
+@record
+class SubmitRequest(Request):
+    """Send a search's driver to a Ray cluster and return at once. Repeated requests send it once.
+
+    The job takes along what it needs: this package, task files, and a local folder of a model if it is small.
+
+    Raises:
+        UserError: the configuration asks for something that can't be had or sent, another search has the name or the
+            id, or the cluster can't be reached.
+    """
+
+    config: RunFile
+    cluster: Annotated[
+        str,
+        about("Send the driver to the Ray cluster with this dashboard (http://HEAD:8265)."),
+        Flag("--submit", "URL"),
+    ]
+    _: KW_ONLY
+    overrides: RunSettings = ()
+    store: NewStore = None
+    name: NewSearchName = None
+    search_id: Annotated[
+        str | None,
+        about("Id of the search; default: made from the request, so that repeating it is safe."),
+        Flag("--id"),
+    ] = None
+    insecure: Insecure = False
+    shared_paths: Annotated[bool, about("Send no files: all nodes have model and tasks at the same paths.")] = False
+
+    def answer(self) -> Submitted:
+        changes = given_lines({"store": self.store, "name": self.name})
+        settings = as_run_config(self.config, (*override_lines(self.overrides), *changes))
+
+        from moevolve.search.pools.submit import submit
+
+        return submit(settings, self.cluster, self.search_id, self.insecure, self.shared_paths)
+
+
+@record
+class LogsRequest(Request):
+    """Read what the driver of a submitted search wrote, piece by piece.
+
+    Raises:
+        UserError: the cluster can't be reached, or it has no driver of that search.
+    """
+
+    search: SearchRef
+    cluster: Annotated[str, about("Dashboard of the cluster it was submitted to."), Flag("--cluster", "URL")]
+    _: KW_ONLY
+    follow: Annotated[bool, about("Go on until the driver ends."), Flag("--follow -f")] = False
+    insecure: Insecure = False
+
+    def answer(self) -> Iterator[str]:
+        from moevolve.search.pools.submit import logs
+
+        return logs(self.cluster, self.search, self.follow, self.insecure)
