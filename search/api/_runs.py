@@ -13,7 +13,7 @@ from moevolve._asking import Watched, ask
 from moevolve.evaluators.scales import SCALES, Scale
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.interface.parameters import SILENT
-from moevolve.search.interface.plot import PlotFileRequest, PlotRequest
+from moevolve.search.interface.report import PlotFileRequest, PlotRequest
 from moevolve.search.interface.request import one_line_errors
 from moevolve.search.interface.searches import FinalTableRequest
 from moevolve.search.interface.tables import data_frame, html_table

@@ -11,11 +11,10 @@ from moevolve.search.interface.evaluate import EvaluateRequest
 from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.import_eep import ImportEepRequest
 from moevolve.search.interface.plan import EstimateRequest
-from moevolve.search.interface.plot import PlotFileRequest
 from moevolve.search.interface.profile import ProfileRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
-from moevolve.search.interface.report import ReportFileRequest
+from moevolve.search.interface.report import PlotFileRequest, ReportFileRequest
 from moevolve.search.interface.results import AnalyseRequest, CompareRequest, EffectsRequest
 from moevolve.search.interface.running import (
     LaunchRequest,

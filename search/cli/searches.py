@@ -16,9 +16,8 @@ from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption
 from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.cli.output.genome import print_genome
 from moevolve.search.genomes.registry import KINDS, part_counts, part_names
-from moevolve.search.interface.plot import PlotFileRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
-from moevolve.search.interface.report import ReportFileRequest
+from moevolve.search.interface.report import PlotFileRequest, ReportFileRequest
 from moevolve.search.interface.results import CompareRequest, EffectsRequest
 from moevolve.search.interface.searches import LabelRequest, SearchesRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest

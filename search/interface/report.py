@@ -1,21 +1,132 @@
-"""The page about a search, as an answer and as a file."""
+"""What shows a search: its picture, and the page about it, each as an answer and as a file."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY
+from io import BytesIO
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import InstanceOf
 
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.text_files import writing_into
+from moevolve.search.config.files import parse_stored_config
+from moevolve.search.config.run import LONGEST_NAME
+from moevolve.search.drawing import DPI, drawing
+from moevolve.search.genomes.contract.base import Genome
+from moevolve.search.genomes.registry import figures_for
+from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.interface.parameters import SearchRef
-from moevolve.search.interface.request import Ask, Flag, Request, about, record
+from moevolve.search.interface.request import Ask, Flag, Request, about, one_line_errors, record
 from moevolve.search.interface.searches import FinalTableRequest
-from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.loop.final_table import FinalTable, build_final_table
+from moevolve.search.loop.scores import full_fitness
+from moevolve.search.report.fitness import draw_fitness
 from moevolve.search.report.usage import read_analysis
 from moevolve.search.results.expert_usage import Analysis
+from moevolve.search.running.candidates import find_candidate, start_of
 from moevolve.store.reader import StoreReader
+from moevolve.store.records import IndividualRecord
+
+_WIDTH = 8.0
+"""Width of the figure in inches, unless the genome needs more."""
+
+
+@record
+class _Drawing(Request):
+    search: SearchRef
+    _: KW_ONLY
+    individual: Annotated[
+        str | None, about("Draw this individual's genome instead of the best one's.", max_length=LONGEST_NAME + 20)
+    ] = None
+
+
+@record
+class PlotRequest(_Drawing):
+    """Draw a search: scores over evaluations, and the searched parameters of one individual (matrices, masks ...)."""
+
+    route = "/searches/{search}/plot"
+    _: KW_ONLY
+    form: Annotated[Literal["svg", "png", "pdf"], about("Format of the picture.")] = "svg"
+
+    def answer(self, store: StoreReader) -> bytes:
+        search = store.search(self.search)
+        history = store.history(search.id)
+        config = parse_stored_config(search.config)
+        imported = f"{search.name}:0" if config.is_imported else None
+        reference = self.individual or imported or build_final_table(store, search, config, history).winner
+        shown = None if reference is None else find_candidate(store, reference, weights=False)
+        genome, start = (None, None) if shown is None else (shown.genome, start_of(shown, history))
+        full = full_fitness(store, search)
+        scale = store.scales(search.id).fitness
+        return draw_search(self.form, search.name, history, full, genome, reference or "", start, scale)
+
+
+@record
+class PlotFileRequest(_Drawing):
+    """Draw a search: scores over evaluations, and the searched parameters of one individual (matrices, masks ...).
+
+    Raises:
+        UserError: there is nothing to draw yet, or the file can't be written.
+        StoreError: there is no such store, search or individual.
+    """
+
+    path: Annotated[Path, about("Picture to write (.png, .svg, .pdf)."), Flag("-o --output")]
+
+    def answer(self, ask: Ask) -> None:
+        form: Any = self.path.suffix.lstrip(".")
+        with one_line_errors():
+            request = PlotRequest(self.search, individual=self.individual, form=form)
+        picture = ask(request)
+        with writing_into(self.path.parent):
+            self.path.write_bytes(picture)
+
+
+def draw_search(
+    form: str,
+    title: str,
+    history: Sequence[IndividualRecord],
+    full: float | None,
+    genome: Genome | None,
+    genome_label: str = "",
+    start: Genome | None = None,
+    scale: ScaleName = "percent",
+) -> bytes:
+    """Draw one figure: the fitness curve on top and the searched parameters of a genome below; either may be missing.
+
+    Args:
+        form: Format of the picture: png, svg, pdf.
+        title: Title of the figure.
+        history: All individuals of the search, in order.
+        full: Fitness of the unedited model.
+        genome, genome_label: Genome to draw, and its name in the figure.
+        start: Genome that the search started from, if its kind has one.
+        scale: Scale that fitness is shown on.
+
+    Raises:
+        UserError: nothing was evaluated yet and there is no genome to draw.
+    """
+    above = any(row.fitness is not None for row in history)
+    drawn = None if genome is None else base_genome(genome)
+    if drawn is not None and not figures_for(drawn).has_figure(drawn, start):
+        drawn = None
+    if not above and drawn is None:
+        raise UserError(f"{title}: no evaluated individual to plot yet")
+    heights = [4.0] * above + [3.6] * (drawn is not None)
+    width = _WIDTH if drawn is None else max(_WIDTH, figures_for(drawn).width(drawn))
+    picture = BytesIO()
+    with drawing(sum(heights), width) as figure:
+        figure.suptitle(title)
+        parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+        if above:
+            draw_fitness(parts[0].subplots(), history, full, scale)
+        if drawn is not None:
+            figures_for(drawn).draw(parts[-1], drawn, start, genome_label)
+        figure.savefig(picture, format=form, dpi=DPI)
+    return picture.getvalue()
 
 
 @record

@@ -13,14 +13,12 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from moevolve.search.server import metrics
-from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.api import launching, reading
 from moevolve.search.server.api.requests import request_routes
+from moevolve.search.server.caches import FitnessCurves, Listings
 from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse_doubtful_json
 from moevolve.search.server.feed import Feed
-from moevolve.search.server.fitness_curves import FitnessCurves
 from moevolve.search.server.guard import Guard
-from moevolve.search.server.listings import Listings
 from moevolve.search.server.pages import (
     answering,
     comparing,
@@ -35,7 +33,7 @@ from moevolve.search.server.pages import (
 from moevolve.search.server.pages import launching as launch_pages
 from moevolve.search.server.problems import answer_errors
 from moevolve.search.server.processes import ProcessRunner
-from moevolve.search.server.serial_queue import SerialQueue
+from moevolve.search.server.queues import AnswerRunner, SerialQueue
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.repository import Store
 from moevolve.workers.children.process import ChildProcess

@@ -12,12 +12,10 @@ from fastapi import Depends, Header, HTTPException, Path, Query, Request
 from fastapi.security import HTTPBearer
 
 from moevolve.search.config.run import LONGEST_NAME
-from moevolve.search.server.answering import AnswerRunner
+from moevolve.search.server.caches import FitnessCurves, Listings
 from moevolve.search.server.feed import Feed
-from moevolve.search.server.fitness_curves import FitnessCurves
-from moevolve.search.server.listings import Listings
 from moevolve.search.server.processes import ProcessRunner
-from moevolve.search.server.serial_queue import SerialQueue
+from moevolve.search.server.queues import AnswerRunner, SerialQueue
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store

@@ -16,8 +16,11 @@ Requests are refused unless they meet all of these conditions:
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
+import secrets
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
@@ -31,7 +34,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moevolve.search.server.sessions import SESSION_S, Sessions
 from moevolve.search.server.settings import Token
 from moevolve.store.events import ASKER
 
@@ -49,6 +51,10 @@ OPEN_PATHS = (HEALTH, "/login")
 """Paths that need no token, besides those under /static/."""
 DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
 """Content security policy of reports and figures: inline styles are allowed, scripts and requests aren't."""
+SESSION_S = 12 * 3600
+"""Seconds after which a session ends, however much it is used."""
+MAX_SESSIONS = 10_000
+"""Number of sessions that are kept; the oldest ends when another one begins."""
 _NO_TOKEN = Token("write", "a user of the server's machine")
 """What everybody has who can connect to a server without tokens."""
 _PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
@@ -284,3 +290,41 @@ def local_path(asked: str) -> str:
 def problem(status: int, detail: str) -> JSONResponse:
     """A JSON response with the one line `detail`, which every failed request gets."""
     return JSONResponse({"detail": detail}, status)
+
+
+class Sessions:
+    """The open sessions of browsers that have signed in: random ids that expire and can be revoked.
+
+    They are in this process's memory, so everyone signs in again after a restart of the server.
+
+    Args:
+        clock: Seconds since some fixed moment. The default can't be set, so no session outlives a change of the date.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._open: dict[bytes, tuple[Token, float]] = {}
+
+    def begin(self, token: Token) -> str:
+        """Begin a session with a token; returns its id, which the browser keeps as a cookie."""
+        now = self._clock()
+        kept = {key: value for key, value in self._open.items() if now < value[1]}
+        while len(kept) >= MAX_SESSIONS:
+            del kept[next(iter(kept))]
+        given = secrets.token_urlsafe(32)
+        self._open = kept | {_hashed(given): (token, now + SESSION_S)}
+        return given
+
+    def token(self, given: str) -> Token | None:
+        """Token of the session with an id; None if there is no such session any more."""
+        token, ends = self._open.get(_hashed(given), (None, 0.0))
+        return token if self._clock() < ends else None
+
+    def end(self, given: str) -> None:
+        """End a session, if there is one with this id."""
+        self._open.pop(_hashed(given), None)
+
+
+def _hashed(given: str) -> bytes:
+    # The time to look up a hash says nothing about how much of an id is right.
+    return hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,8 +16,10 @@ from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.running.webhooks import WebhookSection, environment_of
+from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.events import ASKER_VARIABLE, asker
-from moevolve.store.records import DesiredState
+from moevolve.store.records import Control, DesiredState
+from moevolve.store.repository import Store
 
 _TAIL_BYTES = 1 << 16
 """Bytes of a log's end that are read, some hundreds of lines: a page shows no more, and a log may grow for days."""
@@ -27,6 +30,8 @@ _ONE_SIZE = re.compile(r"(?P<shrink>.+?)-\d+(-one-shots)?")
 """Names of the searches of a shrink with --keep-score, which makes one or two for each size that it tries."""
 _COLUMNS = "120"
 """Width of tables in a log, as pages show it."""
+_POLL_S = 0.5
+"""Seconds between tries to pass a pause on: a driver that has begun evaluates until the next one."""
 
 
 RETRY_S = 5
@@ -170,6 +175,41 @@ class ProcessRunner:
             if desired_state not in (None, "paused"):
                 started.process.terminate()
         return self.job(name)
+
+    def steer_starting(self, store: Store, search: str, desired_state: DesiredState) -> Control | None:
+        """End the process that starts a search, or have the search pause as soon as it has a driver.
+
+        A search is stored only once its model and tasks are known, and an interrupted one has no driver until then
+        either, which could be asked through the store.
+
+        Args:
+            store: The store of the search.
+            search: Name of the search, or id of a stored one.
+            desired_state: `paused`; anything else ends the process.
+
+        Returns:
+            What the process was asked for; None if this server is starting no such search.
+        """
+        try:
+            name = store.search(search).name
+        except NotFoundError:
+            name = search
+        job = self.ask(name, desired_state)
+        if job is None:
+            return None
+        if desired_state == "paused":
+            threading.Thread(target=self._pause_when_driven, args=(store, name), daemon=True).start()
+        return Control(f"process {job.process} of the server", 0, True, desired_state, None, 0, "starting")
+
+    def _pause_when_driven(self, store: Store, name: str) -> None:
+        """Pass the pause on once there is a driver, unless it is withdrawn or the process ends."""
+        while self.asked(name) == "paused":
+            try:
+                store.ask(store.search(name).id, "paused")
+            except StoreError:  # not stored yet, not driven yet, or a store that is away for a while
+                time.sleep(_POLL_S)
+            else:
+                self.ask(name, None)
 
     def asked(self, name: str) -> DesiredState | None:
         """What a search's running process was asked for; None as well if no process is running."""

@@ -13,9 +13,9 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from moevolve.evaluators.preparation.registry import list_tasks
 from moevolve.search.config.run import LONGEST_NAME
+from moevolve.search.server.caches import MAX_POINTS, FitnessCurve
 from moevolve.search.server.dependencies import AfterQuery, LimitQuery, SearchPath, ServerDep
 from moevolve.search.server.feed import MAX_WATCHERS
-from moevolve.search.server.fitness_curves import MAX_POINTS, FitnessCurve
 from moevolve.search.server.problems import READS
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import NotFoundError

@@ -21,9 +21,8 @@ from moevolve.search.interface.control import (
     SteerRequest,
     StopRequest,
 )
-from moevolve.search.interface.plot import PlotRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
-from moevolve.search.interface.report import ReportRequest
+from moevolve.search.interface.report import PlotRequest, ReportRequest
 from moevolve.search.interface.request import (
     Request,
     annotation_of,
@@ -41,7 +40,6 @@ from moevolve.search.interface.show import GenomeRequest, LineageRequest, Overvi
 from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS, WRITES
-from moevolve.search.server.starting import steer_starting
 from moevolve.store.errors import NotFoundError, NotRunningError
 
 REQUESTS: tuple[type[Request], ...] = (
@@ -105,7 +103,7 @@ def _answer(server: ServerState, request: Any) -> Any:
     except (NotFoundError, NotRunningError):
         if not isinstance(request, SteerRequest):
             raise
-        control = steer_starting(server, request.search, request.desired_state)
+        control = server.processes.steer_starting(server.writer, request.search, request.desired_state)
         if control is None:
             raise
         return control

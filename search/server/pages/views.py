@@ -13,7 +13,7 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import winner_of
 from moevolve.search.loop.scores import full_fitness
-from moevolve.search.server.fitness_curves import FitnessCurve
+from moevolve.search.server.caches import FitnessCurve
 from moevolve.search.strategies.schedule import PhaseSpan, make_schedule
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import Control, IndividualRecord, SearchRecord, SearchSummary

@@ -13,7 +13,7 @@ from tomoe_samples import tomoe_space
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.phases import PrunePhase, TunePhase
-from moevolve.search.interface.plot import draw_search
+from moevolve.search.interface.report import draw_search
 
 
 def texts(*drawn: Any) -> set[str]:

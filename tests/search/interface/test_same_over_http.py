@@ -18,9 +18,8 @@ from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.interface.answers import StoredAnswersRequest
 from moevolve.search.interface.control import CancelRequest, ControlRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
-from moevolve.search.interface.plot import PlotRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
-from moevolve.search.interface.report import ReportRequest
+from moevolve.search.interface.report import PlotRequest, ReportRequest
 from moevolve.search.interface.request import one_line_errors
 from moevolve.search.interface.results import CompareRequest, EffectsRequest
 from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest

@@ -19,9 +19,9 @@ from search_samples import few
 from starlette.testclient import TestClient
 from waiting import PATIENT_S
 
-from moevolve.search.interface.plot import PlotRequest
-from moevolve.search.server.fitness_curves import FitnessCurves, down_sampled
-from moevolve.search.server.serial_queue import MOST
+from moevolve.search.interface.report import PlotRequest
+from moevolve.search.server.caches import FitnessCurves, down_sampled
+from moevolve.search.server.queues import MOST
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import UnreachableError
 from moevolve.store.records import Event

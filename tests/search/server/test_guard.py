@@ -15,8 +15,7 @@ from starlette.testclient import TestClient
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.server.app import make_app, make_routes
-from moevolve.search.server.guard import MAX_BODY_BYTES, OPEN_PATHS
-from moevolve.search.server.sessions import SESSION_S, Sessions
+from moevolve.search.server.guard import MAX_BODY_BYTES, OPEN_PATHS, SESSION_S, Sessions
 from moevolve.search.server.settings import ServerSettings, Token, read_settings
 from moevolve.store.repository import Store
 
@@ -204,7 +203,7 @@ def test_a_session_ends_in_time_and_the_oldest_makes_room(monkeypatch: pytest.Mo
     assert (sessions.token(first), sessions.token(second), sessions.token("guess")) == (write, read, None)
     now += 1
     assert (sessions.token(first), sessions.token(second)) == (None, read)
-    monkeypatch.setattr("moevolve.search.server.sessions.MAX_SESSIONS", 2)
+    monkeypatch.setattr("moevolve.search.server.guard.MAX_SESSIONS", 2)
     third, fourth = sessions.begin(read), sessions.begin(write)
     assert [sessions.token(one) for one in (second, third, fourth)] == [None, read, write]
 

@@ -26,7 +26,7 @@ from moevolve.search.report.rendering import FOLDER as REPORT
 from moevolve.search.report.rendering import clock, handle
 from moevolve.search.running.candidates import find_candidate
 from moevolve.search.server.app import make_app
-from moevolve.search.server.listings import Listings
+from moevolve.search.server.caches import Listings
 from moevolve.search.server.pages.rendering import FOLDER
 from moevolve.search.server.settings import ServerSettings
 from moevolve.search.text import ranges

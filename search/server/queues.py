@@ -1,15 +1,59 @@
-"""Answers that pages show: a child process generates them, and they are kept in memory."""
+"""Queues for work that takes seconds, done one piece at a time: drawings, previews of launches, and answers.
+
+matplotlib's settings belong to the whole process, and a preview takes hundreds of megabytes. Requests that wait here
+occupy none of the threads that answer other requests, and the length of a queue is limited.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from http import HTTPStatus
+from typing import ParamSpec, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+from starlette.exceptions import HTTPException
 
 from moevolve.search.interface.answers import Answers, AnswersRequest
 from moevolve.search.server.processes import BusyError
 from moevolve.store.reader import StoreReader
 from moevolve.workers.children.process import ChildProcess
+
+MOST = 20
+"""Pieces of work of one kind in progress or waiting; a browser sends up to six requests to a server at once."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SerialQueue:
+    """The work of one kind that a server was asked for.
+
+    Args:
+        what: Name of the pieces, in the plural.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._turn = CapacityLimiter(1)
+        self._count = 0
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `work` in a thread once the pieces before it are done.
+
+        Raises:
+            HTTPException: status 503, if `MOST` are in progress or waiting.
+        """
+        if self._count >= MOST:
+            detail = f"{MOST} {self._what} are waited for; ask again in a moment"
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, detail, {"retry-after": "10"})
+        self._count += 1  # not the limiter's own count: a thread's start is waited for before that rises
+        try:
+            return await to_thread.run_sync(lambda: work(*args, **kwargs), limiter=self._turn)
+        finally:
+            self._count -= 1
+
 
 _KEPT = 64
 """Requests whose answers are kept; the least recently used go first."""
