@@ -34,6 +34,8 @@ BASELINE = "baseline"
 """Key that makes a method a one-shot baseline instead of a search."""
 REPAIR = "repair"
 """Key that makes a baseline a repaired one: settings, or `true`."""
+FROM = "from"
+"""Key of a base that names a run, whose settings it has besides its own."""
 
 Changes = dict[str, Any]
 """Settings by dotted path, for example `genome.experts`, that replace the base's."""
@@ -44,7 +46,7 @@ class StudySection(Section):
 
     Attributes:
         name: Prefix of the names of its searches in the store.
-        base: Run configuration without its name, or the path of one.
+        base: Run configuration without its name, or the path of one; `from: PATH` in it fills in what it lacks.
         tasks: Tasks by label, each searched on by itself; several tasks under one label share a search. None takes the
             base's tasks for one search.
         budgets: Settings by label, applied to every method.
@@ -115,10 +117,12 @@ def load_study(path: Path, overrides: tuple[str, ...] = ()) -> Study:
     if "phases" in data and "methods" not in data:
         raise UserError(f"{path}: this is one search, not a study: run it with `moevolve launch`")
     base = data.get("base")
-    if isinstance(base, str):
-        source = path.parent / base
-        data["base"] = base = read_yaml(source)
-        resolve_paths(base, source.parent)
+    own = base if isinstance(base, dict) else {FROM: base}
+    if isinstance(own.get(FROM), str):
+        source = path.parent / own.pop(FROM)
+        run = read_yaml(source)
+        resolve_paths(run, source.parent)
+        data["base"] = filled(own, run)
     for override in overrides:
         apply_override(data, override)
     try:

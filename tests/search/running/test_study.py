@@ -138,6 +138,15 @@ def test_baselines_are_compared_as_they_are_repaired_and_with_experts_skipped(ti
     assert len({individuals[name].phenotype_hash for name in ("NAEE", "NAEE + Dyn", "Dyn")}) == 3
 
 
+def test_a_base_may_begin_with_a_run_of_another_folder(tiny: Any, tmp_path: Path) -> None:
+    whole = load_study(write(tiny, tmp_path))
+    base = yaml.safe_load((tmp_path / "study.yaml").read_text())["base"]
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run.yaml").write_text(yaml.safe_dump(base | {"window": 1, "final": {"rerank": 2}}))
+    own = {"from": "runs/run.yaml", "window": base["window"], "final": {"random_baselines": 3}}
+    assert load_study(write(tiny, tmp_path, base=own)) == whole
+
+
 def test_errors_name_the_setting(tiny: Any, tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"metods": {}}, "metods: unknown key"),
@@ -147,6 +156,7 @@ def test_errors_name_the_setting(tiny: Any, tmp_path: Path) -> None:
         ({"methods": {"a": {"baseline": "repa"}}}, "2 of 4 / a: baseline: repa is unknown; there are random"),
         ({"methods": {"a": {"repair": True}}}, "2 of 4 / a: repair: it goes with a baseline; a search has `repair`"),
         ({"base": "nowhere.yaml"}, "nowhere.yaml: no such file"),
+        ({"base": {"from": 3}}, "from: unknown key"),
     ]
     for changes, message in wrong:
         with pytest.raises(UserError) as caught:
