@@ -118,7 +118,9 @@ def _command(
     parameters = [*(_parameter(name, field) for name, field in fields.items()), *options]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
-    run.__doc__ = doc or summary_of(kind)
+    # Typer would keep the line breaks of all paragraphs but the first.
+    paragraphs = inspect.cleandoc(doc or summary_of(kind)).split("\n\n")
+    run.__doc__ = "\n\n".join(each.replace("\n", " ") for each in paragraphs)
     return run
 
 

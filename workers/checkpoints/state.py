@@ -73,14 +73,10 @@ def ordinal_of(resident: Resident, index: int) -> int | None:
     return next((ordinal for ordinal, layer in enumerate(resident.layers) if layer.index == index), None)
 
 
-def loaded_parameters(resident: Resident) -> int:
-    """Return the number of parameters of the unedited model."""
-    count = sum(parameter.numel() for parameter in resident.model.parameters())
-    # The current experts may be buffers of another size.
-    for layer in resident.layers:
-        for tensor in layer.expert_tensors().values():
-            count += (layer.count - tensor.shape[0]) * tensor.shape[1:].numel()
-    return count
+def unedited_parameters(resident: Resident) -> int:
+    """Return the number of parameters of the unedited model, whatever edit is applied; tied tensors count once."""
+    model = resident.model
+    return sum(each.numel() for each in empty_model(type(model), model.config, model.dtype).parameters())
 
 
 class SavedNames:

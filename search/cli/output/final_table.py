@@ -58,8 +58,9 @@ def print_entries(found: FinalTable) -> None:
         rows += [_row(one, task, splits, sizes, found) for one in scored]
         ends.append(len(rows) - 1)
     title = scales_title(score.scale for one in found.entries for score in one.scores)
+    draws = " (mean of draws: +- one standard deviation)" if any(one.draws for one in found.entries) else ""
     print_table(
-        f"{found.search} on {', '.join(tasks)}: {title}, with 95 % interval (mean of draws: +- one standard deviation)",
+        f"{found.search} on {', '.join(tasks)}: {title}, with 95 % interval{draws}",
         " | >".join(headings).replace(">memory", "?>memory"),
         rows,
         ends,

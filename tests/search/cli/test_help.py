@@ -37,6 +37,10 @@ def test_help_shows_examples_that_are_commands(in_process: Any) -> None:
         assert lines and all(line.startswith(f"moevolve {name} ") and len(line) < 78 for line in lines), lines
 
 
+def test_only_the_terminal_breaks_the_lines_of_help(in_process: Any) -> None:
+    assert "It is an ordinary search in the store." in in_process("shrink", "-h").stdout
+
+
 def test_a_misspelt_command_is_answered_by_similar_ones(in_process: Any) -> None:
     assert "'launch'" in in_process("launsh").stderr
 

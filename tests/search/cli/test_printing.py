@@ -89,6 +89,7 @@ def test_tasks_stand_out_in_the_final_table(terminal: io.StringIO) -> None:
     print_final_table(FinalTable("odd", tasks, (), (full, best), "odd:0", False, (), 10, 4), "sqlite:///odd.db")
     shown = terminal.getvalue()
     assert f"\x1b[1m{SHOWN}" in shown and "\x1b[1mrte" in shown
+    assert "draws" not in shown
 
 
 def test_answers_are_shown_as_they_are(in_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,13 @@ from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing import POSITIVE_EPS, SUM_EPS, choose_kept
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.checkpoints.native import native_config, write_native
-from moevolve.workers.checkpoints.state import empty_model, experts_prefix, layer_state, loaded_parameters, ordinal_of
+from moevolve.workers.checkpoints.state import (
+    empty_model,
+    experts_prefix,
+    layer_state,
+    ordinal_of,
+    unedited_parameters,
+)
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.facts import ModelFacts
@@ -119,7 +125,7 @@ class EepExporter:
             rows.append(("active experts", f"{', '.join(map(str, model.edit.active_by_layer))}, by MoE layer"))
         before = model.first.count, active_experts(resident.model.config)
         return _summary(
-            model.first.family.title, edit, before, loaded_parameters(resident), _form_note(model, form), rows
+            model.first.family.title, edit, before, unedited_parameters(resident), _form_note(model, form), rows
         )
 
     def merges(self, edit: Edit) -> str | None:

@@ -20,7 +20,7 @@ from moevolve.evaluators.errors import CandidateError
 from moevolve.kernels.expert_ffn import choose_experts, expert_ffn
 from moevolve.workers.checkpoints.mixtral_form import empty_mixtral, mixtral_obstacle
 from moevolve.workers.checkpoints.native import native_config
-from moevolve.workers.checkpoints.state import empty_model, layer_state
+from moevolve.workers.checkpoints.state import empty_model, layer_state, unedited_parameters
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import Blueprint, Method, ModelParts, Resident, host_tensor
@@ -38,7 +38,6 @@ from moevolve.workers.methods.shared.dense import (
     dense_layers_for,
     network_tensors,
     network_use,
-    unedited_parameters,
     weights_of,
     write_native_dense,
 )

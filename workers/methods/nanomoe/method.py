@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.block_mix import block_mix
 from moevolve.workers.checkpoints.native import native_config, write_native
-from moevolve.workers.checkpoints.state import empty_model, experts_prefix, layer_state, loaded_parameters, ordinal_of
+from moevolve.workers.checkpoints.state import empty_model, experts_prefix, layer_state, ordinal_of, unedited_parameters
 from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit
@@ -225,16 +225,11 @@ class NanoMoeExporter:
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         assert isinstance(edit, NanoMoeEdit)
         title = family_of(resident.model.config, resident.config.path).title
-        before = loaded_parameters(resident)
-        for module in resident.model.modules():
-            if isinstance(module, BlockMixedLinear):
-                outputs, inputs = module.u.shape[:2].numel(), len(module.v) * module.v.shape[2]
-                before += outputs * inputs - edit.form.parameters(outputs, inputs)
         what = "low-rank" if edit.form.variant == "low_rank" else "block-mixed"
         return ExportSummary(
             experts=edit.form.blocks,
             active=edit.form.blocks,
-            parameters_before=before,
+            parameters_before=unedited_parameters(resident),
             lead=f"{title} with {len(edit.layers)} of its linear layers made {what} ones of rank {edit.form.rank}",
             method="NanoMoE (a mixture of experts within single layers)",
             tag="low-rank",

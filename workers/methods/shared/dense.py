@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_ffn import NetworkWeights
@@ -72,14 +72,6 @@ def network_tensors(layer: DenseLayer) -> dict[str, Tensor]:
         if part is not None:
             tensors |= {f"{name}.{kind}": tensor for kind, tensor in part.state_dict().items()}
     return tensors
-
-
-def unedited_parameters(resident: Resident) -> int:
-    """Number of parameters of the model with its own networks, whether they are replaced or not."""
-    modules: list[nn.Module] = [resident.model]
-    for layer in resident.dense_layers:
-        modules += [part for part in (layer.up, layer.gate, layer.down) if part is not None]
-    return sum({id(each): each.numel() for module in modules for each in module.parameters()}.values())
 
 
 def write_native_dense(resident: Resident, directory: Path, template: str, **settings: object) -> type[PreTrainedModel]:

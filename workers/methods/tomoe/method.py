@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from moevolve.kernels.neuron_mask import choose_expert, top_dimensions
 from moevolve.workers.checkpoints.mixtral_form import empty_mixtral, mixtral_obstacle
 from moevolve.workers.checkpoints.native import native_config
-from moevolve.workers.checkpoints.state import empty_model, layer_state, layers_prefix
+from moevolve.workers.checkpoints.state import empty_model, layer_state, layers_prefix, unedited_parameters
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import Blueprint, Method, ModuleUse, Resident, host_tensor
@@ -32,7 +32,6 @@ from moevolve.workers.methods.shared.dense import (
     native_family,
     network_tensors,
     network_use,
-    unedited_parameters,
     write_native_dense,
 )
 from moevolve.workers.methods.tomoe.apply import MaskedNetwork, ToMoeApplicator, fold

@@ -104,6 +104,7 @@ def test_layers_with_active_experts_of_their_own_are_exported_and_counted(
     for family, kind in UNEVEN.items():
         resident = ResidentModel.load(model_config(family))
         layers, count = len(resident.layers), resident.layers[0].count
+        unedited = sum(each.numel() for each in resident.model.parameters())
         numbers = (2, 1, 3)[:layers]
         space = "probs" if family in ("mixtral", "qwen2_moe") else "logits"
         edit: Any = replace(edit_of_kind(layers, count, kind, count, 2, space), active=numbers)
@@ -121,6 +122,7 @@ def test_layers_with_active_experts_of_their_own_are_exported_and_counted(
         assert json.loads((directory / "config.json").read_text())["active_experts"] == list(numbers)
         card = (directory / "README.md").read_text()
         assert f"active experts | {', '.join(map(str, numbers))}, by MoE layer" in card and "1 to" in card
+        assert f"({unedited:,} before)" in card
         loaded: Any = import_native(directory).from_pretrained(directory)
         blocks = [module for module in loaded.modules() if hasattr(module, "experts")]
         sizes = [sum(each.numel() for each in block.experts.parameters()) for block in blocks]
