@@ -117,7 +117,7 @@ def load_study(path: Path, overrides: tuple[str, ...] = ()) -> Study:
     if "phases" in data and "methods" not in data:
         raise UserError(f"{path}: this is one search, not a study: run it with `moevolve launch`")
     base = data.get("base")
-    own = base if isinstance(base, dict) else {FROM: base}
+    own: dict[str, Any] = base if isinstance(base, dict) else {FROM: base}
     if isinstance(own.get(FROM), str):
         source = path.parent / own.pop(FROM)
         run = read_yaml(source)
