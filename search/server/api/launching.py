@@ -17,10 +17,16 @@ from moevolve.search.interface.request import fields_of
 from moevolve.search.running.steer import unpause
 from moevolve.search.server.api.requests import model_of, options_of
 from moevolve.search.server.dependencies import CHANGES, RefPath, SearchPath, ServerDep
-from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, start_launch
+from moevolve.search.server.planning import (
+    LaunchPlan,
+    RemoteLaunchRequest,
+    RemoteShrinkRequest,
+    plan_launch,
+    start_launch,
+    start_shrink,
+)
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.processes import RETRY_S, BusyError, Job
-from moevolve.search.server.shrinking import RemoteShrinkRequest, start_shrink
 from moevolve.search.server.uploads import DataFile, UploadedFile, delete_upload, keep_upload, list_files
 
 _EXPORT_OPTIONS = tuple(fields_of(CheckpointRequest))

@@ -24,7 +24,7 @@ from moevolve.search.results.kept import SizePoint, kept_by_size
 from moevolve.search.server.dependencies import SearchPath, ServerDep, ServerState
 from moevolve.search.server.pages.launching import arrival_page, newest_made, printed_page, started_searches
 from moevolve.search.server.pages.rendering import render, render_part, svg_document
-from moevolve.search.server.shrinking import SHRINK_OPTIONS, RemoteShrinkRequest, start_shrink
+from moevolve.search.server.planning import SHRINK_OPTIONS, RemoteShrinkRequest, start_shrink
 from moevolve.search.server.uploads import list_files
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.store.errors import NotFoundError
