@@ -225,7 +225,7 @@ class SizeTrials:
     def _winner_kept(self, count: int, config: RunConfig) -> Kept | None:
         """Run a search, or what is left of it."""
         refuse_other_settings(self._store, config, folder_of(self._request))
-        changes = {name: getattr(config, name) for name in ("name", "genome", "phases", "final")}
+        changes = {name: getattr(config, name) for name in ("name", "genome", "phases", "final", "skip_phases_at")}
         setup = with_changes(self._setup, **changes)
         observer = Observer(
             on_stage=lambda stage: self._observer.on_stage(f"{count} {self._unit}: {stage}"),

@@ -146,6 +146,7 @@ COMMAND = (
     *("shrink", DEMO / "model", "--task", "demo-kin", "--keep-score", "80%", "--repair", "none", "-o", "small"),
     *("--evaluations", "6", "--guard-prompts", "7", "--guard-tokens", "16", "--force", "--json"),
     *("--set", "workers.count=1", "--set", "final.random_baselines=0"),
+    *("--set", "skip_phases_at=0.99"),  # as presets of repaired searches have it
     *("--set", "tasks.0.counts={calibration: 16, search: 16, dev: 100, test: 16}"),
 )
 
