@@ -21,6 +21,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.results.kept import Kept
 from moevolve.search.running.observer import Observer
 from moevolve.search.shrink import keeping
+from moevolve.search.shrink.choosing import parsed
 from moevolve.search.shrink.dense import narrower_genomes
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.workers.contract.facts import DenseFacts
@@ -110,6 +111,25 @@ def test_candidates_that_all_fail_keep_too_little_and_a_searched_one_may_be_wors
     )
     assert tried[-2:] == [(5, True), (6, True)] and settings["name"] == "small-6"
     assert text.endswith("; 5 keep 90.0 % (89.8 - 90.2)")
+
+
+def test_the_best_one_shot_choice_alone_is_repaired_as_a_searchs_best_are() -> None:
+    """What is repaired at length takes longest, and a search of few candidates evaluates none of it again."""
+    settings = {"model": {"path": str(DEMO / "model")}, "tasks": [{"name": "demo-kin"}], "genome": {"experts": 4}}
+    searched = parsed(settings | {"name": "small", "preset": "repaired"})
+    assert keeping.one_shots(searched).phases == searched.phases
+    longer = parsed(
+        settings
+        | {
+            "name": "small",
+            "preset": "repaired",
+            "phases": [
+                {"kind": "prune", "evaluations": 30, "initial": 8, "init": ["hope", "random"], "repair": {}},
+                {"kind": "repair", "evaluations": 6},
+            ],
+        }
+    )
+    assert [(one.kind, one.evaluations) for one in keeping.one_shots(longer).phases] == [("prune", 1), ("repair", 1)]
 
 
 def test_what_no_size_keeps_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
