@@ -1,65 +1,104 @@
-"""Measures what a search costs, from its launch to its last individual, and when the best one was found.
+"""How much sooner our presets are as good as the search of EEP's authors ends.
 
-    python tests/benchmarks/bench_search.py [--run configs/runs/demo.yaml] [--seeds 0 1]
+    python tests/benchmarks/bench_search.py [--beds facts text] [--presets repaired counts prune] [--seeds 0 1 2 3 4]
 
-Seconds include the loading of workers and calibrations. The unit of cost is the full model's evaluation on the search
-splits by one worker, as the store has it.
+Every preset keeps a quarter of the expert neurons of a demo's model, as 8 of 32 experts or, with `counts`, as narrower
+ones, with the same two workers and the same data, in a store of its own. Seconds begin with the launch: loading of
+workers, calibrations and repairs are in them, the final table isn't. A preset is as good once its best individual so
+far, by `search`, has the mean score on `test` that the authors' winner has.
 """
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import bench
 
-from moevolve.search.config.files import load_run_config
-from moevolve.search.config.run import RunConfig
+import moevolve
+from moevolve.search.config.files import parse_run_config, with_preset
 from moevolve.search.loop.final_table import BEST_LABEL
-from moevolve.search.running.execute import execute
-from moevolve.search.running.launch import register, set_up_new
-from moevolve.search.running.observer import Observer
-from moevolve.store.records import FULL_MODEL, Progress
-from moevolve.store.repository import Store
-from moevolve.workers.contract.settings import engine_fingerprint
+
+CONFIGS = bench.ROOT / "configs"
+FACTS = {"name": "demo-span", "counts": {"search": 400, "dev": 300, "test": 1000}}
+COUNTS = {"calibration": 256, "search": 24, "dev": 48, "test": 128}
+TEXTS = [{"name": f"text-{domain}", "counts": COUNTS} for domain in ("headers", "docstrings", "code")]
+BEDS: dict[str, tuple[Path, list[dict[str, Any]]]] = {
+    "facts": (CONFIGS / "demo" / "fine", [FACTS]),
+    "text": (CONFIGS / "demo" / "text", TEXTS),
+}
+AUTHORS = "authors"
+QUARTER = {"counts": {"kind": "capacity", "neuron_share": 0.25}}
+"""Genomes of the presets for kinds other than `eep`."""
 
 
 def main() -> None:
     parser = bench.arguments(__doc__)
-    parser.add_argument("--run", type=Path, default=bench.ROOT / "configs" / "runs" / "demo.yaml")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--beds", nargs="+", choices=BEDS, default=list(BEDS))
+    parser.add_argument("--presets", nargs="+", default=["repaired", "counts", "prune"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     options = parser.parse_args()
-    config = load_run_config(options.run)
-    print("| seed | individuals | evaluations | seconds | each | in units | best found after | search | test |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
-    for seed in options.seeds:
-        print(row(config.model_copy(update={"seed": seed})), flush=True)
+    print("| bed | seed | preset | individuals | seconds | `test` | as good as `authors` after, s | sooner |")
+    print("|---|---:|---|---:|---:|---:|---:|---:|")
+    for bed in options.beds:
+        for seed in options.seeds:
+            whole, goal = search(bed, AUTHORS, seed, None)
+            for preset in options.presets:
+                search(bed, preset, seed, (whole, goal))
 
 
-def row(config: RunConfig) -> str:
-    """Run a search in a store of its own; a row of the table."""
-    reports: list[tuple[float, Progress]] = []
-    with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{Path(folder) / 'store.db'}") as store:
-        setup = set_up_new(config)
-        register(setup, store)
+def search(bed: str, preset: str, seed: int, authors: tuple[float, float] | None) -> tuple[float, float]:
+    """Run one search and print its row; its seconds, and its winner's score on `test`.
+
+    Args:
+        authors: The same of the authors' search; None for that search itself.
+    """
+    model, tasks = BEDS[bed]
+    data = {
+        "name": "search",
+        "seed": seed,
+        "preset": preset,
+        "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
+        "tasks": tasks,
+        "genome": QUARTER.get(preset, {"kind": "eep", "experts": 8}),
+        "window": 4,
+        "workers": {"count": 2, "num_cpus": 1},
+        "engine": {"threads": 1},
+        "final": {"test": True, "random_baselines": 0},
+    }
+    config = parse_run_config(with_preset(data, "bench_search"), "bench_search")
+    reports: list[tuple[float, moevolve.Progress]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"sqlite:///{Path(folder) / 'store.db'}"
         started = time.perf_counter()
-        watch = Observer(on_progress=lambda progress: reports.append((time.perf_counter() - started, progress)))
-        table = execute(setup, store, watch)
-        engine = engine_fingerprint(config.model, config.engine)
-        splits = [split.fingerprint for split in setup.splits("search")]
-        full = store.evaluations(FULL_MODEL, setup.facts.fingerprint, engine, splits)
-    seconds, last = reports[-1]
-    assert last.best is not None
-    found = next(since for since, progress in reports if progress.best == last.best)
-    unit = sum(one.seconds or 0.0 for one in full)
-    best = next(entry for entry in table.entries if entry.label == BEST_LABEL)
-    test = statistics.mean(score.score or 0.0 for score in best.scores if score.split == "test")
-    return (
-        f"| {config.seed} | {last.done} | {last.evaluated} | {seconds:.1f} | {seconds / last.done:.2f} "
-        f"| {seconds / last.done / unit:.2f} | {found:.1f} | {100 * last.best[1]:.1f} | {100 * test:.1f} |"
-    )
+        watch = moevolve.Observer(on_progress=lambda each: reports.append((time.perf_counter() - started, each)))
+        table = moevolve.launch(config, store=store, observer=watch, progress=False)
+        winner = next(entry for entry in table.entries if entry.label == BEST_LABEL)
+        score = fmean(each.score or 0.0 for each in winner.scores if each.split == "test")
+        seconds, last = reports[-1]
+        sooner = "| |" if authors is None else sooner_than(authors, reports, [each["name"] for each in tasks], store)
+    print(f"| {bed} | {seed} | {preset} | {last.done} | {seconds:.0f} | {100 * score:.2f} | {sooner}", flush=True)
+    return seconds, score
+
+
+def sooner_than(
+    authors: tuple[float, float], reports: list[tuple[float, moevolve.Progress]], tasks: list[str], store: str
+) -> str:
+    """Cells of a row: when the best individual so far has the authors' score on `test`, and their seconds by that."""
+    seconds, goal = authors
+    tried = set()
+    for since, progress in reports:
+        if progress.best is None or progress.best[0] in tried:
+            continue
+        best = progress.best[0]
+        tried.add(best)
+        scores = [moevolve.evaluate(store, f"search:{best}", task=task).score for task in tasks]
+        if fmean(score or 0.0 for score in scores) >= goal:
+            return f"{since:.0f} | {seconds / since:.1f} |"
+    return "never | |"
 
 
 if __name__ == "__main__":
