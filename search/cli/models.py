@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 import moevolve
+from moevolve.evaluators.preparation.registry import split_fitness
 from moevolve.evaluators.scales import SCALES, Scale
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, takes
 from moevolve.search.cli.output.console import output, print_json, print_table, stages
@@ -76,6 +77,13 @@ def answers(
         rows = f"{'' if request.rows else 'first '}{found.examined} rows"
         title = f"{found.task} ({found.split}), {found.fitness}, {rows}: {scores}"
         _print_answered(title, found, request.only, whole)
+        answered = [row for row in found.rows if row.references]
+        if answered and all(answer.text is None for row in answered for answer in row.answers):
+            task = split_fitness(request.task)[0]
+            output.print(
+                f"{found.fitness} generates nothing; see the beginnings of answers with --task {task}@generate",
+                soft_wrap=True,
+            )
 
 
 def _answer_prompts(request: AnswersRequest, whole: bool, store: str, as_json: bool) -> None:

@@ -34,6 +34,8 @@ Values = tuple[float | str | None, ...]
 """The value of every individual, None where it has none."""
 _MOST = 1000
 """Most individuals that are used: the time of the fit grows with the cube of their number."""
+_FEWEST = 10
+"""Fewest individuals that are explained: fewer differ in far more choices than there are scores."""
 _DRAWS = 1000
 _MOST_NAMES = 12
 """Largest number of names that a setting may have as options; one with more is no choice of the regression."""
@@ -325,7 +327,7 @@ def effects_of_choices(
     """
     choices = list(_kept_experts(outlines))
     choices.extend(choice for name, values in genes.items() for choice in _chosen(name, values))
-    if not choices or len(scores) < 3 or np.ptp(scores) == 0:
+    if not choices or len(scores) < _FEWEST or np.ptp(scores) == 0:
         return None, [], []
     features, targets = np.concatenate([choice.columns for choice in choices], axis=1), scores - scores.mean()
     model, predicted = _regression(features, targets)

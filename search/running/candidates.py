@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.preparation.registry import load_task
+from moevolve.evaluators.preparation.registry import load_task, split_fitness
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.files import changed_loading, parse_stored_config
 from moevolve.search.config.run import RunConfig, TaskSection
@@ -122,9 +122,15 @@ def prepared_split(candidate: Candidate, name: str, split: Split) -> PreparedSpl
 
 
 def _section_of(config: RunConfig, name: str) -> TaskSection:
-    """The settings of a task in a search, or those of a task that the search doesn't have."""
-    known = (item for item in config.tasks if name in (item.name, load_task(item.name).name))
-    return next(known, None) or TaskSection(name=name)
+    """The settings of a task in a search, also under another fitness, or of a task that the search doesn't have."""
+    base, fitness = split_fitness(name)
+    for item in config.tasks:
+        if name in (item.name, load_task(item.name).name):
+            return item
+        own = split_fitness(item.name)[0]
+        if base == load_task(own).name:
+            return item.model_copy(update={"name": own + fitness})
+    return TaskSection(name=name)
 
 
 def _search_of_full(store: StoreReader, search: str | None) -> SearchRecord:

@@ -146,8 +146,8 @@ def _check_repair(settings: RepairSettings, where: str, kind: str, facts: ModelF
 def with_changes(setup: SearchSetup, **changes: Any) -> SearchSetup:
     """The same search, not recorded, with other settings that neither the model nor the tasks notice.
 
-    These are `name`, `genome`, `phases`, `final` and `store`. Genomes and phases must be of the same kinds and need no
-    more memory. Splits that `final` asks for must have been prepared.
+    These are `name`, `genome`, `phases`, `skip_phases_at`, `final` and `store`. Genomes and phases must be of the same
+    kinds and need no more memory. Splits that `final` asks for must have been prepared.
     """
     config = setup.config.model_copy(update=changes)
     space, schedule = config.space(setup.facts), make_schedule(config)

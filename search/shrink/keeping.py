@@ -104,16 +104,18 @@ def settled(
 
 
 def one_shots(config: RunConfig) -> RunConfig:
-    """The search of the one-shot choices that a search begins with; the best on `search` is scored on `dev`."""
+    """The search of the one-shot choices that a search begins with, whose best is repaired as that of the search is.
+
+    The best on `search` is scored on `dev`.
+    """
     first, last, final = config.phases[0], config.phases[-1], FinalSection(rerank=1, test=False)
     if not first.named:
         raise UserError("phases.0.init: --keep-score tries sizes by one-shot choices, and it names none")
     count = len(first.named)
-    # The best candidates of a search may be repaired anew at its end, with more tokens.
-    repair = last.repair if last.kind == "repair" else first.repair
-    changes = {"evaluations": count, "initial": count, "init": first.named, "repair": repair}
-    phase = first.model_copy(update=changes)
-    return config.model_copy(update={"name": f"{config.name}-one-shots", "phases": (phase,), "final": final})
+    phases = [first.model_copy(update={"evaluations": count, "initial": count, "init": first.named})]
+    if last.kind == "repair":
+        phases.append(last.model_copy(update={"evaluations": 1}))
+    return config.model_copy(update={"name": f"{config.name}-one-shots", "phases": tuple(phases), "final": final})
 
 
 def sizes_of_model(facts: ModelFacts) -> tuple[str, dict[int, dict[str, Any]]]:
@@ -225,7 +227,7 @@ class SizeTrials:
     def _winner_kept(self, count: int, config: RunConfig) -> Kept | None:
         """Run a search, or what is left of it."""
         refuse_other_settings(self._store, config, folder_of(self._request))
-        changes = {name: getattr(config, name) for name in ("name", "genome", "phases", "final")}
+        changes = {name: getattr(config, name) for name in ("name", "genome", "phases", "final", "skip_phases_at")}
         setup = with_changes(self._setup, **changes)
         observer = Observer(
             on_stage=lambda stage: self._observer.on_stage(f"{count} {self._unit}: {stage}"),

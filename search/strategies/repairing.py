@@ -19,7 +19,7 @@ class RepairStrategy(PhaseStrategy):
 
     They are the best individuals of the earlier phases, each genome once, repaired with the phase's settings: first of
     those that were repaired like those of the phase before, whose settings are `before.repair`, then of all. Where
-    none is left or visible, a random genome is repaired.
+    none is left, a random genome is repaired.
     """
 
     _space: RepairedSpace
@@ -42,7 +42,6 @@ class RepairStrategy(PhaseStrategy):
         """Do nothing: the phase's own individuals have no children."""
 
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
-        # Better ones may become visible while the phase's individuals are made.
         for base in chain(self._comparable, self._others):
             genome = self._space.repaired(self._space.from_bytes(base.genome), self._phase.repair)
             if genome.express().phenotype_hash not in taken:

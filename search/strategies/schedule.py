@@ -32,7 +32,7 @@ class Schedule:
         generation: Individuals per generation. Child i depends on all individuals before its own generation; a phase's
             initial individuals are its first generation. None for steady state.
         separate: A phase's individuals depend on all individuals of the phases before it, so that these are all
-            evaluated before the phase begins.
+            evaluated before the phase begins. A repair phase's always do, since it repairs the best of them.
     """
 
     spans: tuple[PhaseSpan, ...]
@@ -71,7 +71,8 @@ class Schedule:
         """Return how many individuals child `index` depends on: exactly 0 .. visible - 1."""
         span = self.span(index)
         if self.generation is None:
-            return max(span.start if self.separate else 0, index - self.window + 1)
+            waits = self.separate or span.kind == "repair"
+            return max(span.start if waits else 0, index - self.window + 1)
         first = span.start + span.initial
         if index < first:
             return span.start

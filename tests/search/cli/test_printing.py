@@ -105,6 +105,17 @@ def test_answers_are_shown_as_they_are(in_process: Any, monkeypatch: pytest.Monk
         assert not any(control in done.stdout for control in "\x1b\x07\x9b")
 
 
+def test_where_nothing_is_generated_the_way_to_answers_is_said(
+    in_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text, said in ((None, True), ("an answer", False)):
+        answer = Answer(text=text, outcome=0.5, logprobs=())
+        row = AnsweredRow(0, "question", ("gold",), (), (answer, answer))
+        found = Answers("chats@kl", "test", "kl", ("full", "odd:0"), 1, (1.0, 0.5), (row,))
+        monkeypatch.setattr("moevolve.ask", lambda *_, found=found, **__: found)
+        assert ("--task chats@generate" in in_process("answers", "odd:0", "--task", "chats@kl").stdout) == said
+
+
 def test_a_search_after_a_pilot_prints_lines_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     observer = line_observer(print_line, "shrink")
     for total in (4, 20):

@@ -56,6 +56,14 @@ def test_models_run_with_the_threads_of_their_search_unless_others_are_given(
         assert any(stage.startswith(said) for stage in stages)
 
 
+def test_a_task_of_the_search_has_other_fitnesses_by_its_name_as_by_its_path(
+    found: Answers, all_kinds: str, tiny: Any
+) -> None:
+    named = moevolve.answers(all_kinds, ["eep:0"], task=f"{load_task(str(tiny.task)).name}@generate", limit=None)
+    assert [row.answers[1].text for row in named.rows] == [row.answers[1].text for row in found.rows]
+    assert (named.task, named.fitness) == (found.task, "generate")
+
+
 def test_outcomes_are_those_that_scoring_stores(found: Answers, all_kinds: str, tiny: Any) -> None:
     assert found.models == ("full", "eep:0", "eep:20")
     for place, name in enumerate(found.models):

@@ -155,5 +155,7 @@ def test_without_scores_nothing_is_told(store: Store, tmp_path: Path) -> None:
         found = effects(empty, "lab", 20, genes=True)
     assert (found.individuals, found.predicted, found.choices, found.rows) == (0, None, (), ())
     assert "too few individuals" in found.note
+    few = [GenomeOutline((("lambda", f"{place}"),)) for place in range(9)]
+    assert effects_of_choices(few, genes_of(few), np.arange(9.0)) == (None, [], []), "there are too few for a fit"
     genes = effects(store, "bred", 20, genes=True)
     assert len(genes.rows) == genes.individuals and all(len(row.values) == len(genes.genes) for row in genes.rows)

@@ -21,6 +21,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.results.kept import Kept
 from moevolve.search.running.observer import Observer
 from moevolve.search.shrink import keeping
+from moevolve.search.shrink.choosing import parsed
 from moevolve.search.shrink.dense import narrower_genomes
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.workers.contract.facts import DenseFacts
@@ -112,6 +113,25 @@ def test_candidates_that_all_fail_keep_too_little_and_a_searched_one_may_be_wors
     assert text.endswith("; 5 keep 90.0 % (89.8 - 90.2)")
 
 
+def test_the_best_one_shot_choice_alone_is_repaired_as_a_searchs_best_are() -> None:
+    """What is repaired at length takes longest, and a search of few candidates evaluates none of it again."""
+    settings = {"model": {"path": str(DEMO / "model")}, "tasks": [{"name": "demo-kin"}], "genome": {"experts": 4}}
+    searched = parsed(settings | {"name": "small", "preset": "repaired"})
+    assert keeping.one_shots(searched).phases == searched.phases
+    longer = parsed(
+        settings
+        | {
+            "name": "small",
+            "preset": "repaired",
+            "phases": [
+                {"kind": "prune", "evaluations": 30, "initial": 8, "init": ["hope", "random"], "repair": {}},
+                {"kind": "repair", "evaluations": 6},
+            ],
+        }
+    )
+    assert [(one.kind, one.evaluations) for one in keeping.one_shots(longer).phases] == [("prune", 1), ("repair", 1)]
+
+
 def test_what_no_size_keeps_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--keep-score 99%: 7 of 8 experts keep 97.0 % \(96.8 - 97.2\), and fewer"):
         found(monkeypatch, tmp_path, lambda count, _: 0.9 + count / 100)
@@ -146,6 +166,7 @@ COMMAND = (
     *("shrink", DEMO / "model", "--task", "demo-kin", "--keep-score", "80%", "--repair", "none", "-o", "small"),
     *("--evaluations", "6", "--guard-prompts", "7", "--guard-tokens", "16", "--force", "--json"),
     *("--set", "workers.count=1", "--set", "final.random_baselines=0"),
+    *("--set", "skip_phases_at=0.99"),  # as presets of repaired searches have it
     *("--set", "tasks.0.counts={calibration: 16, search: 16, dev: 100, test: 16}"),
 )
 

@@ -58,6 +58,11 @@ def test_phases_wait_for_each_other_if_a_search_may_end_between_them() -> None:
     assert [schedule.visible(index) for index in range(10)] == [0, 1, 1, 1, 2, 3, 4, 7, 7, 7]
 
 
+def test_a_repair_phase_waits_for_those_whose_best_it_repairs() -> None:
+    schedule = Schedule.of([("prune", 4, 4), ("repair", 3, 0), ("merge", 3, 0)], window=3)
+    assert [schedule.visible(index) for index in range(10)] == [0, 0, 0, 1, 4, 4, 4, 5, 6, 7]
+
+
 def test_generations_wait_for_each_other() -> None:
     schedule = Schedule.of([("prune", 9, 3), ("merge", 5, 0)], window=3, generation=4)
     assert [schedule.visible(index) for index in range(14)] == [0, 0, 0, 3, 3, 3, 3, 7, 7, 9, 9, 9, 9, 13]
