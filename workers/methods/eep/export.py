@@ -112,8 +112,9 @@ class EepExporter:
         model = _EditedModel.of(resident, edit)
         rows: list[tuple[str, str]] = []
         if model.resized:
-            filled = f", filled up to {max(model.widths)} with zeros" if form == "stock" else ""
-            rows.append(("neurons of an expert", f"{', '.join(map(str, model.widths))}, by MoE layer{filled}"))
+            widths, filled = ", ".join(map(str, model.widths)), f", filled up to {max(model.widths)} with zeros"
+            by_layer = f"{widths}, by MoE layer{filled if form == 'stock' else ''}"
+            rows.append(("neurons of an expert", by_layer if len(set(model.widths)) > 1 else str(model.widths[0])))
         if model.edit.skip_rows is not None:
             shown = ", ".join(f"{each:.3f}" for each in model.thresholds)
             rows.append(("second expert skipped", f"below {shown} of the first one's routing weight, by MoE layer"))

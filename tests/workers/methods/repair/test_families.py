@@ -110,6 +110,8 @@ def test_narrower_experts_are_stock_where_a_config_can_say_so(family: str, resid
     assert found.agreement.holds and found.form == ("native" if family == "glm4_moe" else form)
     fewer = layers * base_of(edit).retained * (width - width // 2)
     assert found.parameters == parameters - fewer * describe_model(model.config).neuron_parameters
+    card = (tmp_path / "narrow" / "README.md").read_text(encoding="utf-8")
+    assert f"| neurons of an expert | {width // 2} |\n" in card
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss"])
@@ -125,7 +127,7 @@ def test_layers_of_different_widths_are_exported(family: str, resident: Resident
     with model.edited(edit):
         sizes = [int(layer.expert_tensors()["down_proj"].numel()) for layer in model.layers]
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
-    assert "| neurons of an expert | " in (tmp_path / "wide" / "README.md").read_text(encoding="utf-8")
+    assert f"| neurons of an expert | {widths[0]}, " in (tmp_path / "wide" / "README.md").read_text(encoding="utf-8")
     if family == "qwen2_moe":  # its routers' softmax is over all experts
         with pytest.raises(UserError, match="--form stock"):
             export_model(model, edit, tmp_path / "stock", CARD, "stock")
