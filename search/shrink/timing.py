@@ -65,7 +65,7 @@ def guard_plan(request: ShrinkOptions) -> str:
     limit = f"{guard_seconds(request):.0f} s"
     if request.guard_time is None and request.time is None:
         limit = f"{_GUARD_OF_SEARCH:.0%} of the time that the search takes, but from {limit} to {_GUARD_MOST:,} s"
-    return f"checks of the winner's answers, after the search: at most {limit} (--guard-time)"
+    return f"then both models answer held-out prompts: at most {limit} (--guard-time), besides loading and repairs"
 
 
 def plan_time(

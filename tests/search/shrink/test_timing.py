@@ -97,7 +97,7 @@ def test_times_have_units() -> None:
     guards = (asked, timed, replace(timed, guard_time="2m"))
     assert [guard_seconds(request, 1000.0) for request in guards] == [250, 1800, 120]
     assert [guard_seconds(asked, searched) for searched in (0.0, 100.0, 1e6)] == [60, 60, 1800]
-    assert guard_plan(timed).endswith("at most 1800 s (--guard-time)")
+    assert guard_plan(timed).endswith("at most 1800 s (--guard-time), besides loading and repairs")
     assert "at most 25% of the time that the search takes, but from 60 s to 1,800 s" in guard_plan(asked)
     with pytest.raises(UserError, match="--guard-time soon: give a number with a unit"):
         guard_seconds(replace(asked, guard_time="soon"))
