@@ -20,7 +20,7 @@ class Gain:
     """The winner's score beside that of a simpler candidate.
 
     Attributes:
-        what: What is asked for its gain: `The search` or `Custom code`.
+        what: What is asked for its gain: the search, the repair of its last phase, or custom code.
         over: The simpler candidate, as the end of a phrase.
         split: Split of the scores.
         found, before: Scores of the winner and of the simpler candidate, in [0, 1], weighted means over tasks; None if
@@ -54,18 +54,22 @@ class Gain:
 def search_gain(store: StoreReader, table: FinalTable) -> Gain | None:
     """Compare a search's winner with its best one-shot choice by fitness; None without both, or without their scores.
 
-    Both are compared on `test`.
+    Both are compared on `test`. Where the last phase repaired a one-shot choice anew, no candidate was bred for it.
     """
     search = store.search(table.search)
-    found = auxiliary_entries(parse_stored_config(search.config), store.history(search.id), None)
+    history = store.history(search.id)
+    found = auxiliary_entries(parse_stored_config(search.config), history, None)
     choices = [(label, row) for label, row in found if label != BEFORE_LABEL]
     if table.best is None or table.best.phenotype is None or not choices:
         return None
     label, choice = min(choices, key=lambda each: rank_key(each[1]))
-    over = f"the best one-shot choice ({label})"
-    if choice.phenotype_hash == table.best.phenotype:
-        return Gain("The search", over, "test")
-    return _compared(store, search, (table.best.phenotype, choice.phenotype_hash), Gain("The search", over, "test"))
+    winner = next(row for row in history if row.phenotype_hash == table.best.phenotype)
+    anew = winner.operator == "repair" and winner.parents[0] in {row.index for _, row in choices}
+    what = "Repairing a one-shot choice at more length" if anew else "The search"
+    gain = Gain(what, f"the best one-shot choice ({label})", "test")
+    if choice.phenotype_hash == winner.phenotype_hash:
+        return gain
+    return _compared(store, search, (winner.phenotype_hash, choice.phenotype_hash), gain)
 
 
 def code_gain(store: StoreReader, table: FinalTable) -> Gain | None:

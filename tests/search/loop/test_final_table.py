@@ -268,6 +268,13 @@ def test_what_a_search_gained_is_said_with_a_test(
     table = launch(store, config(), sheet)
     assert str(search_gain(store, table)).startswith(said) and code_gain(store, table) is None
 
+    # Nothing was searched for a winner that is a one-shot choice, repaired anew.
+    history = store.history("lab-1")
+    anew = [replace(one, operator="repair", parents=(0,)) if one.index else one for one in history]
+    monkeypatch.setattr(store, "history", lambda _: anew)
+    expected = said.replace("The search", "Repairing a one-shot choice at more length") if best else said
+    assert str(search_gain(store, table)).startswith(expected)
+
 
 def test_what_custom_code_gains_over_what_servers_load_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate but the winner counts as one that needs no code."""
