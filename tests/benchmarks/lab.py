@@ -12,7 +12,7 @@ Every row is a method at one share of active neurons, run by `moevolve.study`: 8
 prose, and a test on 12 windows of 512 tokens of each text. `raw` candidates are the method's alone; `repaired` ones are
 fitted to the unedited model, factorisations to its outputs. `memory` rows have what a worker takes on a CPU beside what
 `plan` says. Results are lines of OUT/lab.jsonl, and what is there isn't run again; OUT/lab.md has the table, and how
-long the other rows take by those done. By an estimate all take three hours on two idle cores with 16-bit products
+long the other rows take by those done. By an estimate all take four hours on two idle cores with 16-bit products
 (AMX); other CPUs are faster with `--dtype float32`.
 """
 
@@ -78,7 +78,7 @@ class Bed:
     windows: dict[str, int] = field(default_factory=lambda: WINDOWS)
     window: int = WINDOW
     tokens: int = 2 * WINDOWS["calibration"] * WINDOW
-    evaluations: int = 12
+    evaluations: int = 150
     memory_tokens: tuple[int, ...] = MEMORY_TOKENS
 
 
