@@ -107,7 +107,6 @@ def test_some_phases_have_no_rounds_to_count() -> None:
     for phases in (
         [{"kind": "prune", "evaluations": 30, "initial": 30}],  # nothing is bred
         [{"kind": "prune", "evaluations": 7, "initial": 2}],  # no window would do
-        [{"kind": "prune", "evaluations": 14, "initial": 2}],  # only one of single individuals would
         [*PAPER, {"kind": "repair", "evaluations": 24}],
     ):
         assert not rounds_notes(run_of(phases, window=8))
