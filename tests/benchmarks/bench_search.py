@@ -19,6 +19,7 @@ from typing import Any
 import bench
 
 import moevolve
+from moevolve.evaluators.scales import SCALES
 from moevolve.search.config.files import parse_run_config, with_preset
 from moevolve.search.loop.final_table import BEST_LABEL
 
@@ -77,10 +78,12 @@ def search(bed: str, preset: str, seed: int, authors: tuple[float, float] | None
         watch = moevolve.Observer(on_progress=lambda each: reports.append((time.perf_counter() - started, each)))
         table = moevolve.launch(config, store=store, observer=watch, progress=False)
         winner = next(entry for entry in table.entries if entry.label == BEST_LABEL)
-        score = fmean(each.score or 0.0 for each in winner.scores if each.split == "test")
+        tested = [each for each in winner.scores if each.split == "test"]
+        score = fmean(each.score or 0.0 for each in tested)
+        shown = SCALES[tested[0].scale].text(score)
         seconds, last = reports[-1]
         sooner = "| |" if authors is None else sooner_than(authors, reports, [each["name"] for each in tasks], store)
-    print(f"| {bed} | {seed} | {preset} | {last.done} | {seconds:.0f} | {100 * score:.2f} | {sooner}", flush=True)
+    print(f"| {bed} | {seed} | {preset} | {last.done} | {seconds:.0f} | {shown} | {sooner}", flush=True)
     return seconds, score
 
 
