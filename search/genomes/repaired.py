@@ -149,26 +149,19 @@ def repaired_space(inner: GenomeSpace[Any], phases: Sequence[PhaseConfig]) -> Ge
 
 def repair_summary(settings: RepairSettings) -> str:
     """Describe settings in a few words for listings; `repair_rows` has all of it."""
-    filled = "" if settings.neurons is None else ", neurons of all experts"
+    filled = ", neurons of all experts" if settings.neurons else ""
     rounds = f", {settings.input_rounds} rounds of inputs" if settings.input_rounds else ""
     return f"repaired, lambda {_lambdas(settings)}{filled}{rounds}"
 
 
 def repair_rows(settings: RepairSettings) -> tuple[tuple[str, str], ...]:
     """Return labels and values of all settings, but the memory it may take."""
-    rows = [
+    return (
         ("ridge lambda", _lambdas(settings)),
         ("fitted on", f"{settings.tokens:,} tokens"),
         ("weight of answers' tokens", f"{settings.answer_weight:.2g}"),
         ("rounds of gate and up projections", str(settings.input_rounds)),
-    ]
-    neurons = settings.neurons
-    if neurons is None:
-        return (*rows, ("neurons", "each expert's own"))
-    return (
-        *rows,
-        ("neurons", "of all experts, each in one expert"),
-        ("neurons on the shortlist", f"{neurons.candidates:.2g} times those kept"),
+        ("neurons", "of all experts, each in one expert" if settings.neurons else "each expert's own"),
     )
 
 

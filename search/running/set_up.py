@@ -135,7 +135,7 @@ def _check_repair(settings: RepairSettings, where: str, kind: str, facts: ModelF
     if not KINDS[kind].repairable:
         having = ", ".join(name for name, each in KINDS.items() if each.repairable)
         raise UserError(f"{where}: candidates of genome kind {kind} can't be repaired, those of {having} can")
-    if settings.neurons is not None and not KINDS[kind].recombinable:
+    if settings.neurons and not KINDS[kind].recombinable:
         having = ", ".join(name for name, each in KINDS.items() if each.recombinable)
         raise UserError(
             f"{where}.neurons: only experts of a mixture can be filled with neurons of others, those of genome kind "

@@ -217,7 +217,7 @@ def watched() -> Counter[str]:
         ResidualStreams: ("run_layer",),
         fits: ("fit_ridge",),
         fits.LayerFits: ("_features", "_apply"),
-        ExpertOutputs: ("select_neurons", "prune_neurons", "use_neurons"),
+        ExpertOutputs: ("select_neurons", "use_neurons"),
         EvaluationWorker: ("_score",),
     }
     for holder, names in functions.items():

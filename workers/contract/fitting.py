@@ -6,10 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
-from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from moevolve.workers.contract.edits import Tokens
@@ -71,17 +70,3 @@ class FitRows:
         for each in (self.prompts, self.tokens):
             digest.update(each.astype("<i4").tobytes())
         return digest.hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class NeuronSettings:
-    """How the neurons of each kept expert are selected from all experts of its layer before the fit.
-
-    Attributes:
-        candidates: Size of the shortlist of most important neurons, as a multiple of the neurons to keep. Those whose
-            loss the fit compensates best are removed from it; 1 keeps the most important neurons.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    candidates: Annotated[float, Ge(1), Le(1e6)] = 4.0

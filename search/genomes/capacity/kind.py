@@ -77,13 +77,13 @@ class CapacityCosts(ExpertsCosts[CapacitySpace]):
 def _space(section: CapacitySection, facts: ModelFacts, phases: Sequence[PhaseConfig]) -> CapacitySpace:
     """Make a space for phases that fill experts of other widths than the original ones."""
     for position, phase in enumerate(phases):
-        filled = phase.repair is not None and phase.repair.neurons is not None
+        filled = phase.repair is not None and phase.repair.neurons
         if phase.kind not in (*CapacitySpace.phase_kinds, "repair"):
             continue  # which is refused with the phases that suit this kind
         if not filled and section.neuron_share is not None:
             raise UserError(
                 f"phases.{position}.repair.neurons: kept experts have another width (genome.neuron_share), which only "
-                "neurons of all experts fill; set it, or {}"
+                "neurons of all experts fill; set it to true"
             )
     return CapacitySpace.of(section, facts)
 

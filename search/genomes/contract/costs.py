@@ -30,14 +30,12 @@ class FitOutline:
         width: Number of input features.
         blocks: Number of blocks of features; the features of a block are zero on the same tokens.
         density: Share of the tokens on which a feature of a block isn't zero.
-        pool: Number of neurons among which a recombining repair chooses; 0 if it can't choose.
         dense: Number of features, of `width`, that are in no block, and zero on no token.
     """
 
     width: int
     blocks: int
     density: float
-    pool: int = 0
     dense: int = 0
 
 

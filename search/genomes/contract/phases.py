@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.methods.repair.edit import RepairSettings
 
 MOST_EVALUATIONS = 10_000_000
@@ -273,7 +272,7 @@ class CapacityPhase(PhaseBase):
     kind: Literal["capacity"] = "capacity"
     initial: int = Field(8, ge=0, le=MOST_EVALUATIONS)
     init: tuple[str, ...] = Field(("equal", "random"), min_length=1)
-    repair: Repair = RepairSettings(neurons=NeuronSettings())
+    repair: Repair = RepairSettings(neurons=True)
     entry_rate: float = Field(0.4, ge=0, le=1)
     sigma: float = Field(0.3, gt=0, le=1000)
 

@@ -43,8 +43,7 @@ class ExpertsCosts(GenomeCosts[S]):
         """The output projections of a layer's experts are fitted together."""
         width, active = self.largest_layer()
         space, dense = self.space, self.outline.facts.shared_neurons
-        pool = space.experts * self.outline.intermediate
-        fit = FitOutline(space.retained * width + dense, space.retained, active / space.retained, pool, dense)
+        fit = FitOutline(space.retained * width + dense, space.retained, active / space.retained, dense)
         routed = self.outline.facts.moe_layers
         return tuple((fit,) if layer in routed else () for layer in range(self.outline.layers))
 

@@ -10,12 +10,10 @@ from pydantic import computed_field
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
-from moevolve.workers.methods.eep.neuron_pruning import candidate_count, pruning_bytes
 from moevolve.workers.methods.repair.edit import RepairSettings
 from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
 from moevolve.workers.methods.repair.inputs import token_bytes, vector_bytes
 from moevolve.workers.methods.repair.ridge import fit_bytes, has_room
-from moevolve.workers.methods.shared.outputs import choosing
 from moevolve.workers.methods.shared.passes import BATCH_COLUMNS
 from moevolve.workers.profiling.activations import STREAMS
 from moevolve.workers.profiling.outline import ModelOutline
@@ -112,8 +110,7 @@ class _RepairCounter:
         states = tokens * hidden * self._outline.facts.dtype_bytes
         # Of a layer's fits only the last one keeps the state after it.
         kept = [4 * fit.width * hidden + (fit is layer[-1]) * states for layer in self._fits for fit in layer]
-        dense = not any(fit.pool for fit in fits)
-        taken = max(map(self._dense_taken if dense else self._taken, fits))
+        taken = max(map(self._taken if self._outline.facts.dense is None else self._dense_taken, fits))
         if self._settings.input_rounds:
             taken = max(taken, *map(self._inputs_taken, fits))
         return RepairWork(
@@ -143,19 +140,6 @@ class _RepairCounter:
         facts = self._outline.facts
         parameters = facts.neuron_parameters if facts.dense is None else facts.dense.neuron_parameters
         return _block_width(fit) * (parameters // self._outline.hidden - 1)
-
-    def _candidates(self, fit: FitOutline) -> int:
-        """Count the candidate neurons of a kept expert; 0 if they are no more than its own, so that none is pruned."""
-        neurons = self._settings.neurons
-        if neurons is None or not fit.pool:
-            return 0
-        width, memory = _block_width(fit), self._settings.memory_mb << 20
-        count = candidate_count(width, neurons, self._choosing(fit), self._outline.hidden, memory)
-        return count if count > width else 0
-
-    def _choosing(self, fit: FitOutline) -> int:
-        """Tokens of a kept expert that neurons are chosen on."""
-        return int(fit.density * len(range(self._tokens)[choosing(self._tokens)]))
 
     def _needed(self, fit: FitOutline) -> int:
         return fit_bytes(fit.width, self._tokens, self._outline.hidden)
@@ -216,6 +200,5 @@ class _RepairCounter:
         else:
             features = int(4 * self._tokens * (fit.density * fit.blocks * width + fit.dense))
             fitting = features + max(self._needed(fit) + making, applying)
-        taken = max(fitting, pruning_bytes(self._candidates(fit), self._choosing(fit), hidden))
         states = self._tokens * hidden * (4 * size + 4 * (3 + (self._settings.answer_weight != 1)))
-        return min(self._settings.memory_mb << 20, taken) + states
+        return min(self._settings.memory_mb << 20, fitting) + states

@@ -51,7 +51,7 @@ PHASES: list[dict[str, Any]] = [
         "kind": "merge",
         "evaluations": MERGED - PRUNED,
         "sigma": 0.2,
-        "repair": {"tokens": TOKENS // 2, "neurons": {}},
+        "repair": {"tokens": TOKENS // 2, "neurons": True},
     },
     {
         "kind": "repair",
@@ -224,7 +224,11 @@ def test_what_a_kind_can_not_have_is_refused_before_anything_runs(tiny: Any, tmp
     for genome, phases, message in (
         (MIXED, [tune | {"repair": {}}], r"phases\.0\.repair.*genome kind nanomoe can't be repaired"),
         (MIXED, [tune, {"kind": "repair", "evaluations": 8}], r"phases\.1\.repair.*nanomoe can't be repaired"),
-        (DIVIDED, [tune | {"repair": {"neurons": {}}}], r"phases\.0\.repair.*only experts of a mixture can be filled"),
+        (
+            DIVIDED,
+            [tune | {"repair": {"neurons": True}}],
+            r"phases\.0\.repair.*only experts of a mixture can be filled",
+        ),
     ):
         run = RunConfig.model_validate(dense_run(tiny, tmp_path, genome, "dense").model_dump() | {"phases": phases})
         with pytest.raises(UserError, match=message):

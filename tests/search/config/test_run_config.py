@@ -22,7 +22,7 @@ from moevolve.search.genomes.contract.phases import MergePhase
 from moevolve.search.genomes.eep.space import EepSection
 from moevolve.search.genomes.registry import KINDS
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.methods.repair.edit import NeuronSettings, RepairSettings
+from moevolve.workers.methods.repair.edit import RepairSettings
 
 PLAIN: dict[str, Any] = {
     "name": "rte-4",
@@ -275,7 +275,7 @@ def test_a_stored_configuration_of_another_version_is_refused_in_one_line() -> N
             parse_stored_config(json.dumps(data))
 
 
-SPELT = {"ridge_lambdas": [0.5], "neurons": {"candidates": 2}}
+SPELT = {"ridge_lambdas": [0.5], "neurons": True}
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ SPELT = {"ridge_lambdas": [0.5], "neurons": {"candidates": 2}}
     [
         (True, RepairSettings()),
         (False, None),
-        (SPELT, RepairSettings((0.5,), neurons=NeuronSettings(2))),
+        (SPELT, RepairSettings((0.5,), neurons=True)),
     ],
 )
 def test_a_repair_is_yes_or_no_or_how(value: Any, expected: RepairSettings | None, tmp_path: Path) -> None:

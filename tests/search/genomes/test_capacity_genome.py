@@ -22,7 +22,6 @@ from moevolve.search.genomes.capacity.space import SUMS, CapacitySection, Capaci
 from moevolve.search.genomes.contract.phases import RepairPhase
 from moevolve.search.genomes.registry import make_space
 from moevolve.workers.contract.edits import Calibration
-from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.methods.repair.edit import RepairSettings
 
 LAYERS, EXPERTS = 5, 8
@@ -166,7 +165,7 @@ def test_a_search_of_the_number_of_experts_meets_all_of_them() -> None:
 def test_settings_that_cannot_be_met_are_refused() -> None:
     narrow = replace(mixtral(5, 8), expert_neurons=128)
     share = CapacitySection(experts=2, neuron_share=0.125)
-    filling = RepairPhase(evaluations=4, repair=RepairSettings(neurons=NeuronSettings()))
+    filling = RepairPhase(evaluations=4, repair=RepairSettings(neurons=True))
     make_space(share, mixtral(5, 8), (CAPACITY, filling))
     mends = (CAPACITY, RepairPhase(evaluations=4))
     refused: list[tuple[str, Callable[[], Any]]] = [

@@ -21,7 +21,7 @@ from moevolve.search.genomes.repaired import (
     repaired_space,
 )
 from moevolve.workers.contract.edits import Calibration, CombinedMeasurement, IdentityEdit
-from moevolve.workers.contract.fitting import NeuronSettings, RowsMeasurement
+from moevolve.workers.contract.fitting import RowsMeasurement
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 
 ROWS = rows_of([(1, 2, 3), (4, 5)])
@@ -37,8 +37,8 @@ def repaired(inner: GenomeSpace[Any]) -> RepairedSpace:
 
 SETTINGS = (
     RepairSettings(),
-    RepairSettings((0.01, 2.0), 500, 0.5, NeuronSettings(3.0)),
-    RepairSettings((1e-3,), answer_weight=20.0, neurons=NeuronSettings(), memory_mb=7),
+    RepairSettings((0.01, 2.0), 500, 0.5, True),
+    RepairSettings((1e-3,), answer_weight=20.0, neurons=True, memory_mb=7),
 )
 
 
@@ -109,7 +109,7 @@ def test_descriptions_say_how() -> None:
     inner = eep_space(4, 2)
     space, base = repaired(inner), continuous(inner)
     plain = inner.describe(base)
-    found = space.describe(space.repaired(base, RepairSettings(neurons=NeuronSettings(3.0))))
+    found = space.describe(space.repaired(base, RepairSettings(neurons=True)))
     assert replace(found, summary="") == replace(plain, summary="")
     assert found.summary == f"{plain.summary}, repaired, lambda 0.001 to 1, neurons of all experts"
     assert space.describe(base) == plain

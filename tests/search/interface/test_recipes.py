@@ -26,7 +26,7 @@ from moevolve.workers.model.describe import describe_model
 PHASES: list[dict[str, Any]] = [
     {"kind": "prune", "evaluations": 3, "initial": 3, "init": ["reap", "random"]},
     {"kind": "merge", "evaluations": 3, "initial": 1, "sigma": 0.2},
-    {"kind": "repair", "evaluations": 4, "repair": {"ridge_lambdas": [0.1], "tokens": 200, "neurons": {}}},
+    {"kind": "repair", "evaluations": 4, "repair": {"ridge_lambdas": [0.1], "tokens": 200, "neurons": True}},
 ]
 
 

@@ -41,7 +41,7 @@ def runs(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.write_run(folder / "small.yaml", "calm")
     tiny.write_run(folder / "other.yaml", "other", engine={"threads": 2}, genome={"kind": "eep", "experts": 3})
     searched = {"kind": "capacity", "experts": None, "neuron_share": 0.5}
-    phases = [{"kind": "capacity", "evaluations": 4, "initial": 2, "repair": {"neurons": {}}}]
+    phases = [{"kind": "capacity", "evaluations": 4, "initial": 2, "repair": {"neurons": True}}]
     tiny.write_run(folder / "share.yaml", "share", genome=searched, phases=phases)
     tiny.write_run(folder / "far.yaml", "far", model={"path": "nobody/nothing"})
     tiny.write_run(folder / "wrong.yaml", "wrong", **{EVIL: 1})

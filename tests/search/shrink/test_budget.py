@@ -27,7 +27,6 @@ from moevolve.search.shrink.budget import (
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.facts import FileSizes
-from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.sizes import file_sizes
@@ -125,7 +124,7 @@ def test_files_of_narrower_experts_are_as_large_as_predicted(tmp_path: Path, kep
     share = fitting_share(budget, file_sizes(DEMO, "stock"), 0, 8)
     widths = int(share * 8 / kept * 16) * 8 + np.array([8, 0, 0, 0, -8]) * (kept == 8)
     narrow = replace(edit_of_kind(5, 8, "prune", kept), widths=tuple(widths.tolist()))
-    edit = RepairedEdit(narrow, RepairSettings((0.1,), neurons=NeuronSettings()), rows_of(sequences_of((9, 14, 11))))
+    edit = RepairedEdit(narrow, RepairSettings((0.1,), neurons=True), rows_of(sequences_of((9, 14, 11))))
     export_model(DEMO, edit, tmp_path / "out", CARD)
     written = sum(file.stat().st_size for file in (tmp_path / "out").glob("*.safetensors"))
     assert 0.9 * budget.size < written <= budget.size

@@ -34,7 +34,7 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
         "genome": {"kind": "capacity", "experts": 2},
         "phases": [
             {"kind": "capacity", "evaluations": 3, "initial": 3, "init": ["equal", "middle", "fewest"]},
-            {"kind": "repair", "evaluations": 24, "repair": {"neurons": {}}},
+            {"kind": "repair", "evaluations": 24, "repair": {"neurons": True}},
         ],
         "final": {"rerank": 5},
     }

@@ -21,7 +21,6 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.loading import load_without_experts, placed
 from moevolve.workers.contract.edits import IdentityEdit
-from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
@@ -100,7 +99,7 @@ def test_repairs_and_exports_are_the_same(config: Checkpoints, tokens: Tensor, t
     for place in ("host", "disk"):
         resident = ResidentModel.load(replace(found, expert_offload=place))  # type: ignore[arg-type]
         rows = rows_of(sequences_of((9, 14, 11)))
-        edit = RepairedEdit(edit_of_kind(3, 6, "prune"), RepairSettings((0.1,), neurons=NeuronSettings()), rows)
+        edit = RepairedEdit(edit_of_kind(3, 6, "prune"), RepairSettings((0.1,), neurons=True), rows)
         report = export_model(resident, edit, tmp_path / place, CARD)
         written.append(load_file(report.directory / "model.safetensors"))
     assert written[0].keys() == written[1].keys()

@@ -115,16 +115,6 @@ class ExpertNeurons:
         activate = self.module._apply_gate if self._gated else self.module.act_fn  # noqa: SLF001 - as `transformers` does
         return Network(tokens, hidden, weights, weight, bias, self.down(expert), neurons, activate)
 
-    def picked(self, ids: Tensor) -> ExpertNeurons:
-        """One expert that has copies of some neurons, int64 [count], numbered as in `copy_from`."""
-        tensors = {
-            name: self.tensors[name].new_zeros(shape, device=ids.device)
-            for name, shape in self.shapes(1, len(ids)).items()
-        }
-        made = ExpertNeurons(self.module, tensors)
-        made.copy_from(self, ids[None])
-        return made
-
     def copy_from(self, source: ExpertNeurons, ids: Tensor) -> None:
         """Overwrite every expert's neurons with neurons of `source`. Output biases stay as they are.
 

@@ -22,11 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.experts import LayerExperts, SharedExpert
-from moevolve.workers.methods.eep.neuron_pruning import prune_neurons
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter, RatioHistogram, Routing
 from moevolve.workers.methods.shared.outputs import (
@@ -165,26 +163,6 @@ class ExpertOutputs:
         selection = NeuronSelection(ids, rows, skip_below)
         self.use_neurons(selection)
         return selection, (hidden, weights, chosen)
-
-    def prune_neurons(
-        self,
-        recorded: Recorded,
-        selection: NeuronSelection,
-        residual: Tensor,
-        token_weights: Tensor,
-        ridge_lambda: float,
-        settings: NeuronSettings,
-        memory: int,
-    ) -> NeuronSelection:
-        scale = token_weights.to(residual.device).sqrt()
-        used = scale > 0
-        hidden, weights, chosen = (each[used] for each in recorded)
-        # Scaling both sides of a regression by the root weighs its squares.
-        scale, routing = scale[used, None], (self._added(weights).float(), chosen)
-        residual = residual[used] * scale
-        source, current, ids = self._original_neurons(), self._neurons(), selection.neurons
-        ids = prune_neurons(source, current, ids, hidden, routing, scale, residual, ridge_lambda, settings, memory)
-        return replace(selection, neurons=ids)
 
     def use_neurons(self, selection: NeuronSelection) -> None:
         self._experts.use_buffer(*selection.neurons.shape)

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import TypeAdapter
 
 from moevolve.workers.contract.edits import LayeredEdit, prefix_hashes
-from moevolve.workers.contract.fitting import FitRows, NeuronSettings
+from moevolve.workers.contract.fitting import FitRows
 
 RIDGE_LAMBDAS = (1e-3, 1e-2, 1e-1, 1.0)
 """Default ridge lambdas to try: with 60,000 tokens the first was best, with 8,000 the third."""
@@ -30,7 +30,7 @@ class RepairSettings:
         tokens: Limit on the number of tokens, taken from the calibration's first sequences.
         answer_weight: Weight of the tokens that predict an answer's tokens, relative to that of all others, in the
             choice of neurons and in the fit.
-        neurons: Settings of filling the kept experts with neurons of all experts before the fit; None keeps their own.
+        neurons: Fill the kept experts with neurons of all experts before the fit.
         input_rounds: Rounds in which also the gate and up projections of experts and networks are fitted, and the
             output projections again (`moevolve.workers.methods.repair.inputs`). A round takes as long as 30 passes.
         memory_mb: MiB that the fit of a layer may take in addition to the model.
@@ -42,7 +42,7 @@ class RepairSettings:
     tokens: Annotated[int, Ge(2), Le(1_000_000_000)] = 16384
     # Weights of 1, 2, 4 and 8 score 62.4, 65.0, 69.7 and 70.8 on `span`, and in the same order on two other tasks.
     answer_weight: Annotated[float, Gt(0), Le(1e6)] = 8.0
-    neurons: NeuronSettings | None = None
+    neurons: bool = False
     input_rounds: Annotated[int, Ge(0), Le(100)] = 0
     memory_mb: Annotated[int, Ge(1), Le(100_000_000)] = 8192
 

@@ -26,7 +26,6 @@ from moevolve.workers.methods.shared.outputs import (
     NeuronSelection,
     PartOutput,
     Recorded,
-    choosing,
 )
 
 # One sequence in this many is held out: it isn't fitted, but used to check fits.
@@ -73,14 +72,12 @@ class FittedLayer:
         inputs: Gate and up projections, as `NetworksOutput.inputs` has them; empty if they weren't fitted.
         state: Residual stream after the layer, [tokens, hidden]; None if a later part of the layer is fitted, too.
         outcome: Result of the fit; None if it changed nothing.
-        pruned: False if pruning led to neurons that leave more error than the most important ones.
     """
 
     selection: NeuronSelection | None
     changes: tuple[tuple[slice, Tensor], ...]
     state: Tensor | None
     outcome: FitOutcome | None
-    pruned: bool = True
     inputs: tuple[Tensor, ...] = ()
 
     @property
@@ -107,17 +104,6 @@ class _Tokens:
     checked: Tensor
     weights: Tensor | None
 
-    def choosing(self) -> _Tokens:
-        """The tokens that neurons are chosen on."""
-        some = choosing(len(self.after))
-        return _Tokens(
-            tuple(each[some] for each in self.recorded),
-            self.after[some],
-            self.target[some],
-            self.checked[some],
-            None if self.weights is None else self.weights[some],
-        )
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
@@ -129,7 +115,6 @@ class _Trial:
         after: Residual stream after the layer, without the fit, [tokens, hidden].
         fit: The fit; None if none reduces the error.
         error: Squared error on held-out tokens with the fit.
-        pruned: See `FittedLayer`.
     """
 
     selection: NeuronSelection | None
@@ -137,7 +122,6 @@ class _Trial:
     after: Tensor
     fit: Fit | None
     error: float
-    pruned: bool = True
 
 
 class FitCache:
@@ -170,9 +154,6 @@ class LayerFits:
         self._layer_hashes = edit.layer_hashes
         self._memory = edit.settings.memory_mb << 20
         self._weights = reference.token_weights(edit.settings.answer_weight)
-        neurons = edit.settings.neurons
-        # Where it doesn't pay in a layer it seldom does in later ones, and it takes half of a fit's time.
-        self._prunes = neurons is not None and neurons.candidates > 1
 
     def run(self, outputs: Sequence[LayerOutput]) -> list[tuple[FitOutcome | None, NeuronSelection | None]]:
         """Fit outputs in order; returns no more than outcomes and selections, since states are large."""
@@ -188,7 +169,6 @@ class LayerFits:
                     fitted = replace(fitted, state=None)
                 if fitted.outcome is None or fitted.changes:
                     self._cache.put(key, fitted)
-            self._prunes &= fitted.pruned
             if fitted.state is not None:
                 state, layer = fitted.state, layer + 1
             fits.append((fitted.outcome, fitted.selection))
@@ -222,10 +202,7 @@ class LayerFits:
         checked, weights = self._reference.checked.to(after.device), self._weights
         weights = None if weights is None else weights.to(after.device)
         tokens = _Tokens(recorded, after, target.to(after.device), checked, weights)
-        if self._prunes and selection is not None:
-            trial = self._try_pruned(output, tokens, selection)
-        else:
-            trial = self._try_fit(output, tokens, selection)
+        trial = self._try_fit(output, tokens, selection)
         if self._settings.input_rounds and isinstance(output, NetworksOutput):
             return self._fit_inputs(output, tokens, trial, state.dtype)
         return self._apply(trial, output, state.dtype)
@@ -246,12 +223,12 @@ class LayerFits:
         before = first.error if first.fit is None else first.fit.outcome.before
         outcome = FitOutcome(None if trial.fit is None else trial.fit.outcome.ridge_lambda, before, trial.error)
         inputs = tuple(each.clone() for each in output.inputs())
-        return FittedLayer(first.selection, changes, fitted.state.to(dtype), outcome, first.pruned, inputs)
+        return FittedLayer(first.selection, changes, fitted.state.to(dtype), outcome, inputs)
 
     def _run(self, output: LayerOutput, state: Tensor) -> tuple[NeuronSelection | None, Recorded, Tensor]:
         """Run the layer, and put the neurons of largest importance in place, unless the experts keep their own."""
         run_layer = partial(self._reference.streams.run_layer, output.layer, state, part=output.next_part)
-        if self._settings.neurons is None:
+        if not self._settings.neurons:
             with output.recording() as records:
                 after, recorded = run_layer(records=records)
             return None, recorded, after
@@ -272,32 +249,6 @@ class LayerFits:
             assert isinstance(output, NeuronSelectingOutput)
             after = after + output.experts_output(tokens.recorded, features, self._memory)
         return features, after
-
-    def _try_pruned(self, output: LayerOutput, tokens: _Tokens, important: NeuronSelection) -> _Trial:
-        """Fit these neurons, or those that pruning more candidates leads to, whichever leave the smaller error."""
-        settings, some = self._settings.neurons, tokens.choosing()
-        assert settings is not None and isinstance(output, NeuronSelectingOutput)
-        first = self._try_fit(output, some, important)
-        applied = self._apply(first, output, torch.float32).state
-        assert applied is not None
-        taken = first.fit.outcome.ridge_lambda if first.fit else None
-        ridge_lambda = taken or min(self._settings.ridge_lambdas)
-        weights = (~some.checked).float() if some.weights is None else some.weights * ~some.checked
-        selection = output.prune_neurons(
-            some.recorded, important, some.target - applied, weights, ridge_lambda, settings, self._memory
-        )
-        trial, first_error = None, first.error
-        del first, applied  # whose memory the next fit needs
-        if not torch.equal(selection.neurons, important.neurons):
-            output.use_neurons(selection)
-            trial = self._try_fit(output, some, selection)
-        better = trial is not None and trial.error < first_error
-        if not better:
-            selection, trial = important, None
-            output.use_neurons(important)
-        if trial is None or len(some.after) < len(tokens.after):
-            trial = self._try_fit(output, tokens, selection)
-        return replace(trial, pruned=better)
 
     def _try_fit(self, output: LayerOutput, tokens: _Tokens, selection: NeuronSelection | None) -> _Trial:
         """Fit the neurons in place without changing them."""
@@ -320,7 +271,7 @@ class LayerFits:
         """Change the layer's weights, and compute the residual stream, in a dtype, with the rounded change."""
         after, fit, features = trial.after, trial.fit, trial.features
         if fit is None:
-            return FittedLayer(trial.selection, (), after.to(dtype), None, trial.pruned)
+            return FittedLayer(trial.selection, (), after.to(dtype), None)
         cacheable = 4 * features.width * after.shape[1] + after.nbytes <= FIT_CACHE_BYTES
         changes, stream = [], after.clone()
         for block in features.blocks(self._memory // 2):
@@ -328,4 +279,4 @@ class LayerFits:
             block.add_to(stream, output.add(block.columns, change))
             if cacheable:
                 changes.append((block.columns, change))
-        return FittedLayer(trial.selection, tuple(changes), stream.to(dtype), fit.outcome, trial.pruned)
+        return FittedLayer(trial.selection, tuple(changes), stream.to(dtype), fit.outcome)

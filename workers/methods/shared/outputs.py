@@ -11,7 +11,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.methods import Applicator
 
 # Of more than twice as many tokens every second, third ... chooses neurons. With half as many, candidates of the demo's
@@ -241,28 +240,6 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
 
         `token_weights` are the tokens' weights in importance, float32 [tokens] (None for 1), and `memory` the bytes
         that may be allocated. Returns also what would be recorded of the tokens now.
-        """
-
-    def prune_neurons(
-        self,
-        recorded: Recorded,
-        selection: NeuronSelection,
-        residual: Tensor,
-        token_weights: Tensor,
-        ridge_lambda: float,
-        settings: NeuronSettings,
-        memory: int,
-    ) -> NeuronSelection:
-        """Choose neurons by pruning more candidates than are kept. The layer isn't changed.
-
-        Args:
-            recorded: Tokens recorded with `selection` in use.
-            selection: The selection in use, with fitted output projections.
-            residual: Target minus output of the layer, float32 [tokens, hidden].
-            token_weights: Weights of the tokens in the regression, float32 [tokens]; 0 for held-out ones.
-            ridge_lambda: Ridge strength of the fit, as a multiple of the features' mean square.
-            settings: Settings of the choice.
-            memory: Bytes that may be allocated.
         """
 
     def use_neurons(self, selection: NeuronSelection) -> None:

@@ -52,7 +52,7 @@ def planned(repair: dict[str, Any] | None, *more: dict[str, Any], **changes: Any
 
 
 def settings(tokens: int, **changes: Any) -> dict[str, Any]:
-    return {"ridge_lambdas": [0.01], "tokens": tokens, "neurons": None} | changes
+    return {"ridge_lambdas": [0.01], "tokens": tokens, "neurons": False} | changes
 
 
 HIDDEN, NEURONS, KEPT = 4096, 14336, 4
@@ -211,7 +211,7 @@ def test_fits_are_those_that_are_made(kind: str, tiny: Any, tmp_path: Path, monk
     """Widths, and how many columns are at work for a token, of repairs on tiny models."""
     run = MAKERS[kind](tiny, tmp_path)
     phase = run.phases[0].kind
-    repair = {"neurons": {"candidates": 1} if kind == "eep" else None}
+    repair = {"neurons": kind == "eep"}
     phases = [{"kind": phase, "evaluations": 2, "initial": 2, "repair": {"tokens": 200} | repair}]
     final = {"rerank": 0, "test": False}
     config = RunConfig.model_validate(run.model_dump() | {"phases": phases, "final": final})

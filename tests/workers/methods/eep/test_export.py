@@ -18,7 +18,6 @@ from torch import Tensor
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.checkpoints.native import import_native
 from moevolve.workers.contract.card import ExportCard
-from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.measuring import analyse_usage
 from moevolve.workers.export.export import export_model
@@ -112,7 +111,7 @@ def test_layers_with_active_experts_of_their_own_are_exported_and_counted(
             width = resident.model.config.intermediate_size
             rows, settings = (
                 rows_of(sequences_of([30] * 10)),
-                RepairSettings((0.1,), neurons=NeuronSettings(candidates=1.0)),
+                RepairSettings((0.1,), neurons=True),
             )
             edit = RepairedEdit(replace(edit, widths=(width - 8, width, width - 4)), settings, rows)
         directory = tmp_path / f"{family}-native"

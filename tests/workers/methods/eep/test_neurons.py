@@ -17,7 +17,7 @@ from torch import Tensor
 
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
-from moevolve.workers.methods.repair.edit import NeuronSettings, RepairedEdit, RepairSettings
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS, RETAINED, WIDTH, HIDDEN, TOKENS = 6, 3, 24, 32, 70
@@ -143,7 +143,7 @@ def test_a_repair_fills_fits_and_takes_everything_back(
     base = replace(edit_of_kind(len(model.layers), EXPERTS, kind, 4, space="logits"), widths=widths)
     rows, before = rows_of(sequences_of([40] * 5)), digest(model)
     plain = logits(model, None, UNSEEN)
-    filled = RepairedEdit(base, replace(WHOLE, neurons=NeuronSettings()), rows)
+    filled = RepairedEdit(base, replace(WHOLE, neurons=True), rows)
     cut = logits(model, base, UNSEEN)
     found = logits(model, filled, UNSEEN)
     assert not torch.equal(found, logits(model, replace(filled, settings=WHOLE), UNSEEN))

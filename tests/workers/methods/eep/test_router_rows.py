@@ -19,7 +19,6 @@ from repair_samples import rows_of, seen_at, sequences_of
 from torch import Tensor
 
 from moevolve.workers.contract.card import ExportCard
-from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
@@ -107,7 +106,7 @@ def test_rows_are_those_of_least_squares(scale: float, biased: bool) -> None:
 
 
 def filled(base: EepEdit) -> RepairedEdit:
-    return RepairedEdit(base, RepairSettings((0.1,), neurons=NeuronSettings()), rows_of(SEQUENCES))
+    return RepairedEdit(base, RepairSettings((0.1,), neurons=True), rows_of(SEQUENCES))
 
 
 def rows_of_repair(model: ResidentModel, edit: RepairedEdit) -> list[tuple[Tensor, Tensor | None] | None]:

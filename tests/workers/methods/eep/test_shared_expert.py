@@ -14,7 +14,6 @@ from family_samples import edit_of_kind
 from numpy.typing import NDArray
 from repair_samples import rows_of, seen_at, sequences_of
 
-from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
@@ -82,7 +81,7 @@ def test_neurons_are_tried_twice_but_it_is_fitted_once(
     from transformers import AutoModelForCausalLM
 
     model = resident(family)
-    edit = repaired(model, neurons=NeuronSettings(candidates=2))
+    edit = repaired(model, neurons=True)
     reference = seen_at(AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval(), SEQUENCES)
     with model.edited(edit):
         now, applicator = seen_at(model.model, SEQUENCES), model._applicators[RepairedEdit]

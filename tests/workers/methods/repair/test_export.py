@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from moevolve.workers.contract.card import ExportCard
-from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
@@ -49,7 +48,7 @@ def test_exports_load_and_agree_without_moevolve(
         assert report.form == form and report.agreement.holds and report.experts == 4
     if settings:
         return
-    wide = replace(repaired("prune"), settings=RepairSettings((0.1, 1.0), neurons=NeuronSettings()))
+    wide = replace(repaired("prune"), settings=RepairSettings((0.1, 1.0), neurons=True))
     width = model.layers[0].expert_tensors()["down_proj"].shape[2]
     wide = replace(wide, base=replace(wide.base, widths=(width - 8, width, width + 8)))
     expected[tmp_path / "wide-native"] = computed(model, wide, tokens)
@@ -70,7 +69,7 @@ def test_the_card_says_how_it_was_repaired(model_config: Configs, tmp_path: Path
 
 def test_neurons_of_other_experts_are_exported_with_where_they_are_from(model_config: Configs, tmp_path: Path) -> None:
     config = model_config("mixtral")
-    settings = RepairSettings((1e9,), neurons=NeuronSettings())  # so strong that the fit changes next to nothing
+    settings = RepairSettings((1e9,), neurons=True)  # so strong that the fit changes next to nothing
     edit = RepairedEdit(edit_of_kind(3, 6, "prune"), settings, rows_of(SEQUENCES))
     report = export_model(config, edit, tmp_path / "out", CARD)
     assert report.form == "stock" and report.agreement.holds

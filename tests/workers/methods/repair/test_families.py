@@ -15,7 +15,6 @@ from repair_samples import rows_of, seen_at, sequences_of
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.facts import parameters_after
-from moevolve.workers.contract.fitting import NeuronSettings
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.export import form_obstacle
@@ -96,7 +95,7 @@ def width_of(model: ResidentModel) -> int:
 
 
 def with_widths(edit: RepairedEdit, widths: tuple[int, ...]) -> RepairedEdit:
-    settings = replace(edit.settings, neurons=NeuronSettings())
+    settings = replace(edit.settings, neurons=True)
     return replace(edit, base=replace(base_of(edit), widths=widths), settings=settings)
 
 
