@@ -137,7 +137,7 @@ def write_card(part: Path, card: ExportCard, facts: CardFacts, source: Path) -> 
 
 
 def check_room(target: Path, needed: int) -> None:
-    """Raise a `UserError` unless a folder's disk has room for `needed` bytes and some more; the folder needn't exist."""
+    """Raise a `UserError` unless a folder's disk has room for `needed` bytes and some more; it needn't exist yet."""
     place = next(each for each in target.absolute().parents if each.exists())
     # Headers, tokenizer and configs come on top, and what the file system needs for itself.
     free, needed = shutil.disk_usage(place).free, int(needed * 1.02) + (1 << 20)
