@@ -36,8 +36,9 @@ from moevolve.search.shrink.dense import dense_settings
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.speed import chosen_share, seconds_by_share
 from moevolve.search.shrink.timing import fewest, shortened
+from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, weight_bytes
 from moevolve.workers.contract.facts import FileSizes, ModelFacts
-from moevolve.workers.contract.settings import ExpertOffload
+from moevolve.workers.contract.settings import ExpertOffload, ModelConfig
 from moevolve.workers.families.registry import only_inside
 
 if TYPE_CHECKING:
@@ -303,6 +304,33 @@ def sizes_of(config: RunConfig, stock: bool) -> Sizes:
     files = file_sizes(model, "source" if own_form else "stock") if facts.experts else FileSizes(0, 0, 0)
     narrows = not (stock and facts.experts) or width_obstacle(meta_model(model)) is None
     return Sizes(facts, quantised, own_form, narrows, files, outline.cache_bytes)
+
+
+def planned_bytes(config: RunConfig) -> int:
+    """About how many bytes the weight files of a search's checkpoint take, at most.
+
+    A dense model becomes plain numbers, and a mixture of experts keeps its format.
+    """
+    from moevolve.search.genomes.registry import costs_of
+    from moevolve.search.running.plan.counts import described_as, model_sizes
+    from moevolve.workers.profiling.outline import outline_model
+
+    model = pinned(config.model)
+    outline = outline_model(model)
+    facts, costs = outline.facts, costs_of(config.space(outline.facts), outline)
+    kept = model_sizes(outline, costs, described_as(config.phases))[-1].parameters or facts.parameters
+    whole = source_bytes(model) if facts.experts else facts.parameters * facts.dtype_bytes
+    return whole * kept // facts.parameters
+
+
+def source_bytes(model: ModelConfig) -> int:
+    """Bytes of a checkpoint's weight files."""
+    from moevolve.workers.checkpoints.loading import checkpoint_folder
+
+    file = gguf_file(model)
+    if file is not None:
+        return sum(part.stat().st_size for part in gguf_parts(file))
+    return weight_bytes(checkpoint_folder(model))
 
 
 def room_for(config: RunConfig) -> tuple[ExpertOffload, int]:
