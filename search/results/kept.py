@@ -154,6 +154,8 @@ def kept_by_size(store: StoreReader, search: SearchRecord) -> tuple[SizePoint, .
         points = [point for each in alike if (point := winner_kept(store, each)) is not None]
     except UserError:
         return ()
+    # A search that found nothing better than the one-shot choices has their winner.
+    points = list({(point.parameters, point.kept): point for point in points}.values())
     points.sort(key=lambda point: (point.parameters, point.kept.share))
     return tuple(points) if len({point.parameters for point in points}) > 1 else ()
 
