@@ -148,8 +148,8 @@ def _parameter(name: str, field: FieldInfo, panel: str | None) -> Parameter:
     """Make a command's parameter of a field, in a panel of its help."""
     flag, default = flag_of(field), default_of(field, Parameter.empty)
     positional = not field.kw_only and flag.name is None
-    about = typer.Argument(help=field.description, metavar=flag.metavar) if positional else _option(name, field)
-    about.rich_help_panel = panel
+    argument = typer.Argument(help=field.description, metavar=flag.metavar, rich_help_panel=panel)
+    about = argument if positional else _option(name, field, panel=panel)
     kind = flag.kind or _typed(field.annotation)
     if isinstance(default, tuple):
         kind, default = kind | None, None
@@ -158,7 +158,7 @@ def _parameter(name: str, field: FieldInfo, panel: str | None) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about])
 
 
-def _option(name: str, field: FieldInfo, more: str = "") -> Any:
+def _option(name: str, field: FieldInfo, more: str = "", panel: str | None = None) -> Any:
     flag = flag_of(field)
     plain = _typed(field.annotation)
     kinds = {each for part in (plain, *get_args(plain)) for each in (part, *get_args(part))}
@@ -170,6 +170,7 @@ def _option(name: str, field: FieldInfo, more: str = "") -> Any:
         metavar=flag.metavar or next((word for kind, word in _PLACEHOLDERS.items() if kind in kinds), None),
         envvar=list(flag.variables) or None,
         min=least,
+        rich_help_panel=panel,
     )
 
 

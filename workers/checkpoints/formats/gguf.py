@@ -144,7 +144,7 @@ def open_parts(file: Path) -> dict[Path, GGUFReader]:
         raise UserError(
             f"{file}: GGUF files are read by the library gguf; install it with: pip install 'moevolve[quantised]'"
         ) from error
-    readers = {}
+    readers: dict[Path, GGUFReader] = {}
     for part in gguf_parts(file):
         with opening(f"{part} isn't a valid GGUF file, or ends early", "fetch the file again"):
             readers[part] = QuickReader(part)
