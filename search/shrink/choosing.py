@@ -92,8 +92,10 @@ def settings_of(
     data, choices = base_settings(request, tasks), list[str]()
     for section in parsed(data).tasks:
         section.task()  # a wrong name is refused before Ray starts
+    on_stage("starting Ray")
     data = on_gpus(data, request, probe)
     config = parsed(data)
+    on_stage("choosing settings for the model and this machine")
     sizes: Sizes = probe.call(sizes_of, config, not request.custom_code)
     facts = sizes.facts
     if facts.dense is not None:
