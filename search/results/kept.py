@@ -139,7 +139,8 @@ def _on_dev(store: StoreReader, search: SearchRecord, phenotype: str) -> list[Ta
 def kept_by_size(store: StoreReader, search: SearchRecord) -> tuple[SizePoint, ...]:
     """What the winners of all finished searches on the same model and `dev` rows keep, the smallest first.
 
-    It is empty if all of them have one size, or if the full model scores 0.
+    Of searches that found the same, the latest one is taken. It is empty if all of them have one size, or if the full
+    model scores 0.
     """
     rows = _dev_rows(store, search)
     searches = [each.search for each in store.searches() if each.search.status == "finished"]
@@ -151,10 +152,11 @@ def kept_by_size(store: StoreReader, search: SearchRecord) -> tuple[SizePoint, .
         and _dev_rows(store, each) == rows
     ]
     try:
-        points = [point for each in alike if (point := winner_kept(store, each)) is not None]
+        found = [point for each in alike if (point := winner_kept(store, each)) is not None]
     except UserError:
         return ()
-    points.sort(key=lambda point: (point.parameters, point.kept.share))
+    different = {(point.parameters, point.kept): point for point in found}
+    points = sorted(different.values(), key=lambda point: (point.parameters, point.kept.share))
     return tuple(points) if len({point.parameters for point in points}) > 1 else ()
 
 
