@@ -139,8 +139,7 @@ def _on_dev(store: StoreReader, search: SearchRecord, phenotype: str) -> list[Ta
 def kept_by_size(store: StoreReader, search: SearchRecord) -> tuple[SizePoint, ...]:
     """What the winners of all finished searches on the same model and `dev` rows keep, the smallest first.
 
-    Of searches that found the same, the latest one is taken. It is empty if all of them have one size, or if the full
-    model scores 0.
+    It is empty if all of them have one size, or if the full model scores 0.
     """
     rows = _dev_rows(store, search)
     searches = [each.search for each in store.searches() if each.search.status == "finished"]
@@ -152,11 +151,12 @@ def kept_by_size(store: StoreReader, search: SearchRecord) -> tuple[SizePoint, .
         and _dev_rows(store, each) == rows
     ]
     try:
-        found = [point for each in alike if (point := winner_kept(store, each)) is not None]
+        points = [point for each in alike if (point := winner_kept(store, each)) is not None]
     except UserError:
         return ()
-    different = {(point.parameters, point.kept): point for point in found}
-    points = sorted(different.values(), key=lambda point: (point.parameters, point.kept.share))
+    # A search that found nothing better than the one-shot choices has their winner.
+    points = list({(point.parameters, point.kept): point for point in points}.values())
+    points.sort(key=lambda point: (point.parameters, point.kept.share))
     return tuple(points) if len({point.parameters for point in points}) > 1 else ()
 
 

@@ -379,7 +379,8 @@ def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
     winner_keeps(store, "least-4", 4, 12)
     assert "There is nothing to draw yet" in page_of(client, "/searches/least-4/kept").text
     assert client.get("/searches/least-4/kept.svg").status_code == 404
-    winner_keeps(store, "least-6", 6, 18)
+    for name in ("least-6-one-shots", "least-6"):  # with one winner, which is drawn once
+        winner_keeps(store, name, 6, 18)
     page = page_of(client, "/searches/least-4")
     assert {"/searches/least-4/kept", "/api/searches/least-4/log"} <= set(page.links)
     assert f"shrinking {little}" in page_of(client, "/searches/least-4/checkpoint").text
@@ -394,6 +395,16 @@ def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
     for server in (client, later):
         assert page_of(server, "/searches/least/kept").text == page_of(server, "/searches/least-6/kept").text
     assert page_of(later, "/searches/least").texts_of("h1") == ["Search least-6"], "what is left of it after a restart"
+    assert f"log ends with: {little}" in page_of(later, "/searches/least-6/checkpoint").text
+    assert later.get("/launch/arrival?name=least&part=1").headers["hx-redirect"] == "/searches/least-6"
+    with (settings.logs / "least.log").open("a") as log:
+        log.write("the search is least-4 in sqlite:///lab.db; its settings are in run.yaml\n")
+    ended = page_of(client, "/searches/least")
+    assert "/searches/least-4" in ended.links
+    (figure,) = (each for each in ended.all("div") if each.get("hx-get") == "/searches/least-4/kept?part=1")
+    assert figure["hx-target"] == "this", "it would replace the whole answer to the form"
+    assert page_of(later, "/searches/least").texts_of("h1") == ["Search least-4"], "the one that was chosen"
+    assert "/searches/least" in page_of(later, "/searches/least-4/kept").links
     assert later.get("/searches/leas").status_code == later.get("/searches/leas/kept").status_code == 404
     store.set_status("id-least-4", "interrupted")
     again = client.post("/api/searches/least-4/resume")
