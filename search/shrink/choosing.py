@@ -171,12 +171,13 @@ def _placed(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> 
             )
         data = with_evaluations(data, request.evaluations)
     data = _override(data, request)
-    data["model"]["expert_offload"], most_workers = probe.call(room_for, parsed(data))
-    cores = len(os.sched_getaffinity(0))
-    # How many candidates there is time for isn't known yet, and more at once than cores are no gain.
-    most = _WINDOW if request.time is None or data["workers"]["num_gpus"] else min(_WINDOW, cores)
-    data["window"] = largest_window(parsed(data), most)
-    if not data["workers"]["num_gpus"]:
+    config = parsed(data)
+    data["model"]["expert_offload"], most_workers = probe.call(room_for, config)
+    cores, gpus = len(os.sched_getaffinity(0)), config.workers.least if config.workers.num_gpus else 0
+    # How many candidates there is time for isn't known yet, and more at once than workers are no gain.
+    most = _WINDOW if request.time is None else min(_WINDOW, gpus or cores)
+    data["window"] = max(largest_window(config, most), min(_WINDOW, gpus))  # no GPU is left idle
+    if not gpus:
         count = max(1, min(data["window"], cores, most_workers))
         threads = max(1, cores // count)
         data["engine"] = {"threads": threads}
