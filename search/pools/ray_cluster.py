@@ -37,7 +37,7 @@ _HINT = (
     "for a cluster that this machine is in)"
 )
 
-_ROOM = "its files go to a folder with room and a short path, which RAY_TMPDIR can name"
+_ROOM = "its files go to a folder with room and a short path, which RAY_TMPDIR can name; on a busy machine, try again"
 
 _our_connections: dict[tuple[str | None, str], str | None] = {}
 """Connections to a Ray that moevolve, and not the user, has made in this process, with their `workers.address`."""

@@ -270,9 +270,10 @@ def refuse_if_busy(text: str) -> None:
         pass
     share = took / (time.perf_counter() - begun)
     if _LEAST_SECONDS / share > LONGEST * seconds_of(text):
+        beside = "" if share > 0.9 else f"other programs leave this one {share:.0%} of a core, with which "
         raise UserError(
-            f"--time {text}: other programs leave this one {share:.0%} of a core, with which the smallest search takes "
-            f"about {enough(_LEAST_SECONDS / share)}; give at least that, or go on with --force"
+            f"--time {text}: {beside}the smallest search takes about {enough(_LEAST_SECONDS / share)}; give at least "
+            "that, or go on with --force"
         )
 
 

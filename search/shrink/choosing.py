@@ -36,6 +36,7 @@ from moevolve.search.shrink.dense import dense_settings
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.speed import chosen_share, seconds_by_share
 from moevolve.search.shrink.timing import fewest, shortened
+from moevolve.search.strategies.schedule import largest_window
 from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, weight_bytes
 from moevolve.workers.contract.facts import FileSizes, ModelFacts
 from moevolve.workers.contract.settings import ExpertOffload, ModelConfig
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
     from moevolve.search.pools.ray_actor import ModelProbe
 
 _WINDOW = 4
-"""Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it. Phases have
-about 30 individuals, so that a larger window would leave fewer than 8 rounds (`search/loop/README.md`)."""
+"""Most individuals under evaluation at once, and so the most workers without GPUs: the search depends on it. It is
+smaller for phases of few individuals, so that they have 8 rounds (`search/loop/README.md`)."""
 _MOST_CHOICES = 512
 """Most experts of all layers together whose subsets are searched: with 384 of them 300 candidates still improve on the
 formula that they start from, with 768 none does (`search/strategies/README.md`)."""
@@ -91,8 +92,10 @@ def settings_of(
     data, choices = base_settings(request, tasks), list[str]()
     for section in parsed(data).tasks:
         section.task()  # a wrong name is refused before Ray starts
+    on_stage("starting Ray")
     data = on_gpus(data, request, probe)
     config = parsed(data)
+    on_stage("choosing settings for the model and this machine")
     sizes: Sizes = probe.call(sizes_of, config, not request.custom_code)
     facts = sizes.facts
     if facts.dense is not None:
@@ -168,10 +171,14 @@ def _placed(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> 
             )
         data = with_evaluations(data, request.evaluations)
     data = _override(data, request)
-    data["model"]["expert_offload"], most_workers = probe.call(room_for, parsed(data))
-    if not data["workers"]["num_gpus"]:
-        cores = len(os.sched_getaffinity(0))
-        count = max(1, min(_WINDOW, cores, most_workers))
+    config = parsed(data)
+    data["model"]["expert_offload"], most_workers = probe.call(room_for, config)
+    cores, gpus = len(os.sched_getaffinity(0)), config.workers.least if config.workers.num_gpus else 0
+    # How many candidates there is time for isn't known yet, and more at once than workers are no gain.
+    most = _WINDOW if request.time is None else min(_WINDOW, gpus or cores)
+    data["window"] = max(largest_window(config, most), min(_WINDOW, gpus))  # no GPU is left idle
+    if not gpus:
+        count = max(1, min(data["window"], cores, most_workers))
         threads = max(1, cores // count)
         data["engine"] = {"threads": threads}
         data["workers"] = {"count": count, "num_cpus": threads}

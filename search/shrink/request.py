@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @record
 class ShrinkRequest(ShrinkOptions):
-    """Make a smaller checkpoint of a mixture of experts, for what your files of requests ask for.
+    """Make a smaller checkpoint of a mixture of experts or a dense model, for what your files of requests ask for.
 
     Choose settings for this machine, search, and export the winner with a page of what it costs. It is an ordinary
     search in the store. Giving the same request again continues it.
@@ -31,14 +31,12 @@ class ShrinkRequest(ShrinkOptions):
     """
 
     def answer(self, *, observer: Watcher = SILENT) -> ShrinkResult | ShrinkPlan:
-        from moevolve.search.shrink.budget import budget_of, clock, refuse_if_busy, seconds_of
+        from moevolve.search.shrink.budget import budget_of, clock, seconds_of
 
         begun = time.monotonic()
         budget_of(self)
         if self.time is not None:
             observer.on_note(f"--time {self.time}: everything is to end by {clock(seconds_of(self.time))}")
-            if not self.force:
-                refuse_if_busy(self.time)
         observer.on_stage("starting")
         # What takes seconds to import comes last.
         from moevolve.search.shrink.shrink import shrink

@@ -24,7 +24,7 @@ from moevolve.search.results.kept import kept_by_size
 from moevolve.search.running.candidates import Candidate, bound_candidate
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.shrink.budget import SizeBudget, SpeedBudget, budget_of
+from moevolve.search.shrink.budget import SizeBudget, SpeedBudget, budget_of, refuse_if_busy
 from moevolve.search.shrink.choosing import folder_of, planned_bytes, source_bytes
 from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.guard import Checks, check_winner, checks_table
@@ -62,6 +62,8 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
         ExportError: the checkpoint is larger or slower than requested.
     """
     budget = checked(request)
+    if request.time is not None and not request.force and not has_run_file(request):
+        refuse_if_busy(request.time)
     seconds: dict[str, float] = {}
     looks: list[FirstLook] = []
     with ModelProbe() as probe, ExitStack() as opened:

@@ -67,7 +67,7 @@ def test_a_request_that_the_model_cannot_meet_leaves_no_folder(tmp_path: Path, m
 
 
 @pytest.mark.usefixtures("worker_here")
-@pytest.mark.parametrize("kept", [("--experts", "4"), ("--keep-score", "90%"), ("--experts", "4", "--time", "1m")])
+@pytest.mark.parametrize("kept", [("--experts", "4"), ("--keep-score", "90%"), ("--experts", "4", "--time", "1d")])
 def test_a_full_disk_is_told_before_the_model_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: tuple[str, ...]
 ) -> None:
