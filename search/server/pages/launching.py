@@ -41,6 +41,8 @@ _JOBS = 20
 """Number of started searches on a page, the latest."""
 _LOG_LINES = 20
 """Number of lines of a log that are shown while its search starts."""
+_CHOSEN = re.compile(r"^the search is (\S+) in ", re.MULTILINE)
+"""The line of a shrink's page that names its search."""
 _SETTING = re.compile(r"\s*(?P<key>[^=\s]+)\s*=\s*(?P<value>.*?)\s*")
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -190,12 +192,15 @@ async def take_form(request: Request, server: ServerDep, typed: TypedLaunch) -> 
 
 @routes.get("/launch/arrival")
 def show_arrival(request: Request, server: ServerDep, name: NameQuery) -> HTMLResponse:
-    """State of a launch. Once its search is in the store, the browser is redirected to the search's page."""
+    """State of a launch. Once its search is in the store, the browser is redirected to the search's page.
+
+    After a restart of the server, which ends no launches, that is so for a shrink of several searches, too.
+    """
     try:
-        job = server.processes.job(name)
+        found = arrival_page(request, server, server.processes.job(name))
     except KeyError:
-        raise NotFoundError(f"this server started no search {name!r}") from None
-    found = arrival_page(request, server, job)
+        record = chosen_of(server, name) or server.store.search(name)
+        return HTMLResponse("", headers={"hx-redirect": f"/searches/{handle(record)}"})
     with suppress(NotFoundError):
         found.headers["hx-redirect"] = f"/searches/{handle(server.store.search(name))}"
     return found
@@ -211,28 +216,34 @@ def arrival_page(request: Request, server: ServerState, job: Job) -> HTMLRespons
     """The state of a process that starts a search, until the search is in the store."""
     log = server.processes.log(job.name)
     lines = log.splitlines()[-_LOG_LINES:]
-    newest = newest_made(server, job.name)
+    chosen = chosen_of(server, job.name)
     return render(
         request,
         "launch_arrival.jinja",
         job=job,
         log="\n".join(lines),
-        page=printed_page(log),
+        page=last_stage(log)[1],
         tries_sizes=server.processes.tries_sizes(job.name),
-        newest=None if newest is None else newest.name,
+        chosen=None if chosen is None else chosen.name,
     )
 
 
-def newest_made(server: ServerState, shrink: str) -> SearchRecord | None:
-    """The newest search of a shrink that makes several, whichever server started it; None if there is none."""
+def chosen_of(server: ServerState, shrink: str) -> SearchRecord | None:
+    """The search that a shrink of several has chosen, or until then its newest; None if there is none.
+
+    Whichever server started it.
+    """
     named = [one.search for one in server.listings.summaries() if one.search.name.startswith(f"{shrink}-")]
-    return next((search for search in reversed(named) if server.processes.maker(search.name) == shrink), None)
+    made = [search for search in named if server.processes.maker(search.name) == shrink]
+    chosen = _CHOSEN.findall(server.processes.log(shrink)) if made else []
+    return next((search for search in made if search.name in chosen[-1:]), made[-1] if made else None)
 
 
-def printed_page(log: str) -> str:
-    """What a shrink has printed after its last stage, which a log has: its page, or its error; empty without one."""
-    _, found, page = log.rpartition("\nshrink: ")
-    return page.partition("\n")[2].strip() if found else ""
+def last_stage(log: str) -> tuple[str, str]:
+    """The last stage of a shrink in its log, and what it printed after that: its page, or its error; empty without."""
+    _, found, rest = log.rpartition("\nshrink: ")
+    stage, _, page = rest.partition("\n")
+    return (stage, page.strip()) if found else ("", "")
 
 
 def _fields(given: RunConfig, asked: RemoteLaunchRequest) -> Iterator[FormField]:

@@ -18,7 +18,7 @@ from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
 from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep, ServerState
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
-from moevolve.search.server.pages.launching import arrival_page, newest_made
+from moevolve.search.server.pages.launching import arrival_page, chosen_of
 from moevolve.search.server.pages.rendering import render, render_part
 from moevolve.search.server.pages.shrinking import checkpoint_context
 from moevolve.search.server.pages.views import (
@@ -84,17 +84,18 @@ def show_search(
 ) -> Response:
     """One search, without the parts that are slow to compute; before it is stored, the state of its launch.
 
-    A shrink that has made several searches is shown by the newest of them once no launch of it is known.
+    A shrink that has made several searches is shown by the one that it chose, or else its newest, once no launch of it
+    is known.
     """
     try:
         record = server.store.search(search)
     except NotFoundError:
         if server.processes.knows(search):
             return arrival_page(request, server, server.processes.job(search))
-        newest = newest_made(server, search)
-        if newest is None:
+        chosen = chosen_of(server, search)
+        if chosen is None:
             raise
-        return RedirectResponse(f"/searches/{handle(newest)}", HTTPStatus.SEE_OTHER)
+        return RedirectResponse(f"/searches/{handle(chosen)}", HTTPStatus.SEE_OTHER)
     view = _view(server, record)
     config = config_of(record)
     return render(

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
@@ -22,7 +23,7 @@ from moevolve.search.report.fitness import KEPT_CAPTION, kept_figure
 from moevolve.search.report.rendering import handle
 from moevolve.search.results.kept import SizePoint, kept_by_size
 from moevolve.search.server.dependencies import SearchPath, ServerDep, ServerState
-from moevolve.search.server.pages.launching import arrival_page, newest_made, printed_page, started_searches
+from moevolve.search.server.pages.launching import arrival_page, chosen_of, last_stage, started_searches
 from moevolve.search.server.pages.rendering import render, render_part, svg_document
 from moevolve.search.server.planning import SHRINK_OPTIONS, RemoteShrinkRequest, start_shrink
 from moevolve.search.server.uploads import list_files
@@ -135,15 +136,16 @@ def show_kept(request: Request, server: ServerDep, search: SearchPath) -> HTMLRe
 
     The name may be that of the shrink, which no search has.
     """
-    record = newest_made(server, search) or server.store.search(search)
-    here, log = f"/searches/{handle(record)}", server.processes.log(server.processes.maker(record.name))
+    record = chosen_of(server, search) or server.store.search(search)
+    shrink = server.processes.maker(record.name)
+    here, log = f"/searches/{quote(shrink, '')}", server.processes.log(shrink).rpartition(" UTC: moevolve ")[2]
     context = {
         "points": _points(server, record),
         "caption": KEPT_CAPTION,
-        "notes": list(dict.fromkeys(_SIZE_NOTE.findall(log))),
+        "notes": _SIZE_NOTE.findall(log),
         "records": {one.search.name: one.search for one in server.listings.summaries()},
     }
-    return render_part(request, "kept", "Score kept by size, of", record.name, here, search=record, **context)
+    return render_part(request, "kept", "Score kept by size, of", shrink, here, search=record, **context)
 
 
 @routes.get("/searches/{search}/kept.svg")
@@ -167,8 +169,10 @@ def checkpoint_context(server: ServerState, search: SearchRecord) -> dict[str, A
     """Variables of `checkpoint_part.jinja`."""
     name = server.processes.maker(search.name)
     job = next((job for job in server.processes.jobs() if job.name == name and job.command == "shrink"), None)
-    page = "" if job is not None and job.running else printed_page(server.processes.log(name))
-    return {"job": job, "page": page, "checkpoints": list(_checkpoints(server, search))}
+    stage, page = last_stage(server.processes.log(name))
+    if job is not None:
+        stage, page = "", "" if job.running else page
+    return {"job": job, "stage": "" if page else stage, "page": page, "checkpoints": list(_checkpoints(server, search))}
 
 
 def _checkpoints(server: ServerState, search: SearchRecord) -> Iterator[Checkpoint]:

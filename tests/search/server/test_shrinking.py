@@ -379,7 +379,8 @@ def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
     winner_keeps(store, "least-4", 4, 12)
     assert "There is nothing to draw yet" in page_of(client, "/searches/least-4/kept").text
     assert client.get("/searches/least-4/kept.svg").status_code == 404
-    winner_keeps(store, "least-6", 6, 18)
+    for name in ("least-6-one-shots", "least-6"):  # with one winner, which is drawn once
+        winner_keeps(store, name, 6, 18)
     page = page_of(client, "/searches/least-4")
     assert {"/searches/least-4/kept", "/api/searches/least-4/log"} <= set(page.links)
     assert f"shrinking {little}" in page_of(client, "/searches/least-4/checkpoint").text
@@ -394,6 +395,16 @@ def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
     for server in (client, later):
         assert page_of(server, "/searches/least/kept").text == page_of(server, "/searches/least-6/kept").text
     assert page_of(later, "/searches/least").texts_of("h1") == ["Search least-6"], "what is left of it after a restart"
+    assert f"log ends with: {little}" in page_of(later, "/searches/least-6/checkpoint").text
+    assert later.get("/launch/arrival?name=least&part=1").headers["hx-redirect"] == "/searches/least-6"
+    with (settings.logs / "least.log").open("a") as log:
+        log.write("the search is least-4 in sqlite:///lab.db; its settings are in run.yaml\n")
+    ended = page_of(client, "/searches/least")
+    assert "/searches/least-4" in ended.links
+    (figure,) = (each for each in ended.all("div") if each.get("hx-get") == "/searches/least-4/kept?part=1")
+    assert figure["hx-target"] == "this", "it would replace the whole answer to the form"
+    assert page_of(later, "/searches/least").texts_of("h1") == ["Search least-4"], "the one that was chosen"
+    assert "/searches/least" in page_of(later, "/searches/least-4/kept").links
     assert later.get("/searches/leas").status_code == later.get("/searches/leas/kept").status_code == 404
     store.set_status("id-least-4", "interrupted")
     again = client.post("/api/searches/least-4/resume")
@@ -401,20 +412,26 @@ def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
     client.post("/api/searches/least/stop")
 
 
-def test_a_shrink_that_was_stopped_is_resumed_as_a_whole(
-    client: TestClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_shrink_that_was_stopped_is_resumed_as_a_whole_by_any_server(
+    client: TestClient, store: Store, settings: ServerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "ends"
     script.write_text("#!/bin/sh\nexit 3\n")
     script.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(script))
     store.create_search(samples.search("stopped"), [samples.split()])
-    for path, changes in (("/api/shrinks", {"name": "stopped"}), ("/api/searches/stopped/resume", {})):
-        answer = client.post(path, json=ASKED | changes if changes else {})
+    later = TestClient(make_app(store, settings), "http://localhost:8080", headers=HEADERS)
+    for server, path, asked in (
+        (client, "/api/shrinks", ASKED | {"name": "stopped"}),
+        (client, "/api/searches/stopped/resume", {}),
+        (later, "/api/searches/stopped/resume", {}),
+    ):
+        answer = server.post(path, json=asked)
         assert answer.status_code == 202 and answer.json()["command"] == "shrink", answer.text
-        until(lambda: not any(job["running"] for job in client.get("/api/launches").json()))
-    first, second = client.get("/api/searches/stopped/log").text.splitlines()
-    assert first.partition("moevolve shrink ")[2] == second.partition("moevolve shrink ")[2] != ""
+        until(lambda server=server: not any(job["running"] for job in server.get("/api/launches").json()))
+    lines = client.get("/api/searches/stopped/log").text.splitlines()
+    (command,) = {line.partition("moevolve shrink ")[2] for line in lines}
+    assert len(lines) == 3 and command
 
 
 @pytest.mark.slow
