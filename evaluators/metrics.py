@@ -47,12 +47,13 @@ class Metric:
 
 METRICS = {
     "accuracy": Metric(mean),
+    "agreement": Metric(mean, scale="agreement"),
     "geometric_mean": Metric(geometric_mean),
     "inverse_perplexity": Metric(geometric_mean, scale="perplexity"),
     "mean": Metric(mean),
 }
-"""Metrics by name. `accuracy` and `mean` are the same function, for right-or-wrong and graded (F1) outcomes, and
-`inverse_perplexity` is the geometric mean of likelihoods per token."""
+"""Metrics by name. `accuracy`, `agreement` and `mean` are the same function, for right-or-wrong outcomes, overlaps with
+the full model and graded outcomes (F1); `inverse_perplexity` is the geometric mean of likelihoods per token."""
 
 
 def scale_of(metric: str) -> ScaleName:

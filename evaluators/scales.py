@@ -1,4 +1,4 @@
-"""How scores are shown: in %, or as perplexities."""
+"""How scores are shown: in %, of right answers or of agreement, or as perplexities."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-ScaleName = Literal["percent", "perplexity"]
+ScaleName = Literal["percent", "agreement", "perplexity"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ _LEAST = 1e-12
 
 SCALES: dict[ScaleName, Scale] = {
     "percent": Scale("score in %", "%", "in points", "in points"),
+    "agreement": Scale("agreement with the full model in %", "%", "in points", "in points"),
     "perplexity": Scale(
         "perplexity (ppl), lower is better",
         "ppl",

@@ -97,7 +97,7 @@ def _read_table(lines: Sequence[str], path: Path) -> Iterator[tuple[str, Row | U
 def refuse_faults(path: Path, faults: Sequence[tuple[str, UserError]], rows: int) -> None:
     """Raise an error that counts the malformed rows of a file and names the first ones, if there are any.
 
-    What is wrong with several rows is said once.
+    What is wrong with several rows, and what to do about all of them, is said once.
 
     Args:
         path: The file.
@@ -110,9 +110,11 @@ def refuse_faults(path: Path, faults: Sequence[tuple[str, UserError]], rows: int
         places: dict[str, list[str]] = {}
         for place, fault in faults[:_SHOWN_FAULTS]:
             places.setdefault(str(fault).removeprefix(place), []).append(place)
-        named = "; ".join(f"{', '.join(alike)}{message}" for message, alike in places.items())
-        more = "" if len(faults) <= _SHOWN_FAULTS else "; ..."
-        raise UserError(f"{path}: {len(faults):,} of {rows:,} rows can't be used: {named}{more}")
+        advised = {message.rpartition("; ")[2] for message in places}
+        advice = f"; {advised.pop()}" if len(places) > 1 and len(advised) == 1 else ""
+        named = [f"{', '.join(alike)}{message.removesuffix(advice)}" for message, alike in places.items()]
+        named += [] if len(faults) <= _SHOWN_FAULTS else ["..."]
+        raise UserError(f"{path}: {len(faults):,} of {rows:,} rows can't be used: {'; '.join(named)}{advice}")
 
 
 def parse_json(text: str) -> Any:

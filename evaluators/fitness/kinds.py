@@ -113,7 +113,7 @@ class Overlap(Fitness):
     """
 
     name = "agreement"
-    metric = "mean"
+    metric = "agreement"
     reads = "texts"
     needs_references = False
     compares = True

@@ -6,7 +6,7 @@ Options that most commands have, whatever they ask for, are here too.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
 from pathlib import Path
 from types import SimpleNamespace, UnionType
@@ -47,14 +47,20 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
 
 
-def takes(kind: type[Request], *but: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+Panels = Mapping[str, Sequence[str]]
+
+
+def takes(
+    kind: type[Request], *but: str, panels: Panels | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the parameters of a request, and pass it the request as its first argument.
 
     Args:
         kind: Record of the request.
         but: Names of fields that the command doesn't have.
+        panels: Fields in the order of help, in panels by their titles; None for one panel of all options.
     """
-    return lambda command: _command(kind, but, command, _options_of(command, 1), command.__doc__)
+    return lambda command: _command(kind, but, command, _options_of(command, 1), command.__doc__, panels)
 
 
 def shows(kind: type[Request], *but: str, csv: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -104,9 +110,11 @@ def _command(
     answer: Callable[..., None],
     options: Sequence[Parameter],
     doc: str | None = None,
+    panels: Panels | None = None,
 ) -> Callable[..., None]:
     """Make a command of a request's fields and further options; it passes the request and those to `answer`."""
     fields = {name: field for name, field in fields_of(kind).items() if name not in but}
+    panel_of = {name: panel for panel, names in (panels or {}).items() for name in names}
 
     def run(**given: Any) -> None:
         asked = {name: given.pop(name) for name in fields}
@@ -115,7 +123,8 @@ def _command(
         answer(request, **given)
 
     # Typer reads from a command's signature and hints what it takes.
-    parameters = [*(_parameter(name, field) for name, field in fields.items()), *options]
+    order = sorted(fields, key=list(panel_of).index if panel_of else list(fields).index)
+    parameters = [*(_parameter(name, fields[name], panel_of.get(name)) for name in order), *options]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     # Typer would keep the line breaks of all paragraphs but the first.
@@ -135,11 +144,12 @@ def option(kind: type[Request], name: str, more: str = "") -> Any:
     return _option(name, fields_of(kind)[name], more)
 
 
-def _parameter(name: str, field: FieldInfo) -> Parameter:
-    """Make a command's parameter of a field."""
+def _parameter(name: str, field: FieldInfo, panel: str | None) -> Parameter:
+    """Make a command's parameter of a field, in a panel of its help."""
     flag, default = flag_of(field), default_of(field, Parameter.empty)
     positional = not field.kw_only and flag.name is None
-    about = typer.Argument(help=field.description, metavar=flag.metavar) if positional else _option(name, field)
+    argument = typer.Argument(help=field.description, metavar=flag.metavar, rich_help_panel=panel)
+    about = argument if positional else _option(name, field, panel=panel)
     kind = flag.kind or _typed(field.annotation)
     if isinstance(default, tuple):
         kind, default = kind | None, None
@@ -148,7 +158,7 @@ def _parameter(name: str, field: FieldInfo) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about])
 
 
-def _option(name: str, field: FieldInfo, more: str = "") -> Any:
+def _option(name: str, field: FieldInfo, more: str = "", panel: str | None = None) -> Any:
     flag = flag_of(field)
     plain = _typed(field.annotation)
     kinds = {each for part in (plain, *get_args(plain)) for each in (part, *get_args(part))}
@@ -160,6 +170,7 @@ def _option(name: str, field: FieldInfo, more: str = "") -> Any:
         metavar=flag.metavar or next((word for kind, word in _PLACEHOLDERS.items() if kind in kinds), None),
         envvar=list(flag.variables) or None,
         min=least,
+        rich_help_panel=panel,
     )
 
 

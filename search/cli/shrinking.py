@@ -26,9 +26,27 @@ if TYPE_CHECKING:
     from moevolve.search.shrink.page import QuantisedCheckpoint, TaskCheck
 
 _AGAIN = "give the same command again to go on"
+_PANELS = {
+    "Arguments": ("model",),
+    "Options": ("data", "experts", "output", "time", "dry_run"),
+    "What to keep, instead of --experts": (
+        "neurons",
+        *("size", "speed", "context", "batch"),
+        "keep_score",
+        *("active", "kind"),
+    ),
+    "Data": ("tasks", "weights", "columns", "metric"),
+    "Search": ("evaluations", "repair", "seed", "overrides", "store"),
+    "Checks before the export": (
+        *("guard_prompts", "guard_tokens", "guard_time", "min_recovery", "max_perplexity_ratio", "max_looping"),
+        *("max_broken", "force"),
+    ),
+    "Output": ("custom_code", "quantise", "sampling", "push", "public"),
+}
+"""Parameters as help shows them, the most used first; typer adds its own options to `Options`."""
 
 
-@takes(ShrinkRequest)
+@takes(ShrinkRequest, panels=_PANELS)
 def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
     failures = (moevolve.PoolError, moevolve.ExportError, moevolve.ProfileError)
     with exit_with_message(f"interrupted, {_AGAIN}", failures):

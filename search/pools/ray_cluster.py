@@ -37,7 +37,7 @@ _HINT = (
     "for a cluster that this machine is in)"
 )
 
-_ROOM = "its files go to a folder with room and a short path, which RAY_TMPDIR can name"
+_ROOM = "its files go to a folder with room and a short path, which RAY_TMPDIR can name; on a busy machine, try again"
 
 _our_connections: dict[tuple[str | None, str], str | None] = {}
 """Connections to a Ray that moevolve, and not the user, has made in this process, with their `workers.address`."""
@@ -127,8 +127,10 @@ def _init_ray(workers: WorkersSection) -> None:
     if workers.address is None:
         cpus = max(int(get_num_cpus()), _cpus_needed(workers))
         # Workers have an environment of their own: processes that Ray starts ahead of need would never be theirs.
-        ahead = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
-        options = {"address": "local", "include_dashboard": False, "num_cpus": cpus, "_system_config": ahead}
+        settings: dict[str, Any] = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
+        # With Ray's 15 a worker has a thirtieth of a core beside any other program, and no plan of time holds.
+        settings["worker_niceness"] = 0
+        options = {"address": "local", "include_dashboard": False, "num_cpus": cpus, "_system_config": settings}
     else:
         if workers.address != "auto":
             host, _, port = workers.address.rpartition(":")

@@ -36,16 +36,18 @@ from moevolve.search.shrink.dense import dense_settings
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.speed import chosen_share, seconds_by_share
 from moevolve.search.shrink.timing import fewest, shortened
+from moevolve.search.strategies.schedule import largest_window
+from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, weight_bytes
 from moevolve.workers.contract.facts import FileSizes, ModelFacts
-from moevolve.workers.contract.settings import ExpertOffload
+from moevolve.workers.contract.settings import ExpertOffload, ModelConfig
 from moevolve.workers.families.registry import only_inside
 
 if TYPE_CHECKING:
     from moevolve.search.pools.ray_actor import ModelProbe
 
 _WINDOW = 4
-"""Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it. Phases have
-about 30 individuals, so that a larger window would leave fewer than 8 rounds (`search/loop/README.md`)."""
+"""Most individuals under evaluation at once, and so the most workers without GPUs: the search depends on it. It is
+smaller for phases of few individuals, so that they have 8 rounds (`search/loop/README.md`)."""
 _MOST_CHOICES = 512
 """Most experts of all layers together whose subsets are searched: with 384 of them 300 candidates still improve on the
 formula that they start from, with 768 none does (`search/strategies/README.md`)."""
@@ -90,8 +92,10 @@ def settings_of(
     data, choices = base_settings(request, tasks), list[str]()
     for section in parsed(data).tasks:
         section.task()  # a wrong name is refused before Ray starts
+    on_stage("starting Ray")
     data = on_gpus(data, request, probe)
     config = parsed(data)
+    on_stage("choosing settings for the model and this machine")
     sizes: Sizes = probe.call(sizes_of, config, not request.custom_code)
     facts = sizes.facts
     if facts.dense is not None:
@@ -167,10 +171,14 @@ def _placed(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> 
             )
         data = with_evaluations(data, request.evaluations)
     data = _override(data, request)
-    data["model"]["expert_offload"], most_workers = probe.call(room_for, parsed(data))
-    if not data["workers"]["num_gpus"]:
-        cores = len(os.sched_getaffinity(0))
-        count = max(1, min(_WINDOW, cores, most_workers))
+    config = parsed(data)
+    data["model"]["expert_offload"], most_workers = probe.call(room_for, config)
+    cores, gpus = len(os.sched_getaffinity(0)), config.workers.least if config.workers.num_gpus else 0
+    # How many candidates there is time for isn't known yet, and more at once than workers are no gain.
+    most = _WINDOW if request.time is None else min(_WINDOW, gpus or cores)
+    data["window"] = max(largest_window(config, most), min(_WINDOW, gpus))  # no GPU is left idle
+    if not gpus:
+        count = max(1, min(data["window"], cores, most_workers))
         threads = max(1, cores // count)
         data["engine"] = {"threads": threads}
         data["workers"] = {"count": count, "num_cpus": threads}
@@ -303,6 +311,33 @@ def sizes_of(config: RunConfig, stock: bool) -> Sizes:
     files = file_sizes(model, "source" if own_form else "stock") if facts.experts else FileSizes(0, 0, 0)
     narrows = not (stock and facts.experts) or width_obstacle(meta_model(model)) is None
     return Sizes(facts, quantised, own_form, narrows, files, outline.cache_bytes)
+
+
+def planned_bytes(config: RunConfig) -> int:
+    """About how many bytes the weight files of a search's checkpoint take, at most.
+
+    A dense model becomes plain numbers, and a mixture of experts keeps its format.
+    """
+    from moevolve.search.genomes.registry import costs_of
+    from moevolve.search.running.plan.counts import described_as, model_sizes
+    from moevolve.workers.profiling.outline import outline_model
+
+    model = pinned(config.model)
+    outline = outline_model(model)
+    facts, costs = outline.facts, costs_of(config.space(outline.facts), outline)
+    kept = model_sizes(outline, costs, described_as(config.phases))[-1].parameters or facts.parameters
+    whole = source_bytes(model) if facts.experts else facts.parameters * facts.dtype_bytes
+    return whole * kept // facts.parameters
+
+
+def source_bytes(model: ModelConfig) -> int:
+    """Bytes of a checkpoint's weight files."""
+    from moevolve.workers.checkpoints.loading import checkpoint_folder
+
+    file = gguf_file(model)
+    if file is not None:
+        return sum(part.stat().st_size for part in gguf_parts(file))
+    return weight_bytes(checkpoint_folder(model))
 
 
 def room_for(config: RunConfig) -> tuple[ExpertOffload, int]:

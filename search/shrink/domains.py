@@ -44,7 +44,7 @@ _LEAST_IN_SPLIT = 4
 _SHORT_WORDS, _SHORT_CHARACTERS = 6, 48
 """Largest answer that is compared as text. Longer ones are worded in more than one right way."""
 _MOST_TOKENS = 512
-"""Most tokens of an answer that a function scores."""
+"""Most tokens of an answer that is generated."""
 _OWN_TOKENS = 64
 """Tokens of the full model's own answers where the data has none."""
 
@@ -236,17 +236,13 @@ def _settings(data: DataFile, metric: Mapping[str, str] | None) -> dict[str, Any
         found["turns"] = "turns"
     answers = [row.answer for row in data.rows if row.answer is not None]
     if not answers:
-        return found | {"fitness": "agreement", "max_new_tokens": _OWN_TOKENS}
-    found["answer"] = "{{ answer }}"
+        return found | {"fitness": "agreement", "matching": {"stop": []}, "max_new_tokens": _OWN_TOKENS}
+    # No tokenizer makes more tokens than bytes; decoding stops sooner, when the answer is decided.
+    most = min(_MOST_TOKENS, max(len(answer.encode()) for answer in answers) + 1)
+    stop = [] if any("\n" in answer for answer in answers) else ["\n"]
+    found |= {"answer": "{{ answer }}", "max_new_tokens": most}
     if metric is not None:
-        most = min(_MOST_TOKENS, max(len(answer.encode()) for answer in answers) + 1)
-        stop = [] if any("\n" in answer for answer in answers) else ["\n"]
-        return found | {
-            "fitness": "generate",
-            "matching": {**metric, "stop": stop},
-            "metric": "mean",
-            "max_new_tokens": most,
-        }
+        return found | {"fitness": "generate", "matching": {**metric, "stop": stop}, "metric": "mean"}
     if data.rows[0].choices:
         return found | {"choices": "choices", "fitness": "rank"}
     short = all(
@@ -254,10 +250,8 @@ def _settings(data: DataFile, metric: Mapping[str, str] | None) -> dict[str, Any
         for answer in answers
     )
     if data.rows[0].chat is None and short:
-        # No tokenizer makes more tokens than bytes; decoding stops sooner, when the answer is decided.
-        most = max(len(answer.encode()) for answer in answers) + 1
-        return found | {"fitness": "generate", "matching": {"kind": "exact"}, "max_new_tokens": most}
-    return found | {"fitness": "agreement"}
+        return found | {"fitness": "generate", "matching": {"kind": "exact"}}
+    return found | {"fitness": "agreement", "matching": {"stop": stop}}
 
 
 def usable_rows(path: Path) -> int:

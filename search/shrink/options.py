@@ -25,74 +25,67 @@ class ShrinkOptions(Request):
     active: Annotated[
         str | None,
         about(
-            "Of a dense model, the share of its feed-forward networks' neurons that a token uses, such as 50%: it "
-            "becomes a mixture of experts."
+            "Share of a dense model's feed-forward neurons that a token uses, such as 50%: it becomes a mixture of "
+            "experts, which needs --custom-code."
         ),
     ] = None
     kind: Annotated[
         Literal["tomoe", "factorllm"] | None,
         about(
             "How --active makes experts: overlapping masks of neurons, one per token (`tomoe`, the default), or equal "
-            "parts of the neurons, several per token (`factorllm`)."
+            "parts of them, several per token (`factorllm`)."
         ),
     ] = None
     experts: Annotated[str | None, about("Experts to keep per MoE layer: a number, or a share such as 50%.")] = None
     neurons: Annotated[
         str | None,
         about(
-            "Instead of --experts, the share of all experts' neurons to keep, such as 12.5%: how many "
-            "experts have them, and how many neurons each layer gets, is searched."
+            "Share of the neurons to keep, such as 12.5%: of a dense model, or of all experts together, and in how "
+            "many experts is searched."
         ),
     ] = None
     size: Annotated[
         str | None,
         about(
-            "Instead of --experts, what the new checkpoint's weight files may take, for example 16GiB: the largest "
-            "share of neurons that fits is kept, or of experts where they can't be narrower."
+            "Largest size of the new weight files, such as 16GiB: as many neurons as fit are kept, or as many experts "
+            "where they can't be narrower."
         ),
     ] = None
     speed: Annotated[
         str | None,
         about(
-            "Instead of --experts, how many times as many tokens per second it should generate, for "
-            "example 1.5x: experts keep as many of their neurons as that allows on this machine."
+            "Tokens per second to reach, as a multiple of the model's, such as 1.5x: experts keep as many of their "
+            "neurons as that allows on this machine."
         ),
     ] = None
     keep_score: Annotated[
         str | None,
         about(
-            "Instead of --experts, the share of the full model's score to keep, for example 99%: the fewest experts "
-            "(or neurons of a dense model) that keep it on `dev` with a confidence of 95 % are searched for."
+            "Share of the full model's score to keep, such as 99%: the fewest experts (or neurons of a dense model) "
+            "that keep it on `dev` with a confidence of 95 % are searched for."
         ),
     ] = None
     context: Annotated[
         str | None,
-        about(
-            "Count the KV cache of this many tokens, for example 32k, towards --size as well; with "
-            "--speed, generate after prompts of this length."
-        ),
+        about("Tokens whose KV cache counts towards --size, too, such as 32k; or with --speed, the length of prompts."),
     ] = None
     batch: Annotated[int | None, about("Sequences in that cache, or generated at once; default: 1.", ge=1)] = None
     data: Annotated[
         Sequence[str | Path],
         about(
             "File of requests, which becomes a task; repeatable. JSON, JSONL, CSV or parquet of chats, of prompts, or "
-            "of prompts with answers, a .txt or .md file of running text, a folder of such texts, or the id of a data "
-            "set of the hub with such rows."
+            "of prompts with answers; a .txt or .md file, or a folder of such; or the id of a data set of the hub."
         ),
         Flag("--data", "PATH", list[Path]),
     ] = ()
     columns: Annotated[
         str | None,
-        about("What the files' columns are, if their names don't tell: prompt=question,answer=response."),
+        about("What columns are, if their names don't tell: prompt=question,answer=response."),
         Flag(metavar="NAME=COLUMN,..."),
     ] = None
     metric: Annotated[
         str | None,
-        about(
-            "A function that scores the answers to the files' requests: it takes the answer and the expected one, and "
-            "returns a number from 0 to 1."
-        ),
+        about("Function that scores an answer, given the expected one as well, from 0 to 1."),
         Flag(metavar="FILE.py:FUNCTION"),
     ] = None
     tasks: Annotated[Sequence[str], about("An existing task, by name or path; repeatable."), Flag("--task")] = ()
@@ -103,29 +96,29 @@ class ShrinkOptions(Request):
     ] = ()
     output: Annotated[
         str | Path | None,
-        about("New folder of the checkpoint; default: MODEL and what is to be kept."),
+        about("New folder of the checkpoint; default: named after MODEL and what is kept."),
         Flag("--output -o", "DIR", Path),
     ] = None
     evaluations: Annotated[int | None, about("Candidates to try; default: the preset's number.", ge=4)] = None
     time: Annotated[
         str | None,
         about(
-            "Instead of --evaluations, the time that everything may take, for example 2h: a few candidates "
-            "are measured first, and as many tried as there is time for."
+            "Time for everything, such as 2h: a few candidates are measured first, and as many tried as there is time "
+            "for."
         ),
     ] = None
     repair: Annotated[
         Literal["none", "auto"] | None,
         about(
-            "`auto` repairs what is kept; `none` only leaves experts out, so that a quantised checkpoint "
-            "is copied byte for byte. Default: quantised checkpoints aren't repaired, and others are."
+            "Repair what is kept (`auto`), or only leave experts out (`none`), so that a quantised checkpoint is "
+            "copied byte for byte. Default: repair, except for quantised checkpoints."
         ),
     ] = None
     custom_code: Annotated[
         bool,
         about(
-            "Allow a checkpoint that needs the code beside it (trust_remote_code): --active makes such ones, and so do "
-            "narrower experts in a few families. Default: what servers load."
+            "Allow a checkpoint that needs the code beside it (trust_remote_code), for --active, or for narrower "
+            "experts in a few families. Default: what servers load."
         ),
     ] = False
     seed: Annotated[int, about("Seed of the search.", ge=0)] = 0
@@ -134,16 +127,15 @@ class ShrinkOptions(Request):
     guard_prompts: Annotated[
         int,
         about(
-            "Most held-out prompts, of all tasks and a small general set, that the full model and the winner answer "
-            "before it is exported; fewer if less make it clear that it loops no more than the full model.",
+            "Most held-out prompts, of all tasks and a small general set, that both models answer; fewer if less show "
+            "that the winner loops no more than the full model.",
             ge=1,
         ),
     ] = GUARD_PROMPTS
     guard_tokens: Annotated[
         int | None,
         about(
-            "Longest of these answers, in tokens; default: as long as the data's longest, and at least "
-            "512, if there is time.",
+            "Longest of these answers, in tokens; default: the data's longest, and at least 512, if there is time.",
             ge=16,
         ),
     ] = None
@@ -154,8 +146,8 @@ class ShrinkOptions(Request):
     max_looping: Annotated[
         float,
         about(
-            "Largest share of these answers that may repeat themselves beyond the full model's share, if a paired "
-            "test finds more of them at all.",
+            "Largest share of answers that may repeat themselves beyond the full model's share, if a paired test "
+            "finds more at all.",
             ge=0,
             le=1,
         ),
@@ -163,7 +155,7 @@ class ShrinkOptions(Request):
     max_broken: Annotated[
         float,
         about(
-            "Largest share that may be lost of the answers in which the full model writes JSON or calls a tool.",
+            "Largest share of the full model's answers with JSON or calls of tools that may have none any more.",
             ge=0,
             le=1,
         ),
@@ -171,28 +163,28 @@ class ShrinkOptions(Request):
     max_perplexity_ratio: Annotated[
         float,
         about(
-            "Largest perplexity on held-out prompts and their answers, as a multiple of the full model's; not "
-            "of tasks whose answers are right or wrong.",
+            "Largest perplexity of prompts and answers, as a multiple of the full model's; not of tasks whose answers "
+            "are right or wrong.",
             ge=1,
         ),
     ] = 3.0
     min_recovery: Annotated[float, about("Smallest share of the full model's `test` score per task.", ge=0)] = 0.5
     force: Annotated[
         bool,
-        about("Search even if the full model's answers are mostly wrong, and export a winner beyond these limits."),
+        about(
+            "Go on although the full model's answers are mostly wrong or --time is too short, and export a winner "
+            "beyond these limits."
+        ),
     ] = False
     sampling: Annotated[
         bool,
-        about(
-            "Write sampling that keeps a model from repeating itself (min_p 0.05, repetition_penalty 1.1) into the "
-            "checkpoint's generation_config.json."
-        ),
+        about("Write sampling against loops (min_p 0.05, repetition_penalty 1.1) into its generation_config.json."),
     ] = False
     quantise: Annotated[
         Literal["fp8", "int4", "gguf-q8_0"] | None,
         about(
-            "Also write the checkpoint with weights of 8 or 4 bits (compressed-tensors), or as a GGUF file of 8 bits, "
-            "beside it and checked like it."
+            "Also write it with weights of 8 or 4 bits (compressed-tensors), or as a GGUF file of 8 bits, and check "
+            "that."
         ),
     ] = None
     push: Push = None
@@ -200,7 +192,7 @@ class ShrinkOptions(Request):
     dry_run: Annotated[
         bool,
         about(
-            "Write the run and task files, and launch nothing. With --time a few candidates are measured "
-            "all the same, and with --speed the model."
+            "Only write the run and task files. With --time a few candidates are measured even so, and with --speed "
+            "the model."
         ),
     ] = False

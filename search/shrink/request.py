@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @record
 class ShrinkRequest(ShrinkOptions):
-    """Make a smaller checkpoint of a mixture of experts, for what your files of requests ask for.
+    """Make a smaller checkpoint of a mixture of experts or a dense model, for what your files of requests ask for.
 
     Choose settings for this machine, search, and export the winner with a page of what it costs. It is an ordinary
     search in the store. Giving the same request again continues it.

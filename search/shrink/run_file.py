@@ -78,7 +78,6 @@ def run_file(
         if has_run_file(request):
             return path
     names = [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)]
-    observer.on_stage("choosing settings for the model and this machine")
     begun_file = folder / _SIZES_FILE
     if request.keep_score is not None and _is_of(request, begun_file):
         data = yaml.safe_load(begun_file.read_text(encoding="utf-8"))

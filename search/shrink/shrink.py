@@ -24,8 +24,8 @@ from moevolve.search.results.kept import kept_by_size
 from moevolve.search.running.candidates import Candidate, bound_candidate
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.shrink.budget import SizeBudget, SpeedBudget, budget_of
-from moevolve.search.shrink.choosing import folder_of
+from moevolve.search.shrink.budget import SizeBudget, SpeedBudget, budget_of, refuse_if_busy
+from moevolve.search.shrink.choosing import folder_of, planned_bytes, source_bytes
 from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.guard import Checks, check_winner, checks_table
 from moevolve.search.shrink.keeping import refuse_other_settings
@@ -36,9 +36,10 @@ from moevolve.search.shrink.run_file import choices_of, files_of, has_run_file, 
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
 from moevolve.search.shrink.timing import guard_plan, guard_seconds
 from moevolve.store.repository import Store
-from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, weight_bytes
+from moevolve.workers.checkpoints.files import weight_bytes
 from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.folder import check_room
 from moevolve.workers.export.push import check_login, push
 from moevolve.workers.export.servers import loads_in
 from moevolve.workers.profiling.report import ProfileError
@@ -61,12 +62,16 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
         ExportError: the checkpoint is larger or slower than requested.
     """
     budget = checked(request)
+    if request.time is not None and not request.force and not has_run_file(request):
+        refuse_if_busy(request.time)
     seconds: dict[str, float] = {}
     looks: list[FirstLook] = []
     with ModelProbe() as probe, ExitStack() as opened:
 
         def look(config: RunConfig) -> None:
             if not looks:  # before a time or a score is planned for, or else after
+                if not folder_of(request).exists():  # the same request may have written it
+                    check_room(folder_of(request), probe.call(planned_bytes, config))
                 looks.append(_first_look(request, config, probe, observer))
 
         with _removed_if_refused(files_of(request)):
@@ -120,7 +125,7 @@ def _searched(
         experts_full=setup.facts.experts,
         experts=None if winner is None else store.individual(winner).individual.experts,
         layers=len(setup.facts.moe_layers) if dense is None else dense.layers,
-        weight_bytes=_source_bytes(setup.config.model),
+        weight_bytes=source_bytes(setup.config.model),
         first_look=look,
         gain=search_gain(store, table),
         code_gain=code_gain(store, table),
@@ -343,12 +348,3 @@ def _first_look(request: ShrinkOptions, config: RunConfig, probe: ModelProbe, ob
     if wrong is not None and not request.force:
         raise UserError(wrong)
     return found
-
-
-def _source_bytes(model: ModelConfig) -> int:
-    from moevolve.workers.checkpoints.loading import checkpoint_folder
-
-    file = gguf_file(model)
-    if file is not None:
-        return sum(part.stat().st_size for part in gguf_parts(file))
-    return weight_bytes(checkpoint_folder(model))

@@ -18,7 +18,7 @@ from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.counts import final_evaluations
-from moevolve.search.shrink.budget import clock, seconds_of
+from moevolve.search.shrink.budget import LONGEST, clock, enough, seconds_of
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.text import duration
 from moevolve.store.records import Progress
@@ -32,8 +32,8 @@ _MOST = 10
 """Largest number of evaluations, as a multiple of the preset's: none of our searches has gained from more."""
 _MEASURING = 0.5
 """Share of the given time after which a pilot is given up: loading, final scores and checks are still to come."""
-_LONGEST = 1.2
-"""How many times the given time a search may take by what was measured, before it is refused."""
+_UNMEASURED = 4
+"""How many times the time that has passed everything takes, before candidates are measured: a rough guess."""
 LEAST = 4
 """Fewest evaluations of a search."""
 _LOADS = 3
@@ -98,24 +98,37 @@ def plan_time(
     assert request.time is not None
     most = math.inf if request.force else _MEASURING * seconds_of(request.time)
 
-    def on_progress(progress: Progress) -> None:
-        observer.on_progress(progress)
-        if time.monotonic() - begun > most:
+    measured = "no candidates"
+
+    def refuse_if_late() -> None:
+        elapsed = time.monotonic() - begun
+        if elapsed > most:
             raise UserError(
-                f"--time {request.time}: {_MEASURING:.0%} of it is over, and {progress.done} of {progress.total} "
-                "candidates are measured; give a longer time, or go on with --force"
+                f"--time {request.time}: {_MEASURING:.0%} of it is over, and {measured} are measured; give a longer "
+                f"time, such as {enough(_UNMEASURED * elapsed)}, or go on with --force"
             )
 
+    def on_progress(progress: Progress) -> None:
+        nonlocal measured
+        measured = f"{progress.done} of {progress.total} candidates"
+        observer.on_progress(progress)
+        refuse_if_late()
+
+    def on_stage(stage: str) -> None:
+        observer.on_stage(stage)
+        refuse_if_late()
+
+    refuse_if_late()
     setup = set_up_new(config, None, probe.call)
     tokens = probe.call(count_tokens, setup.config, setup.prepared)
     store = config.store if request.store is None else request.store
     with nullcontext() if request.dry_run else opened_store(store, create=True) as keep:
-        found = measure(setup, _MEASURED, probe=probe, on_stage=observer.on_stage, on_progress=on_progress, keep=keep)
+        found = measure(setup, _MEASURED, probe=probe, on_stage=on_stage, on_progress=on_progress, keep=keep)
     spent = time.monotonic() - begun
     guard = guard_seconds(request)
     number, takes, sentence = chosen(request.time, setup.config, tokens, found, spent, guard, searches)
-    if takes > _LONGEST * seconds_of(request.time) and not request.force:
-        raise UserError(f"{sentence}; give a longer time, or go on with --force")
+    if takes > LONGEST * seconds_of(request.time) and not request.force:
+        raise UserError(f"{sentence}; give a longer time, such as {enough(takes)}, or go on with --force")
     observer.on_note(f"{sentence}, until {clock(takes - spent)}")
     return number, sentence
 

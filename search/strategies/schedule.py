@@ -121,3 +121,9 @@ def rounds_notes(config: RunConfig) -> tuple[str, ...]:
             f"{most}, or phases.{span.position}.evaluations: {needed}"
         )
     return tuple(found)
+
+
+def largest_window(config: RunConfig, most: int) -> int:
+    """Return the largest window up to `most` that gives all phases enough rounds, or 1."""
+    windows = range(most, 1, -1)
+    return next((each for each in windows if not rounds_notes(config.model_copy(update={"window": each}))), 1)

@@ -146,13 +146,14 @@ def write_card(part: Path, card: ExportCard, facts: CardFacts, source: Path) -> 
     (part / "README.md").write_text(content, encoding="utf-8")
 
 
-def check_room(part: Path, needed: int) -> None:
-    """Raise a `UserError` unless a folder's disk has room for `needed` bytes and a little more."""
+def check_room(target: Path, needed: int) -> None:
+    """Raise a `UserError` unless a folder's disk has room for `needed` bytes and some more; it needn't exist yet."""
+    place = next(each for each in target.absolute().parents if each.exists())
     # Headers, tokenizer and configs come on top, and what the file system needs for itself.
-    free, needed = shutil.disk_usage(part).free, int(needed * 1.02) + (1 << 20)
+    free, needed = shutil.disk_usage(place).free, int(needed * 1.02) + (1 << 20)
     if free < needed:
         raise UserError(
-            f"no room for the export: {needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free at {part.parent}; "
+            f"no room for the export: {needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free at {place}; "
             "free some, or choose another place"
         )
 

@@ -71,7 +71,7 @@ def write_gguf_of(source: Path, target: Path) -> tuple[int, float]:
     settings = load_config(ModelConfig(str(source)))
     stored = stored_tensors(source)
     tensors = list(_planned(stored, settings))
-    check_room(target.parent, sum(each.nbytes for each in tensors))
+    check_room(target, sum(each.nbytes for each in tensors))
     _write(tensors, settings, source, target)
     changed = changed_settings(settings, gguf_config(target))
     if changed:

@@ -72,7 +72,7 @@ class ToMoeSection(GenomeSection):
             experts has N - 1, of which the first are used.
         coverage, balance: Weights of the paper's union-coverage and load-balance terms as penalties on the fitness.
             Balance is measured on calibration tokens in the unedited model. The paper's weights are 2 and 1, for an
-            unbounded loss; they outweigh a fitness of at most 1 (`configs/runs/tomoe-table.yaml`).
+            unbounded loss; they outweigh a fitness of at most 1.
         calibration_tokens: Number of calibration tokens that experts are fitted to and saliencies measured on.
     """
 

@@ -25,7 +25,7 @@ WriteTask = Callable[..., Path]
         ({"promt": "x"}, "promt: unknown key (did you mean `prompt`?)"),
         (
             {"metric": "bleu"},
-            "metric: unknown metric `bleu`; known: accuracy, geometric_mean, inverse_perplexity",
+            "metric: unknown metric `bleu`; known: accuracy, agreement, geometric_mean, inverse_perplexity",
         ),
         ({"answer": None}, "give `answer`"),
         ({"choices": None}, "`option` looks for one of the choices"),
@@ -124,7 +124,7 @@ def test_answers_are_compared_where_there_are_some(write_task: WriteTask) -> Non
 def test_agreement_needs_no_labels(write_task: WriteTask) -> None:
     prompts = {"prompt": "{{ text }}", "answer": None, "choices": None, "labels": None, "matching": None}
     split = prepare_splits(load_task(write_task(fitness="agreement", **prompts)))["search"]
-    assert (split.fitness, split.metric, split.positions) == ("agreement", "mean", "greedy")
+    assert (split.fitness, split.metric, split.positions) == ("agreement", "agreement", "greedy")
     assert split.examples[0].references == ()
     text = write_task("running", fitness="perplexity", **prompts)
     for fitness in ("agreement", "kl"):

@@ -29,6 +29,23 @@ def test_help_has_no_python(name: str, in_process: Any) -> None:
         assert word not in shown, word
 
 
+def test_many_options_are_in_panels_the_most_used_first(in_process: Any) -> None:
+    shown = in_process("shrink", "-h").stdout
+    order = (
+        "─ Options ─",
+        "--data ",
+        "--experts ",
+        "--help ",
+        "─ What to keep",
+        "--keep-score ",
+        "─ Data ─",
+        "--metric ",
+    )
+    order += ("─ Search ─", "--seed ", "─ Checks", "--guard-prompts ", "--force ", "─ Output ─", "--quantise ")
+    places = [shown.index(each) for each in order]
+    assert places == sorted(places)
+
+
 def test_help_shows_examples_that_are_commands(in_process: Any) -> None:
     for name in ("shrink", "launch", "show", "watch", "best", "export"):
         shown = in_process(name, "-h").stdout

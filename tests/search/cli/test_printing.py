@@ -13,7 +13,9 @@ import pytest
 from rich.text import Text
 from store_samples import decided, evaluation, individual, search, split
 
+from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.fitness.scoring import Answer
+from moevolve.evaluators.metrics import scale_of
 from moevolve.evaluators.scales import SCALES
 from moevolve.search.cli.models import _mark
 from moevolve.search.cli.output import console
@@ -158,6 +160,18 @@ def test_one_task_needs_no_block(capsys: pytest.CaptureFixture[str]) -> None:
         assert not any("├" in line or "secret" in line for line in lines)
         assert "  moevolve best --task rte --store 'postgresql://ada:***@host/moevolve?connect_timeout=5'" in lines
         assert any("75 % │   50 %" in line for line in lines) == bool(skipping)
+
+
+def test_the_title_names_what_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    for fitness, title in (("generate", "score in %"), ("agreement", "agreement with the full model in %")):
+        scale = scale_of(FITNESSES[fitness].metric)
+        found = report(("rte",), 3_000_000)
+        entries = tuple(
+            replace(entry, scores=tuple(replace(score, scale=scale) for score in entry.scores))
+            for entry in found.entries
+        )
+        print_final_table(replace(found, entries=entries), STORE)
+        assert capsys.readouterr().out.startswith(f"wide on rte: {title}, with 95 % interval")
 
 
 def test_several_tasks_are_blocks_of_the_same_columns(capsys: pytest.CaptureFixture[str]) -> None:

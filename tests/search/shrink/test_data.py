@@ -108,6 +108,21 @@ def test_the_rows_decide_what_is_scored(row: dict[str, Any], fitness: str, posit
     assert {(split.fitness, split.positions) for split in splits.values()} == {(fitness, positions)}
     if fitness == "generate":
         assert splits["test"].max_new_tokens == len("a 399") + 1
+    if positions == "greedy":
+        assert not splits["test"].matching.stop, "the full model's own answers have all their lines"
+
+
+@pytest.mark.parametrize(
+    ("answer", "tokens", "stop"),
+    [("word " * 20, 101, ("\n",)), ("a line\nand " + "word " * 20, 112, ()), ("word " * 200, 512, ("\n",))],
+)
+def test_long_answers_are_generated_as_long_as_they_are(
+    answer: str, tokens: int, stop: tuple[str, ...], tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"p {n}", "answer": answer} for n in range(ROWS)]
+    (task,) = write_tasks(read_domains([written(tmp_path, "long.jsonl", rows)]), tmp_path / "tasks")
+    split = dict(prepare_splits(load_task(task).with_fitness("generate")))["test"]
+    assert (split.max_new_tokens, split.matching.stop) == (tokens, stop)
 
 
 def test_text_is_read_in_whole_paragraphs(tmp_path: Path) -> None:
@@ -376,6 +391,12 @@ def test_all_malformed_rows_are_counted_and_the_first_three_named(tmp_path: Path
     assert f"{path}:17" not in message and "\n" not in message
     path.write_text(json.dumps({"ask": "a"}) + "\n" + json.dumps({"ask": "b"}))
     with pytest.raises(UserError, match=f"2 of 2 rows can't be used: {path}:1, {path}:2: the row has none") as caught:
+        read_data(path)
+    assert str(caught.value).count("say with --columns") == 1
+    path.write_text("".join(json.dumps({key: "a"}) + "\n" for key in ("ask", "query", "word", "line")))
+    with pytest.raises(
+        UserError, match=r"it has: ask; .*it has: query; .*it has: word; \.\.\.; say with --c"
+    ) as caught:
         read_data(path)
     assert str(caught.value).count("say with --columns") == 1
     table = tmp_path / "bad.csv"

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.shrink import guard
+from moevolve.search.strategies.schedule import rounds_notes
 from moevolve.workers.methods.repair.edit import RepairSettings
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
@@ -110,6 +111,7 @@ def test_a_dry_run_writes_settings_and_none_repairs_nothing(tmp_path: Path, in_p
         genome = config.genome.model_dump()
         assert (genome["kind"], genome["budget"], genome["attention"]) == ("tomoe", 0.25, False)
         assert [phase.repair is None for phase in config.phases] == [repair == "none"] * 2
+        assert not rounds_notes(config), "defaults don't warn of themselves"
 
 
 def test_settings_of_the_presets_phases_are_overridden(tmp_path: Path, in_process: Any) -> None:

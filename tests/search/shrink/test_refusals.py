@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands_here import refusal
@@ -61,6 +63,18 @@ def test_nothing_is_loaded_for_a_wrong_request(tmp_path: Path) -> None:
 def test_a_request_that_the_model_cannot_meet_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "--experts 50: did you mean 50%?" in refusal("shrink", DEMO, "--task", "demo-kin", "--experts", "50")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("worker_here")
+@pytest.mark.parametrize("kept", [("--experts", "4"), ("--keep-score", "90%"), ("--experts", "4", "--time", "1d")])
+def test_a_full_disk_is_told_before_the_model_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1_200_000))
+    said = refusal("shrink", DEMO, "--task", "demo-kin", *kept, "-o", "small")
+    assert "MB needed, 1.2 MB free at" in said and "choose another place" in said
     assert not list(tmp_path.iterdir())
 
 

@@ -127,6 +127,7 @@ def test_every_step_is_said_from_the_start_and_the_pilots_evaluations_are_kept(
         "shrink: --time 1s: everything is to end by ",
         "shrink: starting",
         "shrink: reading the data",
+        "shrink: starting Ray",
         "shrink: choosing settings",
         "shrink: asking the full model",
         "shrink: pilot: evaluating",

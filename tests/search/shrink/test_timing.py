@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
+from time import process_time
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,7 @@ from moevolve.search.genomes.contract.phases import PrunePhase, RepairPhase
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.records import Pilot
-from moevolve.search.shrink.budget import seconds_of
+from moevolve.search.shrink.budget import refuse_if_busy, seconds_of
 from moevolve.search.shrink.choosing import parsed, with_evaluations
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.shrink.timing import chosen, count_tokens, fewest, guard_plan, guard_seconds, plan_time, shortened
@@ -111,7 +111,8 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
 ) -> None:
     kept: list[Any] = []
 
-    def measured(*_: Any, keep: Any, on_progress: Any, **__: Any) -> Pilot:
+    def measured(*_: Any, keep: Any, on_progress: Any, on_stage: Any, **__: Any) -> Pilot:
+        on_stage("pilot: calibrating")
         on_progress(Progress(1, 7, "prune", None, None, 0, 0, 1, None, None))
         kept.append(None if keep is None else keep.url)
         return Pilot(4, 1, {"prune": 6.0}, other_seconds=10.0)
@@ -130,13 +131,29 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
     config = parse_run_config(with_preset(settings, "test"), "test")
     probe: Any = SimpleNamespace(call=lambda *_: {"search": 10, "dev": 10, "test": 10})
     notes: list[str] = []
+    now = [100.0]
+    monkeypatch.setattr("moevolve.search.shrink.timing.time", SimpleNamespace(monotonic=lambda: now[0]))
     observer = Observer(on_note=notes.append)
     asked = ShrinkRequest("model", experts="50%", data=("chats.jsonl",), time="30s")
-    with pytest.raises(UserError, match=r"--time 30s: 5 candidates, the fewest .*, everything about .*; give a longer"):
-        plan_time(asked, config, monotonic(), probe, observer)
+    with pytest.raises(UserError, match=r"--time 30s: 5 candidates, the fewest .*, everything about .* such as 3m, or"):
+        plan_time(asked, config, now[0], probe, observer)
     assert not notes
-    with pytest.raises(UserError, match="--time 30s: 50% of it is over, and 1 of 7 candidates are measured; give a"):
-        plan_time(asked, config, monotonic() - 16, probe, observer)
-    count, said = plan_time(replace(asked, force=True, dry_run=True), config, monotonic(), probe, observer)
+    for late, done in (("on_stage", "no"), ("on_progress", "1 of 7")):
+        now[0] = 100.0
+        waiting = replace(observer, **{late: lambda _: now.append(now.pop() + 16)})
+        with pytest.raises(UserError, match=f"50% of it is over, and {done} candidates are measured; .* as 2m, or"):
+            plan_time(asked, config, 100.0, probe, waiting)
+    count, said = plan_time(replace(asked, force=True, dry_run=True), config, now[0], probe, observer)
     assert count == 5 and notes[0].startswith(f"{said}, until ")
     assert kept == [config.store, None], "a dry run makes no store"
+
+
+def test_a_time_that_a_busy_machine_cant_keep_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = process_time()
+    shared = SimpleNamespace(process_time=process_time, perf_counter=lambda: 5 * (process_time() - begun))
+    monkeypatch.setattr("moevolve.search.shrink.budget.time", shared)
+    with pytest.raises(
+        UserError, match=r"--time 3m: other programs leave this one 20% of a core, .* about 4m; give at"
+    ):
+        refuse_if_busy("3m")
+    refuse_if_busy("4m")

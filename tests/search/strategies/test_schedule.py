@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from search_samples import many
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.strategies.schedule import Schedule, make_schedule, rounds_notes
+from moevolve.search.strategies.schedule import Schedule, largest_window, make_schedule, rounds_notes
 
 stretches = st.lists(
     st.integers(1, 30).flatmap(lambda size: st.tuples(st.just("prune"), st.just(size), st.integers(0, size))),
@@ -110,3 +110,9 @@ def test_some_phases_have_no_rounds_to_count() -> None:
         [*PAPER, {"kind": "repair", "evaluations": 24}],
     ):
         assert not rounds_notes(run_of(phases, window=8))
+
+
+def test_the_largest_window_leaves_all_phases_enough_rounds() -> None:
+    for evaluations, window in ((7, 4), (12, 1), (22, 3), (60, 4)):  # of 7, no window makes enough
+        phases = [{"kind": "prune", "evaluations": evaluations, "initial": 2}, PAPER[1]]
+        assert largest_window(run_of(phases), 4) == window

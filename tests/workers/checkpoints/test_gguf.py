@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
@@ -18,6 +19,7 @@ from packed_checkpoints import same_numbers
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.files import gguf_parts, local_directory
 from moevolve.workers.checkpoints.fingerprint import model_fingerprint
+from moevolve.workers.checkpoints.gguf_reader import QuickReader
 from moevolve.workers.checkpoints.loading import load_model
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.model.describe import describe_model
@@ -143,8 +145,34 @@ def test_a_folder_is_not_a_file(write: Write) -> None:
 def test_a_missing_library_is_named(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     packed, _ = write("qwen3_moe")
     monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.delitem(sys.modules, QuickReader.__module__)
     with pytest.raises(UserError, match=r"pip install 'moevolve\[quantised\]'"):
         load_model(packed)
+
+
+@pytest.mark.parametrize("endianess", gguf.GGUFEndian)
+def test_metadata_are_read_as_the_library_does(endianess: gguf.GGUFEndian, tmp_path: Path) -> None:
+    file = tmp_path / "some.gguf"
+    writer = gguf.GGUFWriter(file, "llama", endianess=endianess)
+    for key, values in {
+        "words": ["a", "", "Größe" * 30],
+        "numbers": [1, 2**31 - 1],
+        "scores": [0.5],
+        "nots": [True],
+    }.items():
+        writer.add_array(key, values)
+    writer.add_string("after", "them")
+    writer.add_tensor("one", np.arange(8, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    ours, library = QuickReader(file), gguf.GGUFReader(file)
+    assert ours.fields.keys() == library.fields.keys() and ours.data_offset == library.data_offset
+    for name, field in library.fields.items():
+        same = ours.fields[name]
+        assert (same.offset, same.data, same.types) == (field.offset, field.data, field.types)
+        assert list(map(bytes, same.parts)) == list(map(bytes, field.parts)) and same.contents() == field.contents()
 
 
 def test_fingerprints_tell_files_apart(write: Write, tmp_path: Path) -> None:

@@ -133,21 +133,21 @@ class GgufTensor:
 
 
 def open_parts(file: Path) -> dict[Path, GGUFReader]:
-    """Map all files of a model, one of which is given, into memory, in order. Reading a vocabulary takes seconds.
+    """Map all files of a model, one of which is given, into memory, in order.
 
     Raises:
         UserError: One is missing or isn't a valid GGUF file, or the gguf library isn't installed.
     """
     try:
-        from gguf import GGUFReader
+        from moevolve.workers.checkpoints.gguf_reader import QuickReader
     except ImportError as error:
         raise UserError(
             f"{file}: GGUF files are read by the library gguf; install it with: pip install 'moevolve[quantised]'"
         ) from error
-    readers = {}
+    readers: dict[Path, GGUFReader] = {}
     for part in gguf_parts(file):
         with opening(f"{part} isn't a valid GGUF file, or ends early", "fetch the file again"):
-            readers[part] = GGUFReader(part)
+            readers[part] = QuickReader(part)
     return readers
 
 
@@ -346,7 +346,7 @@ def gguf_config(file: Path) -> PretrainedConfig:
         UserError: The file is invalid, or of an architecture or with a rotary scaling that metadata don't describe
             completely.
     """
-    # Reading the vocabulary takes seconds, and a launch asks for the config several times.
+    # A launch asks for the config several times.
     return copy.deepcopy(_derived(file, file.stat().st_mtime_ns))
 
 
