@@ -383,6 +383,8 @@ def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
         winner_keeps(store, name, 6, 18)
     page = page_of(client, "/searches/least-4")
     assert {"/searches/least-4/kept", "/api/searches/least-4/log"} <= set(page.links)
+    store.create_search(samples.search("elsewhere"), [samples.split("cb")])
+    assert "/searches/elsewhere/kept" not in page_of(client, "/searches/elsewhere").links, "it has another task"
     assert f"shrinking {little}" in page_of(client, "/searches/least-4/checkpoint").text
     kept = page_of(client, "/searches/least-4/kept")
     assert kept.texts_of("p")[0] == f"To keep 80% of the full model's score: {little.partition(': ')[2]}"
