@@ -144,7 +144,7 @@ class ExpertOutputs:
         return given
 
     def select_neurons(
-        self, recorded: Recorded, token_weights: Tensor | None, memory: int
+        self, recorded: Recorded, token_weights: Tensor, memory: int
     ) -> tuple[NeuronSelection, Recorded]:
         hidden, weights, chosen = recorded
         neurons, retained = self._original_neurons(), self._edit.retained
@@ -158,8 +158,7 @@ class ExpertOutputs:
             _, weights, chosen = self._router(hidden)
         some = choosing(len(hidden))
         routings = (original[1][some], original[2][some]), (weights[some], chosen[some])
-        token_weights = None if token_weights is None else token_weights[some]
-        ids = choose_neurons(neurons, hidden[some], *routings, retained, width, memory, token_weights)
+        ids = choose_neurons(neurons, hidden[some], *routings, retained, width, memory, token_weights[some])
         selection = NeuronSelection(ids, rows, skip_below)
         self.use_neurons(selection)
         return selection, (hidden, weights, chosen)

@@ -234,11 +234,11 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
         """What the routed experts in use add to the residual stream, float32 [tokens, hidden], by their features."""
 
     def select_neurons(
-        self, recorded: Recorded, token_weights: Tensor | None, memory: int
+        self, recorded: Recorded, token_weights: Tensor, memory: int
     ) -> tuple[NeuronSelection, Recorded]:
         """Choose neurons by importance for tokens recorded with the edit on the model, and use them from now on.
 
-        `token_weights` are the tokens' weights in importance, float32 [tokens] (None for 1), and `memory` the bytes
+        `token_weights` are the tokens' weights in importance, float32 [tokens], and `memory` the bytes
         that may be allocated. Returns also what would be recorded of the tokens now.
         """
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from edit_checks import Residents, assert_close, logits
 from family_samples import edit_of_kind
-from repair_samples import repaired_by_hand, rows_of, seen_at, sequences_of
+from repair_samples import error_left, repaired_by_hand, rows_of, seen_at, sequences_of
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
@@ -54,10 +54,14 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).double().square().sum())
 
 
-def test_a_repaired_model_is_the_one_fitted_by_hand(resident: Residents, checkpoint: Checkpoints) -> None:
-    expected, changed = repaired_by_hand(checkpoint("mixtral"), KEPT, SEQUENCES, CHECKED, 0.01)
+@pytest.mark.parametrize(("answer", "ridge_lambda"), [(0, 0.01), (1, 1.0)])
+def test_a_repaired_model_is_the_one_fitted_by_hand(
+    answer: int, ridge_lambda: float, resident: Residents, checkpoint: Checkpoints
+) -> None:
+    answering = np.concatenate([np.arange(length) >= length - 2 * answer for length in LENGTHS])
+    expected, changed = repaired_by_hand(checkpoint("mixtral"), KEPT, SEQUENCES, CHECKED, ridge_lambda, answering)
     assert any(changed)
-    edit = repaired(pruned())
+    edit = replace(repaired(pruned(), (ridge_lambda,)), rows=rows_of(SEQUENCES, answer))
     assert [each is not None for each in outcomes_of(resident("mixtral"), edit)] == changed
     with torch.no_grad():
         assert_close(logits(resident("mixtral"), edit, UNSEEN), expected(UNSEEN).logits, 1e-4)
@@ -78,7 +82,7 @@ def test_what_is_said_to_be_left_is_left(kind: str, resident: Residents, checkpo
     for layer, outcome in enumerate(found):
         if outcome is None:
             continue
-        left = ((reference[layer]["behind"] - now[layer]["behind"])[CHECKED] ** 2).sum()
+        left = error_left(reference[layer]["behind"], now[layer]["behind"], CHECKED)
         assert left == pytest.approx(outcome.after, rel=1e-3)
         assert outcome.after < outcome.before
 
