@@ -1,11 +1,13 @@
-"""Numbers as people read them: scores, sizes and times in tables, pages and reports."""
+"""Numbers and tables as people read them: scores, sizes and times in tables, pages, reports and notebooks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from html import escape
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 from moevolve.evaluators.scales import SCALES, ScaleName
 
@@ -55,6 +57,18 @@ def score_lines(found: Measured) -> list[str]:
     return lines
 
 
+def score_phrase(found: Measured) -> str:
+    """Format a score with its unit, and its spread and its interval in parentheses."""
+    if found.score is None:
+        return "failed"
+    return in_one_line([SCALES[found.scale].phrase(found.score), *score_lines(found)[1:]])
+
+
+def in_one_line(lines: Sequence[str]) -> str:
+    """Put the lines of a table cell into one, those after the first in parentheses."""
+    return f"{lines[0]} ({', '.join(lines[1:])})" if len(lines) > 1 else lines[0]
+
+
 def parameter_count(parameters: int | None) -> str:
     """Format a number of parameters in millions (M) or billions (B), or `-` for None."""
     if parameters is None:
@@ -99,3 +113,40 @@ def ranges(numbers: Iterable[int]) -> str:
         first, *others = (number for _, number in run)
         found.append(f"{first}-{others[-1]}" if others else str(first))
     return ", ".join(found) or "none"
+
+
+def html_table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> str:
+    """Rows with the same columns as an HTML table, without columns in which nothing stands."""
+    names = _filled(rows)
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(_written(row[name]))}</td>" for name in names) + "</tr>" for row in rows
+    )
+    above = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f"<table>{above}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def html_lines(lines: Iterable[str]) -> str:
+    """Lines as HTML, a paragraph each."""
+    return "".join(f"<p>{escape(line)}</p>" for line in lines)
+
+
+def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as lines of text with aligned columns."""
+    names = _filled(rows)
+    lines = [names, *([_written(row[name]) for name in names] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _filled(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, "") for row in rows)]
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M}"
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "".join(each if each.isprintable() else " " for each in text)

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
 from moevolve._asking import Watched, ask
-from moevolve.evaluators.scales import SCALES, Scale
-from moevolve.evaluators.types import SCORED, Split
+from moevolve.evaluators.scales import SCALES
 from moevolve.search.interface.parameters import SILENT
 from moevolve.search.interface.report import PlotFileRequest, PlotRequest
 from moevolve.search.interface.request import one_line_errors
 from moevolve.search.interface.searches import FinalTableRequest
-from moevolve.search.interface.tables import data_frame, html_table
-from moevolve.search.loop.final_table import Entry, FinalTable
+from moevolve.search.interface.tables import data_frame
+from moevolve.search.loop.final_table import FinalTable, Score
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,32 +85,15 @@ class Run(FinalTable):
         Raises:
             UserError: pandas isn't installed.
         """
-        rows = self._rows(Scale.value)
+
+        def value(found: Score) -> float | None:
+            return None if found.score is None else SCALES[found.scale].value(found.score)
+
+        rows = self.rows(value, lambda count, _: count)
         for row in rows:
             found = (each.scale for entry in self.entries for each in entry.scores if each.task == row["task"])
             row["scale"] = next(found, None)
         return data_frame(rows)
-
-    def _repr_html_(self) -> str:
-        return html_table(self._rows(Scale.phrase))
-
-    def _rows(self, show: Callable[[Scale, float], Any]) -> list[dict[str, Any]]:
-        def shown(entry: Entry, task: str, split: Split) -> Any:
-            found = entry.score(task, split)
-            return None if found is None or found.score is None else show(SCALES[found.scale], found.score)
-
-        return [
-            {
-                "model": entry.label,
-                "individual": entry.ref,
-                "task": task,
-                **{split: shown(entry, task, split) for split in SCORED},
-                "parameters": entry.parameters,
-                "active_parameters": entry.active_parameters,
-            }
-            for task in (*self.tasks, *self.others)
-            for entry in self.entries
-        ]
 
 
 def load(store: str | StoreReader, search: str) -> Run:

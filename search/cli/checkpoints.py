@@ -17,8 +17,7 @@ from moevolve.search.interface.import_eep import ImportEepRequest
 from moevolve.search.interface.profile import ProfileRequest
 from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
 from moevolve.search.text import flop_count, memory_size, parameter_count
-from moevolve.workers.export.folder import check_target, loader_of
-from moevolve.workers.export.servers import loads_in
+from moevolve.workers.export.folder import check_target, how_to_load
 
 if TYPE_CHECKING:
     from moevolve import Imported
@@ -64,16 +63,6 @@ def _print_report(report: moevolve.ExportReport, parts: str) -> None:
         output.print(f"{report.directory / 'README.md'} says how to apply it", soft_wrap=True)
         return
     output.print(how_to_load(report.directory, report.form), soft_wrap=True)
-
-
-def how_to_load(directory: Path, form: str) -> str:
-    """Lines that say how an export is loaded, and which programs do."""
-    programs = f"loads in: {', '.join(loads_in(directory, form))}"
-    files = sorted(file.name for file in directory.glob("*.gguf"))
-    if files:
-        return f"load {directory / files[0]} with llama.cpp, or as model.path\n{programs}"
-    remote = ", trust_remote_code=True" if form == "native" else ""
-    return f'load it with: {loader_of(directory)}.from_pretrained("{directory}"{remote})\n{programs}'
 
 
 @takes(RecipeRequest)

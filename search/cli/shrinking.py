@@ -10,13 +10,13 @@ import typer
 import moevolve
 from moevolve.evaluators.scales import SCALES
 from moevolve.search.cli._requests import JsonOption, takes
-from moevolve.search.cli.checkpoints import how_to_load
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
 from moevolve.search.cli.output.final_table import print_entries
 from moevolve.search.cli.running import watched
 from moevolve.search.shrink.page import advice
 from moevolve.search.shrink.request import ShrinkRequest
-from moevolve.search.text import memory_size, parameter_count
+from moevolve.search.text import memory_size
+from moevolve.workers.export.folder import how_to_load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,31 +83,17 @@ def _print_page(found: ShrinkResult) -> None:
     if written is None:
         output.print(f"{found.table.winner} was not exported; --force exports it all the same", soft_wrap=True)
         return
-    layers = f"in each of {found.layers} layers"
-    full, kept = f"{found.experts_full} {layers}", f"{found.experts} {layers}"
-    if not found.experts_full:
-        full, kept = "dense", kept if found.experts != 1 else "dense, narrower"
-    before = [full, parameter_count(found.table.parameters_full)]
-    after = [kept, parameter_count(best.parameters)]
-    rows = [
-        ["before", *before, memory_size(found.weight_bytes)],
-        ["after", *after, memory_size(written.weight_bytes)],
-    ]
-    headings = "model | experts | >parameters | >weight files"
-    speed = found.speed
-    if speed is not None:
-        headings += f" | >tokens/s ({speed.sequences} at once) | >peak memory"
-        rows[0] += [f"{speed.full:.4g}", memory_size(speed.full_bytes)]
-        rows[1] += [f"{speed.shrunk:.4g} ({speed.times:.2f}x)", memory_size(speed.shrunk_bytes)]
-    print_table(f"{found.model}, kept: {best.summary}", headings, rows)
-    if speed is not None:
-        output.print(f"tokens/s and memory are those of plain transformers on {speed.device}", soft_wrap=True)
+    sides = found.sides()
+    headings = " | >".join(sides[0]).replace(">experts", "experts")
+    print_table(f"{found.model}, kept: {best.summary}", headings, [list(side.values()) for side in sides])
+    if found.speed is not None:
+        output.print(f"tokens/s and memory are those of plain transformers on {found.speed.device}", soft_wrap=True)
     took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in found.seconds.items())
     output.print(f"took {took}", soft_wrap=True)
     if found.sizes:
-        rows = [[each.search, f"{each.parameters:.1%}", str(each.kept)] for each in found.sizes]
-        picture = found.run_file.with_name("sizes.svg")
-        print_table(f"score kept by size, as in {picture}", "winner of | >parameters | >score kept on dev", rows)
+        rows = found.size_rows()
+        title = f"score kept by size, as in {found.run_file.with_name('sizes.svg')}"
+        print_table(title, " | >".join(rows[0]), [list(row.values()) for row in rows])
     for choice in () if found.sizes else found.choices:
         output.print(choice, soft_wrap=True)
     output.print(f"wrote {written.directory} ({written.form} checkpoint of {found.table.winner})", soft_wrap=True)

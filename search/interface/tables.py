@@ -1,4 +1,4 @@
-"""Listings as flat tables: the columns of each kind of record, as CSV, data frames, HTML and text."""
+"""Listings as flat tables: the columns of each kind of record, as CSV and data frames."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
-from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import GetCoreSchemaHandler
@@ -16,6 +15,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.scales import SCALES, Scale
+from moevolve.search.text import html_table, text_table
 from moevolve.store.records import SearchSummary
 
 if TYPE_CHECKING:
@@ -153,34 +153,3 @@ def data_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     except ImportError:
         raise UserError("pandas isn't installed: pip install pandas") from None
     return pd.DataFrame.from_records(list(rows))
-
-
-def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with the same columns as an HTML table, without columns in which nothing stands."""
-    names = _filled(rows)
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(_written(row[name]))}</td>" for name in names) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as lines of text with aligned columns."""
-    names = _filled(rows)
-    lines = [names, *([_written(row[name]) for name in names] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-
-
-def _filled(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, "") for row in rows)]
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M}"
-    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-    return "".join(each if each.isprintable() else " " for each in text)

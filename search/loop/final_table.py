@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from moevolve.evaluators.records import short_repr
-from moevolve.evaluators.scales import ScaleName
+from moevolve.evaluators.scales import ScaleName, scales_title
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import START
@@ -18,6 +19,7 @@ from moevolve.search.loop.scores import FULL, interval, outcomes_of, ranking_of
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.significance import TaskOutcomes, paired_test
 from moevolve.search.strategies.base import rank_key
+from moevolve.search.text import html_table, in_one_line, score_phrase, size_lines
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualRecord, SearchRecord
 from moevolve.workers.contract.facts import DTYPE_BYTES
@@ -128,6 +130,33 @@ class FinalTable:
     @property
     def best(self) -> Entry | None:
         return None if self.winner is None else self.entries[-1]
+
+    def rows(
+        self, cell: Callable[[Score], Any], sizes: Callable[[int | None, int | None], Any]
+    ) -> list[dict[str, Any]]:
+        """A row for each model and task.
+
+        Args:
+            cell: What stands for a score.
+            sizes: What stands for a number of parameters and the full model's.
+        """
+        return [
+            {
+                "model": entry.label,
+                "individual": entry.ref,
+                "task": task,
+                **{split: None if (found := entry.score(task, split)) is None else cell(found) for split in SCORED},
+                "parameters": sizes(entry.parameters, self.parameters_full),
+                "active_parameters": sizes(entry.active_parameters, self.full.active_parameters),
+            }
+            for task in (*self.tasks, *self.others)
+            for entry in self.entries
+        ]
+
+    def _repr_html_(self) -> str:
+        title = scales_title(score.scale for one in self.entries for score in one.scores)
+        caption = f"{self.search}: {title}, with 95 % interval; parameters, with their share of the full model's"
+        return html_table(self.rows(score_phrase, lambda *of: in_one_line(size_lines(*of))), caption)
 
     def weight_bytes(self, parameters: int | None) -> int | None:
         """Return the size of so many parameters in bytes; None if it isn't known."""

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.records import short_repr
-from moevolve.evaluators.scales import ScaleName, common_scale
+from moevolve.evaluators.scales import ScaleName, common_scale, scales_title
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.loop.final_table import FULL_LABEL, Score
 from moevolve.search.loop.significance import Significance, holm, paired_test
 from moevolve.search.results.outcomes import ModelScores, mean_scores, model_scores, task_outcomes
+from moevolve.search.text import html_lines, html_table, parameter_count, score_phrase
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, Course, CourseAxis, SearchRecord, SearchStatus
 
@@ -151,6 +152,20 @@ class Comparison:
             return []
         places = sorted({bisect_right(self.x, self.x[-1] * part / count) - 1 for part in range(1, count + 1)} - {-1})
         return [(self.x[place], [group.at(place) for group in self.groups]) for place in places]
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {
+                "winners of": model.label,
+                "individuals": ", ".join(model.refs),
+                **{split: None if (found := model.score(split)) is None else score_phrase(found) for split in SCORED},
+                "parameters": parameter_count(model.parameters),
+                "p (Holm)": model.corrected,
+            }
+            for model in self.models
+        ]
+        title = scales_title(score.scale for model in self.models for score in model.scores)
+        return html_table(rows, f"{title}, with 95 % intervals") + html_lines([self.note])
 
     @property
     def note(self) -> str:

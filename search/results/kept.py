@@ -143,6 +143,7 @@ def kept_by_size(store: StoreReader, search: SearchRecord) -> tuple[SizePoint, .
     """
     rows = _dev_rows(store, search)
     searches = [each.search for each in store.searches() if each.search.status == "finished"]
+    searches.sort(key=lambda each: each.id == search.id)
     alike = [
         each
         for each in searches[-_MOST_SEARCHES:]
@@ -154,7 +155,7 @@ def kept_by_size(store: StoreReader, search: SearchRecord) -> tuple[SizePoint, .
         points = [point for each in alike if (point := winner_kept(store, each)) is not None]
     except UserError:
         return ()
-    # A search that found nothing better than the one-shot choices has their winner.
+    # A search that found nothing better than the one-shot choices, or than an earlier request, has the same winner.
     points = list({(point.parameters, point.kept): point for point in points}.values())
     points.sort(key=lambda point: (point.parameters, point.kept.share))
     return tuple(points) if len({point.parameters for point in points}) > 1 else ()

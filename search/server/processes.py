@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -113,6 +114,7 @@ class ProcessRunner:
             try:
                 self._logs.mkdir(parents=True, exist_ok=True)
                 now = datetime.now(UTC)
+                self._log_file(name).with_suffix(".json").write_text(json.dumps(arguments), encoding="utf-8")
                 with self._log_file(name).open("ab") as log:
                     # Imports take seconds before the command itself says anything.
                     log.write(f"{now:%Y-%m-%d %H:%M:%S} UTC: moevolve {shlex.join(arguments)}\n".encode())
@@ -146,8 +148,13 @@ class ProcessRunner:
         return name in self._started
 
     def arguments(self, name: str) -> tuple[str, ...]:
-        """What was run for a name last; empty if this server has started nothing."""
-        return self._started[name].arguments if name in self._started else ()
+        """What a server has run for a name last; empty if none has started anything."""
+        if name in self._started:
+            return self._started[name].arguments
+        try:
+            return tuple(json.loads(self._log_file(name).with_suffix(".json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return ()
 
     def tries_sizes(self, name: str) -> bool:
         """Whether a name's process is a shrink that makes several searches, none of which has its name."""
@@ -156,10 +163,9 @@ class ProcessRunner:
     def maker(self, search: str) -> str:
         """Name of the process that makes a search, and of its log; whichever server started it."""
         found = _ONE_SIZE.fullmatch(search)
-        if found is None or self.log(search):
+        if found is None or self.log(search) or not self.tries_sizes(found["shrink"]):
             return search
-        shrink = found["shrink"]
-        return shrink if self.tries_sizes(shrink) or _KEEP_SCORE in self.log(shrink) else search
+        return found["shrink"]
 
     def ask(self, name: str, desired_state: DesiredState | None) -> Job | None:
         """Note what a search's running process is asked for; end the process unless it is to pause or to go on.

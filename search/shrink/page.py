@@ -12,7 +12,7 @@ from moevolve.search.loop.final_table import Entry, FinalTable
 from moevolve.search.results.gain import Gain
 from moevolve.search.results.kept import SizePoint
 from moevolve.search.shrink.loops import Loops
-from moevolve.search.text import percent
+from moevolve.search.text import html_lines, html_table, memory_size, parameter_count, percent
 
 _SHOWN = 160
 """Most characters of a prompt or an answer in a line."""
@@ -307,3 +307,44 @@ class ShrinkResult:
     speed: Speed | None = None
     quantised: QuantisedCheckpoint | None = None
     pushed: tuple[str, ...] = ()
+
+    def sides(self) -> list[dict[str, str]]:
+        """The model before and after, as rows of a table; empty if nothing was written."""
+        best, written, speed = self.table.best, self.written, self.speed
+        if best is None or written is None:
+            return []
+        layers = f"in each of {self.layers} layers"
+        full, kept = f"{self.experts_full} {layers}", f"{self.experts} {layers}"
+        if not self.experts_full:
+            full, kept = "dense", kept if self.experts != 1 else "dense, narrower"
+        names = ["model", "experts", "parameters", "weight files"]
+        before = ["before", full, parameter_count(self.table.parameters_full), memory_size(self.weight_bytes)]
+        after = ["after", kept, parameter_count(best.parameters), memory_size(written.weight_bytes)]
+        if speed is not None:
+            names += [f"tokens/s ({speed.sequences} at once)", "peak memory"]
+            before += [f"{speed.full:.4g}", memory_size(speed.full_bytes)]
+            after += [f"{speed.shrunk:.4g} ({speed.times:.2f}x)", memory_size(speed.shrunk_bytes)]
+        return [dict(zip(names, cells, strict=True)) for cells in (before, after)]
+
+    def size_rows(self) -> list[dict[str, str]]:
+        """What winners of different sizes keep, as rows of a table."""
+        return [
+            {"winner of": each.search, "parameters": f"{each.parameters:.1%}", "score kept on dev": str(each.kept)}
+            for each in self.sizes
+        ]
+
+    def _repr_html_(self) -> str:
+        from moevolve.workers.export.folder import how_to_load  # which takes a while
+
+        lines = [f"{check.task}: the candidate {fault}" for check in self.checks for fault in check.faults]
+        if self.loops is not None and self.loops.fault is not None:
+            lines.append(f"all prompts: the candidate {self.loops.fault}")
+        if self.written is None:
+            lines.append("Nothing was written; force=True exports the winner all the same.")
+        else:
+            directory, form = self.written.directory, self.written.form
+            lines.append(f"{directory} is the {form} checkpoint of {self.table.winner}.")
+            lines += how_to_load(directory, form).splitlines() if directory.is_dir() else ["It has been removed since."]
+        lines += [str(gain) for gain in (self.gain, self.code_gain) if gain is not None]
+        tables = [html_table(rows) for rows in (self.sides(), self.size_rows()) if rows]
+        return "".join([self.table._repr_html_(), *tables, html_lines([*lines, *self.choices, *self.pushed])])

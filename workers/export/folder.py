@@ -120,6 +120,16 @@ def loader_of(directory: Path) -> str:
     return name if own else "AutoModelForCausalLM"
 
 
+def how_to_load(directory: Path, form: str) -> str:
+    """Lines that say how an export is loaded, and which programs do."""
+    programs = f"loads in: {', '.join(loads_in(directory, form))}"
+    files = sorted(file.name for file in directory.glob("*.gguf"))
+    if files:
+        return f"load {directory / files[0]} with llama.cpp, or as model.path\n{programs}"
+    remote = ", trust_remote_code=True" if form == "native" else ""
+    return f'load it with: {loader_of(directory)}.from_pretrained("{directory}"{remote})\n{programs}'
+
+
 def write_card(part: Path, card: ExportCard, facts: CardFacts, source: Path) -> None:
     """Write the model card, `README.md`; `source` is the folder of the unedited checkpoint."""
     created = datetime.now(UTC).strftime("%Y-%m-%d")

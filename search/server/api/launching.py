@@ -101,7 +101,7 @@ async def check(server: ServerDep, asked: RemoteLaunchRequest) -> LaunchPlan:
 def resume(server: ServerDep, search: SearchPath) -> Job | None:
     """Let a paused search continue where it runs (returns null), or continue one without a driver on this machine.
 
-    A shrink that this server has started continues as a whole.
+    A shrink continues as a whole, whichever server started it.
     """
     record = server.store.search(search)
     if unpause(server.writer, record.id):

@@ -97,7 +97,8 @@ def show_search(
             raise
         return RedirectResponse(f"/searches/{handle(chosen)}", HTTPStatus.SEE_OTHER)
     view = _view(server, record)
-    config = config_of(record)
+    config, maker = config_of(record), server.processes.maker(record.name)
+    is_launched = config is not None and not config.is_imported and server.processes.arguments(maker)[:1] != ("shrink",)
     return render(
         request,
         "search.jinja",
@@ -110,9 +111,9 @@ def show_search(
         after=after,
         spans=[{"kind": span.kind, "start": span.start, "stop": span.stop} for span in spans_of(config)],
         readable=config is not None,
-        again=config is not None and not config.is_imported and bool(server.settings.configurations),
+        again=is_launched and bool(server.settings.configurations),
         at_once=view.individuals <= _MAX_INDIVIDUALS,
-        log=bool(server.processes.log(server.processes.maker(record.name))),
+        log=bool(server.processes.log(maker)),
         sizes=_has_sizes(server, record),
         **checkpoint_context(server, record),
     )
@@ -202,10 +203,13 @@ def _view(server: ServerState, record: SearchRecord) -> SearchView:
 
 
 def _has_sizes(server: ServerState, search: SearchRecord) -> bool:
-    """Whether another finished search than this one is on the same model: its winner may have another size."""
-    every = [one.search for one in server.listings.summaries()]
+    """Whether another finished search than this one is on the same model and tasks, with a winner of another size."""
+    every = server.listings.summaries()
+    own = [(one.tasks, one.size) for one in every if one.search.id == search.id]
     return any(
-        one.status == "finished" and one.model_fingerprint == search.model_fingerprint and one.id != search.id
+        one.search.status == "finished"
+        and one.search.model_fingerprint == search.model_fingerprint
+        and any(one.tasks == tasks and one.size != size for tasks, size in own)
         for one in every
     )
 

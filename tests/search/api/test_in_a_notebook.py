@@ -73,7 +73,10 @@ def test_six_lines(launched: Launched, tmp_path: Path) -> None:
     assert list(frame["individual"])[-1] == run.winner
     percent = 100 * run.best.score("pick", "test").score
     assert (frame["test"].iloc[-1], frame["scale"].iloc[-1]) == (percent, "percent")
-    assert run.winner in run._repr_html_() and f"<td>{percent:.1f} %</td>" in run._repr_html_()
+    test = run.best.score("pick", "test")
+    interval = f"<td>{percent:.1f} % ({100 * test.low:.1f} - {100 * test.high:.1f})</td>"
+    assert run.winner in run._repr_html_() and interval in run._repr_html_()
+    assert interval in moevolve.compare(url, ["demo"])._repr_html_()
     assert top[0].dev_score == max(row.dev_score for row in top if row.dev_score is not None)
     exported = moevolve.export(url, run.winner, tmp_path / "smaller")
     assert (tmp_path / "smaller" / "config.json").exists()

@@ -63,7 +63,7 @@ def test_the_page_shows_every_tasks_score(store: Store) -> None:
     page = (
         TestClient(app, "http://localhost", headers={"accept": "text/html"}).get("/pareto?search=two&split=search").text
     )
-    assert "3 individuals of two that no other beats on all of one, other, search" in page
+    assert "3 individuals of two that no other beats on all of one, other (search)" in page
     assert page.count("two:") == 6 and "90.0" in page and "data-pareto" not in page
 
 

@@ -386,6 +386,9 @@ def test_a_search_is_launched_again_from_the_run_file_that_gives_its_settings(
     name = f"before-{config.config_hash[:8]}"
     stored(store, config, name)
     assert f"/launch?like={name}" in page_of(client, f"/searches/{name}").links
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProcessRunner, "arguments", lambda *_: ("shrink",))
+        assert f"/launch?like={name}" not in page_of(client, f"/searches/{name}").links, "no run file"
     page = page_of(client, f"/launch?like={name}")
     assert "Launch small" in page.text and f"With the settings of {name}" in page.text
     typed: dict[str, Any] = {

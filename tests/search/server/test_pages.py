@@ -343,7 +343,7 @@ def test_rankings_show_one_model_at_a_time(tmp_path: Path) -> None:
             for query in ("model=models/first", "search=first&model=models/second"):
                 page = page_of(client, f"{path}?{query}")
                 assert "first:0" in page.text and "second:0" not in page.text, query
-        assert "rte, test" in page_of(client, "/pareto").text, "what is quoted"
+        assert "rte (test)" in page_of(client, "/pareto").text, "what is quoted"
         copy = samples.search("copy", model_fingerprint=samples.digest("first"), model_path="models/copy")
         store.create_search(copy, [samples.split()])
         page = page_of(client, "/best")

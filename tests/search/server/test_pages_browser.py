@@ -389,6 +389,8 @@ def test_a_file_is_sent_and_a_model_shrunk_for_it(browse: Open, tmp_path: Path) 
     page.get_by_label("how much").fill("0%")
     page.get_by_role("button", name="Shrink").click()
     problem.filter(has_text="--experts 0%: give a number").wait_for()
+    invalid = page.locator("[aria-invalid]")
+    assert invalid.evaluate_all("all => all.map(each => each.id)") == ["amount"]
     page.get_by_label("how much").fill("50%")
     page.get_by_role("button", name="Shrink").click()
     problem.filter(has_text="small-1 failed with code 2: error: model /nowhere/model: no such directory").wait_for()

@@ -383,6 +383,8 @@ def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
         winner_keeps(store, name, 6, 18)
     page = page_of(client, "/searches/least-4")
     assert {"/searches/least-4/kept", "/api/searches/least-4/log"} <= set(page.links)
+    store.create_search(samples.search("elsewhere"), [samples.split("cb")])
+    assert "/searches/elsewhere/kept" not in page_of(client, "/searches/elsewhere").links, "it has another task"
     assert f"shrinking {little}" in page_of(client, "/searches/least-4/checkpoint").text
     kept = page_of(client, "/searches/least-4/kept")
     assert kept.texts_of("p")[0] == f"To keep 80% of the full model's score: {little.partition(': ')[2]}"
@@ -412,20 +414,26 @@ def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
     client.post("/api/searches/least/stop")
 
 
-def test_a_shrink_that_was_stopped_is_resumed_as_a_whole(
-    client: TestClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_shrink_that_was_stopped_is_resumed_as_a_whole_by_any_server(
+    client: TestClient, store: Store, settings: ServerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "ends"
     script.write_text("#!/bin/sh\nexit 3\n")
     script.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(script))
     store.create_search(samples.search("stopped"), [samples.split()])
-    for path, changes in (("/api/shrinks", {"name": "stopped"}), ("/api/searches/stopped/resume", {})):
-        answer = client.post(path, json=ASKED | changes if changes else {})
+    later = TestClient(make_app(store, settings), "http://localhost:8080", headers=HEADERS)
+    for server, path, asked in (
+        (client, "/api/shrinks", ASKED | {"name": "stopped"}),
+        (client, "/api/searches/stopped/resume", {}),
+        (later, "/api/searches/stopped/resume", {}),
+    ):
+        answer = server.post(path, json=asked)
         assert answer.status_code == 202 and answer.json()["command"] == "shrink", answer.text
-        until(lambda: not any(job["running"] for job in client.get("/api/launches").json()))
-    first, second = client.get("/api/searches/stopped/log").text.splitlines()
-    assert first.partition("moevolve shrink ")[2] == second.partition("moevolve shrink ")[2] != ""
+        until(lambda server=server: not any(job["running"] for job in server.get("/api/launches").json()))
+    lines = client.get("/api/searches/stopped/log").text.splitlines()
+    (command,) = {line.partition("moevolve shrink ")[2] for line in lines}
+    assert len(lines) == 3 and command
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import torch
 from commands_here import run_command, worker_here
 from demo_chats import write_chats
 from packed_checkpoints import write
+from pydantic import TypeAdapter
 from safetensors.torch import load_file
 from transformers import GenerationConfig
 
@@ -101,6 +102,11 @@ def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[
     assert (
         check["task"] == "chats" and check["perplexity"] > 0.5 and 0 < check["agreement"] <= 1 and check["faults"] == []
     )
+    shown = TypeAdapter(moevolve.ShrinkResult).validate_python(page)._repr_html_()
+    interval = f"{100 * test['score']:.1f} % ({100 * test['low']:.1f} - {100 * test['high']:.1f})"
+    assert f"<td>{best['ref']}</td><td>chats</td>" in shown and f"<td>{interval}</td>" in shown
+    assert "<td>8 in each of 5 layers</td>" in shown and "<td>4 in each of 5 layers</td>" in shown
+    assert f"small is the source checkpoint of {best['ref']}.</p>" in shown and f"<p>{kept}</p>" in shown
     source, small = (load_file(folder / name / "model.safetensors") for name in ("packed", "small"))
     assert page["written"]["weight_bytes"] == (folder / "small" / "model.safetensors").stat().st_size
     router = "model.layers.0.block_sparse_moe.gate.weight"

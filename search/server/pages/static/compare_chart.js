@@ -1,5 +1,5 @@
 // Chart of several searches' courses: per group the mean of the best so far, and a band between the worst and the best.
-import { SCALES, axis, chart, phaseColour, read } from "./charts.js";
+import { SCALES, WHOLE, axis, chart, phaseColour, read } from "./charts.js";
 
 /** @param {HTMLElement} figure with `data-compare`, the URL of the courses */
 export async function draw(figure) {
@@ -9,6 +9,7 @@ export async function draw(figure) {
   place.removeAttribute("aria-busy");
   if (!found) return;
   const { x, by, groups } = found;
+  const counted = by === "hours" ? "hours" : "individuals";
   const scale = SCALES[figure.dataset.scale];
   const shown = (values) => values.map((value) => (value === null ? null : scale.value(value)));
   const stepped = uPlot.paths.stepped({ align: 1 });
@@ -24,8 +25,8 @@ export async function draw(figure) {
     () => ({
       scales: { x: { time: false }, y: { distr: scale.distr } },
       cursor: { y: false },
-      axes: [axis(by === "hours" ? "hours" : "individuals", { size: 34 }), axis(`best so far: ${scale.title}`, { size: 46 })],
-      series: [{ label: by === "hours" ? "hours" : "individuals" }, ...groups.flatMap(series)],
+      axes: [axis(counted, { size: 34, ...(by === "hours" ? {} : { incrs: WHOLE }) }), axis(`best so far: ${scale.title}`, { size: 46 })],
+      series: [{ label: counted }, ...groups.flatMap(series)],
       bands: groups.map((group, at) => ({ series: [3 * at + 2, 3 * at + 3], fill: `color-mix(in srgb, ${phaseColour(group.place)} 18%, transparent)` })),
     }),
     () => [x, ...groups.flatMap((group) => [group.mean, group.high, group.low].map(shown))],

@@ -73,10 +73,11 @@ function tickUploaded() {
   uploaded = "";
 }
 
-/** Mark the fields of a form that are named in an error message. */
+/** Mark the fields of a form that an error message begins with, as a setting or as an option, or names before a colon. */
 function mark(form, text) {
   for (const field of form.querySelectorAll("input:not([type=checkbox]), select, textarea")) {
-    const named = new RegExp(`(^|[\\s"'])${field.name.replaceAll(".", "\\.")}([\\s:]|$)`);
+    const name = (field.name === "amount" ? form.elements.keep.value : field.name).replaceAll(".", "\\.");
+    const named = new RegExp(`(^|error: )(--${name.replaceAll("_", "-")}|${name})[\\s:]|[\\s"']${name}:`);
     if (named.test(text)) field.setAttribute("aria-invalid", "true");
     else field.removeAttribute("aria-invalid");
   }
