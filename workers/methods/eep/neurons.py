@@ -186,7 +186,7 @@ def choose_neurons(
         token_weights: Factors of the tokens in these sums, float32 [tokens]; None for 1.
 
     Returns:
-        See `NeuronSelection.neurons`.
+        The neurons of each kept expert; see `NeuronSelectingOutput.select_neurons`.
     """
     shares = hidden.new_zeros(len(hidden), retained, dtype=torch.float32)
     shares.scatter_(1, edited[1], edited[0].float().abs())

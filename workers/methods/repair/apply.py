@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.capacity import release_freed_memory
@@ -16,7 +17,7 @@ from moevolve.workers.methods.repair.edit import RepairedEdit
 from moevolve.workers.methods.repair.fits import FitCache, LayerFits, Reference
 from moevolve.workers.methods.repair.ridge import FitOutcome
 from moevolve.workers.methods.repair.streams import ResidualStreams
-from moevolve.workers.methods.shared.outputs import NeuronSelection, Repairable
+from moevolve.workers.methods.shared.outputs import Repairable
 
 
 class RepairApplicator(Applicator):
@@ -37,7 +38,7 @@ class RepairApplicator(Applicator):
         self._reference: Reference | None = None
         self._cache = FitCache()
         self.outcomes: list[FitOutcome | None] = []
-        self.selections: dict[int, NeuronSelection] = {}
+        self.selections: dict[int, Tensor] = {}
 
     def apply(self, edit: Edit) -> None:
         assert isinstance(edit, RepairedEdit)
@@ -84,10 +85,6 @@ class RepairApplicator(Applicator):
             rows.append(("neurons", "chosen among all experts of a layer; see neurons.npz"))
         if settings.input_rounds:
             rows.append(("gate and up projections", f"fitted in {settings.input_rounds} rounds of least squares"))
-        routed = sum(each.rows is not None for each in self.selections.values())
-        if routed:
-            where = f"{routed} of {len(self.selections)} layers"
-            rows.append(("router rows", f"fitted to the routing of groups of experts, in {where}"))
         return (
             *rows,
             ("repaired outputs", f"{len(repaired)} of {len(self.outcomes)}"),
@@ -97,9 +94,7 @@ class RepairApplicator(Applicator):
         )
 
     def arrays(self) -> dict[str, NDArray[np.int32]]:
-        return {
-            f"layers.{layer}": each.neurons.to(torch.int32).cpu().numpy() for layer, each in self.selections.items()
-        }
+        return {f"layers.{layer}": neurons.to(torch.int32).cpu().numpy() for layer, neurons in self.selections.items()}
 
     @torch.inference_mode()
     def _reference_for(self, edit: RepairedEdit) -> Reference:

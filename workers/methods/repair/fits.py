@@ -23,7 +23,6 @@ from moevolve.workers.methods.shared.outputs import (
     LayerOutput,
     NetworksOutput,
     NeuronSelectingOutput,
-    NeuronSelection,
     PartOutput,
     Recorded,
 )
@@ -73,14 +72,14 @@ class FittedLayer:
     """A fitted layer output, with all that is needed to apply the fit again.
 
     Attributes:
-        selection: Neurons in place; None for the edit's own neurons.
+        selection: Neurons in place, int64 [n', neurons]; None for the edit's own.
         changes: Changes of the weights by columns of the features, in the order in which they were made.
         inputs: Gate and up projections, as `NetworksOutput.inputs` has them; empty if they weren't fitted.
         state: Residual stream after the layer, [tokens, hidden]; None if a later part of the layer is fitted, too.
         outcome: Result of the fit; None if it changed nothing.
     """
 
-    selection: NeuronSelection | None
+    selection: Tensor | None
     changes: tuple[tuple[slice, Tensor], ...]
     state: Tensor | None
     outcome: FitOutcome | None
@@ -123,7 +122,7 @@ class _Trial:
         error: Squared error on held-out tokens with the fit.
     """
 
-    selection: NeuronSelection | None
+    selection: Tensor | None
     features: Features
     after: Tensor
     fit: Fit | None
@@ -160,7 +159,7 @@ class LayerFits:
         self._layer_hashes = edit.layer_hashes
         self._memory = edit.settings.memory_mb << 20
 
-    def run(self, outputs: Sequence[LayerOutput]) -> list[tuple[FitOutcome | None, NeuronSelection | None]]:
+    def run(self, outputs: Sequence[LayerOutput]) -> list[tuple[FitOutcome | None, Tensor | None]]:
         """Fit outputs in order; returns no more than outcomes and selections, since states are large."""
         state, layer, fits = self._reference.states[0], 0, []
         for output, key in zip(outputs, self._keys(outputs), strict=True):
@@ -231,9 +230,7 @@ class LayerFits:
         inputs = tuple(each.clone() for each in output.inputs())
         return FittedLayer(first.selection, changes, fitted.state.to(dtype), outcome, inputs)
 
-    def _run(
-        self, output: LayerOutput, state: Tensor, weights: Tensor
-    ) -> tuple[NeuronSelection | None, Recorded, Tensor]:
+    def _run(self, output: LayerOutput, state: Tensor, weights: Tensor) -> tuple[Tensor | None, Recorded, Tensor]:
         """Run the layer, and put the neurons of largest importance in place, unless the experts keep their own."""
         run_layer = partial(self._reference.streams.run_layer, output.layer, state, part=output.next_part)
         if not self._settings.neurons:
@@ -244,11 +241,9 @@ class LayerFits:
             raise UserError("repair.neurons: only experts of a mixture can be filled with neurons of others")
         with output.recording() as records, output.without_experts():
             after, recorded = run_layer(records=records)
-        return *output.select_neurons(recorded, weights, self._memory), after
+        return output.select_neurons(recorded, weights, self._memory), recorded, after
 
-    def _features(
-        self, output: LayerOutput, tokens: _Tokens, selection: NeuronSelection | None
-    ) -> tuple[Features, Tensor]:
+    def _features(self, output: LayerOutput, tokens: _Tokens, selection: Tensor | None) -> tuple[Features, Tensor]:
         """Features of the neurons in use, held if the fit needs all of them at once, and the stream after the layer."""
         features, after = output.features(tokens.recorded), tokens.after.float()
         if features.width <= len(after):
@@ -258,7 +253,7 @@ class LayerFits:
             after = after + output.experts_output(tokens.recorded, features, self._memory)
         return features, after
 
-    def _try_fit(self, output: LayerOutput, tokens: _Tokens, selection: NeuronSelection | None) -> _Trial:
+    def _try_fit(self, output: LayerOutput, tokens: _Tokens, selection: Tensor | None) -> _Trial:
         """Fit the neurons in place without changing them."""
         features, after = self._features(output, tokens, selection)
         layer = LayerSystem(features, tokens.target.float() - after, tokens.checked, tokens.weights)

@@ -112,26 +112,6 @@ class HeldFeatures:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NeuronSelection:
-    """Neurons of a layer's kept experts, chosen among those of all experts, and router rows that go with them.
-
-    Attributes:
-        neurons: Neurons of each kept expert, int64 [n', I'], ascending; neuron j of original expert e is `e * I + j`.
-        rows: Router weight [n', hidden] and bias [n'] (None without biases), fitted to the groups of experts that the
-            kept ones represent. None keeps the edit's router.
-        skip_below: Threshold of dynamic skipping with `rows`, if the edit skips experts.
-    """
-
-    neurons: Tensor
-    rows: tuple[Tensor, Tensor | None] | None
-    skip_below: float | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(each.nbytes for each in (self.neurons, *(self.rows or ())) if each is not None)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Network:
     """An expert or a network on the tokens that use it: `(factor * activate(inputs weight^T + bias)) down`.
 
@@ -233,17 +213,16 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
     def experts_output(self, recorded: Recorded, features: Features, memory: int) -> Tensor:
         """What the routed experts in use add to the residual stream, float32 [tokens, hidden], by their features."""
 
-    def select_neurons(
-        self, recorded: Recorded, token_weights: Tensor, memory: int
-    ) -> tuple[NeuronSelection, Recorded]:
+    def select_neurons(self, recorded: Recorded, token_weights: Tensor, memory: int) -> Tensor:
         """Choose neurons by importance for tokens recorded with the edit on the model, and use them from now on.
 
-        `token_weights` are the tokens' weights in importance, float32 [tokens], and `memory` the bytes
-        that may be allocated. Returns also what would be recorded of the tokens now.
+        `token_weights` are the tokens' weights in importance, float32 [tokens], and `memory` the bytes that may be
+        allocated. Returns the neurons of each kept expert, int64 [n', neurons]; of I per expert, neuron j of expert e
+        is `e * I + j`.
         """
 
-    def use_neurons(self, selection: NeuronSelection) -> None:
-        """Use the neurons and router rows of an earlier selection."""
+    def use_neurons(self, neurons: Tensor) -> None:
+        """Use neurons that were chosen earlier."""
 
 
 class Repairable(Applicator):
