@@ -249,7 +249,7 @@ def test_dense_kinds_are_repaired_without_neurons(tiny: Any, tmp_path: Path) -> 
         assert [row.status for row in rows] == ["ok"] * 6 and rows[0].operator == "start"
         for row in rows:
             genome = find_candidate(store, f"dense:{row.index}").genome
-            assert isinstance(genome, RepairedGenome) and genome.settings.neurons is None
+            assert isinstance(genome, RepairedGenome) and not genome.settings.neurons
 
 
 def test_what_is_wrong_is_said_in_a_line(tiny: Any, in_process: Any, tmp_path: Path) -> None:
