@@ -130,7 +130,7 @@ def test_every_phase_repairs_as_it_says(folder: Path, expected: Any) -> None:
     genomes = [subject.genome for subject in subjects if isinstance(subject.genome, RepairedGenome)]
     settings = [genome.settings for genome in genomes]
     assert len(settings) == TOTAL
-    assert all(each.neurons is not None and each.tokens == TOKENS // 2 for each in settings[PRUNED:MERGED])
+    assert all(each.neurons and each.tokens == TOKENS // 2 for each in settings[PRUNED:MERGED])
     assert {each.ridge_lambdas for each in settings[MERGED:]} == {(0.1,)}
     for row, genome in zip(rows[MERGED:], genomes[MERGED:], strict=True):
         assert row.operator == "repair" and row.depth > 0
