@@ -111,9 +111,7 @@ def fit_layer(
     checked = torch.arange(tokens, device=device) % 8 == 7
     with Peak(device) as peak:
         started = time.perf_counter()
-        fit = fit_ridge(
-            LayerSystem(features, residual, checked, torch.ones(tokens, device=device)), ridge_lambdas, memory
-        )
+        fit = fit_ridge(LayerSystem(features, residual, checked), ridge_lambdas, memory)
         fitted = time.perf_counter() - started
         assert fit is not None
         for block in features.blocks(memory // 2):

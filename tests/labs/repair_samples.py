@@ -33,21 +33,6 @@ def rows_of(sequences: Sequence[Sequence[int]], answer: int = 0) -> FitRows:
     return FitRows(tokens, lengths, lengths - answer)
 
 
-def roots_of(target: Floats, answering: NDArray[np.bool_] | None = None, weight: float = 1.0) -> Floats:
-    """Roots of the tokens' weights in a fit to a target [tokens, hidden]: [tokens, 1].
-
-    A token's error counts relative to its state, and that of tokens that predict an answer `weight` times.
-    """
-    weights = np.ones(len(target)) if answering is None else np.where(answering, weight, 1.0)
-    weights = weights / (target**2).sum(axis=1)
-    return np.sqrt(weights / weights.mean())[:, None]
-
-
-def error_left(target: Floats, now: Floats, checked: NDArray[np.bool_]) -> float:
-    """Squared error of states on held-out tokens, weighted as in a fit."""
-    return float(((roots_of(target) * (target - now))[checked] ** 2).sum())
-
-
 @torch.no_grad()
 def seen_at(model: Any, sequences: Sequence[Sequence[int]]) -> list[dict[str, Floats]]:
     """Of every decoder layer, what goes `into` its experts, what the experts give, and the stream `behind` the layer.
@@ -123,7 +108,7 @@ def repaired_by_hand(
         down = block.experts.down_proj.double().numpy()
         weights = np.concatenate([down[expert].T for expert in experts])
         wanted = reference[layer]["behind"] - (now["behind"] - now["experts"])
-        roots = roots_of(reference[layer]["behind"], answering, 8.0)
+        roots = np.sqrt(np.where(answering, 8.0, 1.0))[:, None]
         residual, phi = roots * (wanted - phi @ weights), roots * phi
         fitted = phi[~checked]
         ridge = ridge_lambda * np.mean(np.sum(fitted**2, axis=0)) * np.eye(phi.shape[1])

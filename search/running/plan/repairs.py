@@ -165,7 +165,7 @@ class _RepairCounter:
         block = 4 * tokens * width
         # Inputs, then gate, up and an activation, or the product before and after it is widened, and a mask.
         making = size * tokens * hidden + tokens * width * (max(3 * size, size + 4) + 1)
-        fitting = self._needed(fit) + 2 * state
+        fitting = self._needed(fit) + (1 + (self._settings.answer_weight != 1)) * state
         changes = 4 * hidden * fit.width
         if fit.width <= self._tokens:
             held = 4 * self._tokens * fit.width
@@ -200,5 +200,5 @@ class _RepairCounter:
         else:
             features = int(4 * self._tokens * (fit.density * fit.blocks * width + fit.dense))
             fitting = features + max(self._needed(fit) + making, applying)
-        states = self._tokens * hidden * (4 * size + 4 * 4)
+        states = self._tokens * hidden * (4 * size + 4 * (3 + (self._settings.answer_weight != 1)))
         return min(self._settings.memory_mb << 20, fitting) + states

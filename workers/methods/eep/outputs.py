@@ -127,14 +127,15 @@ class ExpertOutputs:
                 given += self._added(weights)[:, place, None] * self._layer.expert_tensors()[name][chosen[:, place]]
         return given
 
-    def select_neurons(self, recorded: Recorded, token_weights: Tensor, memory: int) -> Tensor:
+    def select_neurons(self, recorded: Recorded, token_weights: Tensor | None, memory: int) -> Tensor:
         hidden, weights, chosen = recorded
         neurons, retained = self._original_neurons(), self._edit.retained
         original = self._layer.route(hidden)
         width = neurons.width if self._edit.widths is None else self._edit.widths[self._ordinal]
         some = choosing(len(hidden))
         routings = (original[1][some], original[2][some]), (weights[some], chosen[some])
-        ids = choose_neurons(neurons, hidden[some], *routings, retained, width, memory, token_weights[some])
+        token_weights = None if token_weights is None else token_weights[some]
+        ids = choose_neurons(neurons, hidden[some], *routings, retained, width, memory, token_weights)
         self.use_neurons(ids)
         return ids
 

@@ -29,8 +29,6 @@ from moevolve.workers.methods.shared.outputs import (
 
 # One sequence in this many is held out: it isn't fitted, but used to check fits.
 _CHECKED = 8
-# A state of zeros would have no weight otherwise.
-_LEAST_LENGTH = 1e-6
 FIT_CACHE_BYTES = 512 << 20
 """Limit on the bytes of fitted layers that are cached for later candidates."""
 
@@ -55,15 +53,11 @@ class Reference:
         held_out = range(_CHECKED - 1, len(sequences), _CHECKED) or (len(sequences) - 1,)
         self.checked = torch.tensor([place in held_out for place, tokens in enumerate(sequences) for _ in tokens])
 
-    def token_weights(self, target: Tensor, answer_weight: float) -> Tensor:
-        """Weights of tokens in a fit to a target [tokens, hidden], float32 [tokens] of mean 1.
-
-        A token's error counts relative to its state, since the next layer normalises what it reads. Otherwise a few
-        tokens, the first of every sequence for example, would decide most fits: their massive activations (Sun et al.,
-        arXiv 2402.17762) have squares of a thousand others.
-        """
-        lengths = torch.linalg.vector_norm(target, dim=1, dtype=torch.float32).clamp_min(_LEAST_LENGTH)
-        weights = torch.where(self.answering.to(target.device), answer_weight, 1.0) / lengths.square()
+    def token_weights(self, answer_weight: float) -> Tensor | None:
+        """Weights of tokens in a fit, float32 [tokens] of mean 1; None if all are 1."""
+        if answer_weight == 1 or not self.answering.any():
+            return None
+        weights = torch.where(self.answering, answer_weight, 1.0)
         return weights / weights.mean()
 
 
@@ -100,14 +94,14 @@ class _Tokens:
         after: Residual stream after the layer, [tokens, hidden]; without the routed experts if neurons are selected.
         target: Target of that stream, [tokens, hidden].
         checked: Mask of held-out tokens, bool [tokens].
-        weights: Weights of tokens, float32 [tokens].
+        weights: Weights of tokens, float32 [tokens]; None for 1.
     """
 
     recorded: Recorded
     after: Tensor
     target: Tensor
     checked: Tensor
-    weights: Tensor
+    weights: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,6 +152,7 @@ class LayerFits:
         self._settings, self._reference, self._cache = edit.settings, reference, cache
         self._layer_hashes = edit.layer_hashes
         self._memory = edit.settings.memory_mb << 20
+        self._weights = reference.token_weights(edit.settings.answer_weight)
 
     def run(self, outputs: Sequence[LayerOutput]) -> list[tuple[FitOutcome | None, Tensor | None]]:
         """Fit outputs in order; returns no more than outcomes and selections, since states are large."""
@@ -202,11 +197,10 @@ class LayerFits:
 
     def _fit(self, output: LayerOutput, state: Tensor) -> FittedLayer:
         target = self._target(output)
-        weights = self._reference.token_weights(target, self._settings.answer_weight)
-        selection, recorded, after = self._run(output, state, weights)
-        device = after.device
-        checked = self._reference.checked.to(device)
-        tokens = _Tokens(recorded, after, target.to(device), checked, weights.to(device))
+        selection, recorded, after = self._run(output, state)
+        checked, weights = self._reference.checked.to(after.device), self._weights
+        weights = None if weights is None else weights.to(after.device)
+        tokens = _Tokens(recorded, after, target.to(after.device), checked, weights)
         trial = self._try_fit(output, tokens, selection)
         if self._settings.input_rounds and isinstance(output, NetworksOutput):
             return self._fit_inputs(output, tokens, trial, state.dtype)
@@ -230,7 +224,7 @@ class LayerFits:
         inputs = tuple(each.clone() for each in output.inputs())
         return FittedLayer(first.selection, changes, fitted.state.to(dtype), outcome, inputs)
 
-    def _run(self, output: LayerOutput, state: Tensor, weights: Tensor) -> tuple[Tensor | None, Recorded, Tensor]:
+    def _run(self, output: LayerOutput, state: Tensor) -> tuple[Tensor | None, Recorded, Tensor]:
         """Run the layer, and put the neurons of largest importance in place, unless the experts keep their own."""
         run_layer = partial(self._reference.streams.run_layer, output.layer, state, part=output.next_part)
         if not self._settings.neurons:
@@ -241,7 +235,7 @@ class LayerFits:
             raise UserError("repair.neurons: only experts of a mixture can be filled with neurons of others")
         with output.recording() as records, output.without_experts():
             after, recorded = run_layer(records=records)
-        return output.select_neurons(recorded, weights, self._memory), recorded, after
+        return output.select_neurons(recorded, self._weights, self._memory), recorded, after
 
     def _features(self, output: LayerOutput, tokens: _Tokens, selection: Tensor | None) -> tuple[Features, Tensor]:
         """Features of the neurons in use, held if the fit needs all of them at once, and the stream after the layer."""

@@ -32,7 +32,7 @@ _STEPS = (1.0, 0.5, 0.25)
 
 
 def fit_inputs(
-    networks: Iterable[Network], residual: Tensor, checked: Tensor, token_weights: Tensor, memory: int
+    networks: Iterable[Network], residual: Tensor, checked: Tensor, token_weights: Tensor | None, memory: int
 ) -> None:
     """Change the gate and up projections of a layer's experts, one after the other, in place.
 
@@ -40,10 +40,12 @@ def fit_inputs(
         networks: The experts, each with the tokens that are routed to it.
         residual: Target minus output of the layer, float32 [tokens, hidden]; afterwards what is left of it.
         checked: Mask of held-out tokens, bool [tokens].
-        token_weights: Factors of the tokens' squares, float32 [tokens].
+        token_weights: Factors of the tokens' squares, float32 [tokens]; None for 1.
         memory: Bytes that activations may take.
     """
-    roots = token_weights.to(residual.device).sqrt()[:, None]
+    roots = torch.ones(len(residual), 1, device=residual.device)
+    if token_weights is not None:
+        roots = token_weights.to(residual.device).sqrt()[:, None]
     for network in networks:
         held_out = checked[network.tokens]
         if not held_out.any() or held_out.all():

@@ -71,23 +71,23 @@ class LayerSystem:
         features: Features of the layer.
         residual: Target minus output, float32 [tokens, hidden], on the device of the features.
         checked: Mask of held-out tokens, bool [tokens].
-        token_weights: Factors of the tokens' squares, float32 [tokens].
+        token_weights: Factors of the tokens' squares, float32 [tokens]; None for 1.
     """
 
     features: Features
     residual: Tensor
     checked: Tensor
-    token_weights: Tensor
+    token_weights: Tensor | None = None
 
     def weighted(self, values: Tensor) -> Tensor:
         """Values [tokens, hidden] times the roots of the tokens' weights."""
-        return values * self.token_weights.sqrt()[:, None]
+        return values if self.token_weights is None else values * self.token_weights.sqrt()[:, None]
 
     def weighted_blocks(self, memory: int) -> Iterator[FeatureBlock]:
         """The features times the roots of the tokens' weights."""
-        scale = self.token_weights.sqrt()
+        scale = None if self.token_weights is None else self.token_weights.sqrt()
         for block in self.features.blocks(memory):
-            yield replace(block, values=block.values * scale[block.tokens, None])
+            yield block if scale is None else replace(block, values=block.values * scale[block.tokens, None])
 
     def held_out_error(self) -> float:
         """Squared error on held-out tokens without a fit."""
@@ -128,7 +128,7 @@ def fit_bytes(width: int, tokens: int, hidden: int) -> int:
 
 
 def _primal(layer: LayerSystem, residual: Tensor, ridge_lambdas: Sequence[float], memory: int) -> Fit | None:
-    features, checked, scale = layer.features, layer.checked, layer.token_weights.sqrt()[:, None]
+    features, checked, weights = layer.features, layer.checked, layer.token_weights
     if not isinstance(features, HeldFeatures):
         features = HeldFeatures.of(features, len(residual), memory)
     if not features.parts:
@@ -139,7 +139,8 @@ def _primal(layer: LayerSystem, residual: Tensor, ridge_lambdas: Sequence[float]
         chunk = slice(start, start + _ROWS)
         fitted = (~checked[chunk]).nonzero()[:, 0]
         rows, target = features.values[chunk].index_select(0, fitted), residual[chunk].index_select(0, fitted)
-        rows *= scale[chunk][fitted]
+        if weights is not None:
+            rows *= weights[chunk, None][fitted].sqrt()
         for block, used in features.parts:
             at = used[chunk][fitted].nonzero()[:, 0]
             # Other tokens contribute nothing, but leaving them out takes copies.
@@ -150,7 +151,8 @@ def _primal(layer: LayerSystem, residual: Tensor, ridge_lambdas: Sequence[float]
                 gram[columns, : columns.stop] += some[:, columns].t() @ some[:, : columns.stop]
             right[block] += some[:, block].t() @ wanted
     held_out = features.values[checked]
-    held_out *= scale[checked]
+    if weights is not None:
+        held_out *= weights[checked, None].sqrt()
     expected = residual[checked]
     best, before = None, squared_norm(expected)
     for ridge_lambda, solved in _solutions(gram, right, float(gram.diagonal().mean()), ridge_lambdas):

@@ -213,12 +213,12 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
     def experts_output(self, recorded: Recorded, features: Features, memory: int) -> Tensor:
         """What the routed experts in use add to the residual stream, float32 [tokens, hidden], by their features."""
 
-    def select_neurons(self, recorded: Recorded, token_weights: Tensor, memory: int) -> Tensor:
+    def select_neurons(self, recorded: Recorded, token_weights: Tensor | None, memory: int) -> Tensor:
         """Choose neurons by importance for tokens recorded with the edit on the model, and use them from now on.
 
-        `token_weights` are the tokens' weights in importance, float32 [tokens], and `memory` the bytes that may be
-        allocated. Returns the neurons of each kept expert, int64 [n', neurons]; of I per expert, neuron j of expert e
-        is `e * I + j`.
+        `token_weights` are the tokens' weights in importance, float32 [tokens] (None for 1), and `memory` the bytes
+        that may be allocated. Returns the neurons of each kept expert, int64 [n', neurons]; of I per expert, neuron j of
+        expert e is `e * I + j`.
         """
 
     def use_neurons(self, neurons: Tensor) -> None:

@@ -13,7 +13,7 @@ import torch
 from dense_edits import divided, masked
 from edit_checks import Residents, digest
 from family_samples import edit_of_kind
-from repair_samples import error_left, rows_of, seen_at, sequences_of
+from repair_samples import rows_of, seen_at, sequences_of
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.card import ExportCard
@@ -25,8 +25,8 @@ from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.methods.shared.outputs import Network
 
 SEQUENCES = sequences_of((40, 17, 50, 3, 44, 31, 28, 39, 60, 52, 1, 47))
-CHECKED = np.repeat([place == 7 for place in range(len(SEQUENCES))], [*map(len, SEQUENCES)])
-"""Tokens that a repair keeps out of its fit to check it."""
+CHECKED = SEQUENCES[7:8]
+"""What a repair keeps out of its fit to check it."""
 MEMORY = 1 << 30
 
 
@@ -78,10 +78,10 @@ def test_a_fit_that_held_out_tokens_lose_by_is_not_made() -> None:
     given = network.factor * (network.inputs @ torch.ones(3, 2) @ network.down)
     residual[network.tokens] = torch.where(checked[network.tokens, None], -given, given)
     weight, before = network.weight.clone(), residual.clone()
-    inputs.fit_inputs([network], residual, checked, torch.ones(120), MEMORY)
+    inputs.fit_inputs([network], residual, checked, None, MEMORY)
     assert torch.equal(network.weight, weight) and torch.equal(residual, before)
     with pytest.raises(UserError, match=r"repair.input_rounds: .* memory_mb is 0; allow more"):
-        inputs.fit_inputs([network], residual, checked, torch.ones(120), 100)
+        inputs.fit_inputs([network], residual, checked, None, 100)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "nemotron_h", "llama4_text"])
@@ -117,16 +117,16 @@ def test_more_is_repaired_and_everything_is_taken_back(
     base = edit_of_kind(len(model.layers), model.layers[0].count, "prune", 4, space=space)
     settings = RepairSettings((0.1, 1.0, 10.0))
     before = digest(model)
-    reference = seen_at(AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval(), SEQUENCES)
+    reference = seen_at(AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval(), CHECKED)
     errors = []
     for rounds in (0, 2):
         with model.edited(RepairedEdit(base, replace(settings, input_rounds=rounds), rows_of(SEQUENCES))):
             applicator = model._applicators[RepairedEdit]
             assert isinstance(applicator, RepairApplicator)
-            now, last = seen_at(model.model, SEQUENCES), model.layers[-1].index
+            now, last = seen_at(model.model, CHECKED), model.layers[-1].index
             outcome = applicator.outcomes[-1]
             assert outcome is not None and outcome.after < outcome.before
-            left = error_left(reference[last]["behind"], now[last]["behind"], CHECKED)
+            left = ((reference[last]["behind"] - now[last]["behind"]) ** 2).sum()
             assert left == pytest.approx(outcome.after, rel=2e-3)
             errors.append(sum(each.after for each in applicator.outcomes if each is not None))
             repaired = digest(model)
@@ -154,15 +154,15 @@ def test_networks_of_dense_models_are_fitted_too(
 
     model = resident(family)
     base, before, errors = edit(), digest(model), list[float]()
-    reference = seen_at(AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval(), SEQUENCES)
+    reference = seen_at(AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval(), CHECKED)
     for rounds in (0, 2):
         settings = RepairSettings((0.1, 1.0), input_rounds=rounds)
         with model.edited(RepairedEdit(base, settings, rows_of(SEQUENCES))):
             applicator = model._applicators[RepairedEdit]
             assert isinstance(applicator, RepairApplicator)
-            now, outcome = seen_at(model.model, SEQUENCES), applicator.outcomes[-1]
+            now, outcome = seen_at(model.model, CHECKED), applicator.outcomes[-1]
             assert outcome is not None
-            left = error_left(reference[-1]["behind"], now[-1]["behind"], CHECKED)
+            left = ((reference[-1]["behind"] - now[-1]["behind"]) ** 2).sum()
             assert left == pytest.approx(outcome.after, rel=2e-3)
             first = applicator.outcomes[0]
             assert first is not None
