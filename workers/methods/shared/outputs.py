@@ -217,8 +217,8 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
         """Choose neurons by importance for tokens recorded with the edit on the model, and use them from now on.
 
         `token_weights` are the tokens' weights in importance, float32 [tokens] (None for 1), and `memory` the bytes
-        that may be allocated. Returns the neurons of each kept expert, int64 [n', neurons]; of I per expert, neuron j of
-        expert e is `e * I + j`.
+        that may be allocated. Returns the neurons of each kept expert, int64 [n', neurons]; of I per expert, neuron j
+        of expert e is `e * I + j`.
         """
 
     def use_neurons(self, neurons: Tensor) -> None:
