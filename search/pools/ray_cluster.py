@@ -128,8 +128,9 @@ def _init_ray(workers: WorkersSection) -> None:
         cpus = max(int(get_num_cpus()), _cpus_needed(workers))
         # Workers have an environment of their own: processes that Ray starts ahead of need would never be theirs.
         settings: dict[str, Any] = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
-        # With Ray's 15 a worker has a thirtieth of a core beside any other program, and no plan of time holds.
-        settings["worker_niceness"] = 0
+        # With Ray's 15 a worker has a thirtieth of a core beside any other program, and no plan of time holds. With 0
+        # another Ray doesn't start within its 30 seconds beside a few workers.
+        settings["worker_niceness"] = 5
         options = {"address": "local", "include_dashboard": False, "num_cpus": cpus, "_system_config": settings}
     else:
         if workers.address != "auto":

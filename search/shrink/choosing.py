@@ -325,7 +325,8 @@ def planned_bytes(config: RunConfig) -> int:
     model = pinned(config.model)
     outline = outline_model(model)
     facts, costs = outline.facts, costs_of(config.space(outline.facts), outline)
-    kept = model_sizes(outline, costs, described_as(config.phases))[-1].parameters or facts.parameters
+    size = model_sizes(outline, costs, described_as(config.phases))[-1]
+    kept = size.parameters or (size.active_parameters if size.experts == 1 else facts.parameters)
     whole = source_bytes(model) if facts.experts else facts.parameters * facts.dtype_bytes
     return whole * kept // facts.parameters
 
