@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain, repeat
+from pathlib import Path
 from textwrap import fill
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_args, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_args, get_origin, overload
 
 from pydantic.fields import FieldInfo
 
@@ -114,18 +116,24 @@ def function_of(kind: Any) -> Any:
     """Make the function that asks for a kind of request.
 
     It takes the store, if the request's `answer` does, the fields of the request's record, and by keyword what `answer`
-    takes besides; it is documented by the record.
+    takes besides; it is documented by the record. One name may stand for a list of it.
     """
     first, further = answer_parameters(kind)
     stores = 0 if first is None else 1
 
+    fields = fields_of(kind)
+    lists = [name for name, field in fields.items() if get_origin(field.annotation) is Sequence]
+
+    def several(name: str, value: Any) -> Any:
+        return [value] if name in lists and isinstance(value, str | Path) else value
+
     def call(*args: Any, **kwargs: Any) -> Any:
         given = {name: kwargs.pop(name) for name in further if name in kwargs}
+        listed = map(several, chain(fields, repeat("")), args[stores:])
         with one_line_errors():
-            request = kind(*args[stores:], **kwargs)
+            request = kind(*listed, **{name: several(name, value) for name, value in kwargs.items()})
         return _answer(args[0] if stores else None, request, **given)
 
-    fields = fields_of(kind)
     given = inspect.signature(kind).parameters.values()
     own = [each.replace(annotation=fields[each.name].annotation) for each in given]
     own += [each.replace(annotation=get_args(each.annotation)[0]) for each in further.values()]

@@ -90,7 +90,7 @@ def about(description: str, **limits: Any) -> Any:
 @dataclass_transform(frozen_default=True, field_specifiers=(Field,))
 def record(cls: type[R]) -> type[R]:
     """Make a class a frozen record whose values are checked when it is made."""
-    made: Any = pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
+    made: Any = pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))(cls)
     checked: type[R] = made
     return checked
 

@@ -329,7 +329,11 @@ class ShrinkResult:
     def size_rows(self) -> list[dict[str, str]]:
         """What winners of different sizes keep, as rows of a table."""
         return [
-            {"winner of": each.search, "parameters": f"{each.parameters:.1%}", "score kept on dev": str(each.kept)}
+            {
+                "winner of": each.search,
+                "parameters": f"{percent(each.parameters)} %",
+                "score kept on dev": str(each.kept),
+            }
             for each in self.sizes
         ]
 

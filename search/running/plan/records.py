@@ -130,7 +130,7 @@ def _notes(found: Estimate) -> Iterator[str]:
             f"{found.pilot.workers}); an evaluation, with making and repairing its candidate, took {seconds}"
         )
     else:
-        yield "`--pilot 20` evaluates 20 individuals on this machine, and says how long the search takes on it"
+        yield "`moevolve plan --pilot 20` evaluates 20 individuals, and says how long the search takes on that machine"
     yield from found.remarks
     yield from (f"{repair.fault}; `launch` refuses it" for repair in found.repairs if repair.fault is not None)
     if not found.on_gpu:

@@ -76,7 +76,7 @@ def test_six_lines(launched: Launched, tmp_path: Path) -> None:
     test = run.best.score("pick", "test")
     interval = f"<td>{percent:.1f} % ({100 * test.low:.1f} - {100 * test.high:.1f})</td>"
     assert run.winner in run._repr_html_() and interval in run._repr_html_()
-    assert interval in moevolve.compare(url, ["demo"])._repr_html_()
+    assert interval in moevolve.compare(url, "demo")._repr_html_()
     assert top[0].dev_score == max(row.dev_score for row in top if row.dev_score is not None)
     exported = moevolve.export(url, run.winner, tmp_path / "smaller")
     assert (tmp_path / "smaller" / "config.json").exists()
@@ -175,6 +175,8 @@ def test_a_taken_name_and_other_settings_are_refused(tiny: Any, launched: Launch
         moevolve.launch(config, store=url, overrides={"seed": 9}, or_resume=True)
     with pytest.raises(moevolve.UserError, match="only `workers`, `final` and `loggers` may change"):
         moevolve.resume(url, "demo", overrides=["seed=9"])
+    with pytest.raises(moevolve.UserError, match=r"--experts 0[.]5: give a number such as 8"):
+        moevolve.shrink("model", data=tmp_path / "chats.jsonl", experts=0.5, progress=False)
     with pytest.raises(moevolve.UserError, match="demo:0: say in which store it is"):
         moevolve.profile(None, ["demo:0"])
 

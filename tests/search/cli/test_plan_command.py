@@ -61,7 +61,7 @@ def test_a_run_on_the_cpu_is_planned_without_hours_unless_a_pilot_measures(
     run = tiny.write_run(tmp_path / "run.yaml", "tiny")
     done = in_process("plan", run)
     assert done.returncode == 0, done.stderr
-    for part in ("full model", "prune candidate", "original experts", "data, tokenised", "`--pilot 20` evaluates 20"):
+    for part in ("full model", "prune candidate", "original experts", "data, tokenised", "--pilot 20` evaluates 20"):
         assert part in done.stdout
     assert "by the pilot" not in done.stdout
     done = in_process("plan", run, "--pilot", "4")

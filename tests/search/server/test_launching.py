@@ -121,7 +121,7 @@ def test_a_launch_runs_what_its_check_shows(
     assert (full["title"], full["parameters"], full["experts"]) == ("full model", sum(sizes.values()), 4)
     told = moevolve.estimate(runs / "small.yaml", model=str(tiny.model), overrides=["phases.0.evaluations=200"])
     assert plan["memory"]["device"] == told.memory["device"].device
-    assert any("--pilot" in note for note in plan["notes"])
+    assert any(note.startswith("`moevolve plan --pilot 20`") for note in plan["notes"])
     assert 0 <= plan["weight_bytes"] - 4 * full["parameters"] < 100, "buffers beside the parameters"
     in_experts = sum(size for name, size in sizes.items() if "experts" in name)
     assert full["parameters"] - pruned["parameters"] >= in_experts // 2 and pruned["experts"] == 2
