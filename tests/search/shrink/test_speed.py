@@ -142,7 +142,7 @@ def test_a_checkpoint_that_turns_out_slower_is_an_error_unless_forced(
     monkeypatch.setattr("moevolve.search.shrink.shrink.check_winner", checked)
     monkeypatch.setattr("moevolve.search.shrink.shrink.measured_speed", timed)
     write_chats(tmp_path / "chats.jsonl", 100)
-    phase = "{kind: capacity, evaluations: 1, initial: 1, init: [equal], repair: {neurons: {}, tokens: 256}}"
+    phase = "{kind: capacity, evaluations: 1, initial: 1, init: [equal], repair: {neurons: true, tokens: 256}}"
     wanted = (f"phases=[{phase}]", "engine.chat_template=none", "final.random_baselines=0")
     settings = (word for each in wanted for word in ("--set", each))
     command = ("shrink", DEMO / "model", "--data", "chats.jsonl", "--speed", "3x", "-o", "small")
