@@ -24,9 +24,13 @@ from moevolve.workers.methods.shared.outputs import (
     Features,
     Network,
     Recorded,
-    choosing,
     recording,
 )
+
+# Of more than twice as many tokens every second, third ... chooses neurons; the fit of the chosen ones takes all. With
+# half as many, candidates of the demo's model that keep one expert per layer have 69.4 instead of 71.3 on `span`, a
+# mean of three.
+_CHOOSING_TOKENS = 8192
 
 
 class ExpertOutputs:
@@ -46,8 +50,7 @@ class ExpertOutputs:
         edit: EepEdit,
         ordinal: int,
     ) -> None:
-        self._layer, self._router, self._experts, self._shared, self._edit = layer, router, experts, shared, edit
-        self._ordinal = ordinal
+        self._layer, self._experts, self._shared, self._edit, self._ordinal = layer, experts, shared, edit, ordinal
         assert router.plan is not None
         if router.plan.positions is not None:
             # The routing points at resident originals, which must not change.
@@ -132,7 +135,7 @@ class ExpertOutputs:
         neurons, retained = self._original_neurons(), self._edit.retained
         original = self._layer.route(hidden)
         width = neurons.width if self._edit.widths is None else self._edit.widths[self._ordinal]
-        some = choosing(len(hidden))
+        some = slice(None, None, max(1, len(hidden) // _CHOOSING_TOKENS))
         routings = (original[1][some], original[2][some]), (weights[some], chosen[some])
         token_weights = None if token_weights is None else token_weights[some]
         ids = choose_neurons(neurons, hidden[some], *routings, retained, width, memory, token_weights)
