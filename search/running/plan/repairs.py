@@ -34,6 +34,7 @@ class RepairWork:
         allowed: Bytes that a fit may take.
         streams: Host bytes of the unedited model's hidden states behind every layer.
         kept: Bytes of fitted layers that are kept for later candidates.
+        cached: True if the last candidate's are all among them, so that it isn't repaired again for another split.
     """
 
     phase: int
@@ -45,6 +46,7 @@ class RepairWork:
     allowed: int
     streams: int
     kept: int
+    cached: bool
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -79,18 +81,6 @@ def repair_works(
     return tuple(found)
 
 
-def _most_kept(layers: Sequence[int]) -> int:
-    """Bytes of fitted layers that are held at once, oldest dropped first, while candidate after candidate is fitted."""
-    held: list[int] = []
-    most = 0
-    for size in (each for each in (*layers, *layers) if each <= FIT_CACHE_BYTES):
-        held.append(size)
-        while sum(held) > FIT_CACHE_BYTES:
-            held.pop(0)
-        most = max(most, sum(held))
-    return most
-
-
 def _block_width(fit: FitOutline) -> int:
     return (fit.width - fit.dense) // fit.blocks
 
@@ -108,8 +98,9 @@ class _RepairCounter:
         fits = [fit for layer in self._fits for fit in layer]
         largest = max(fits, key=self._needed)
         states = tokens * hidden * self._outline.facts.dtype_bytes
-        # Of a layer's fits only the last one keeps the state after it.
-        kept = [4 * fit.width * hidden + (fit is layer[-1]) * states for layer in self._fits for fit in layer]
+        # Fits of a candidate stay while another is fitted. Of a layer's fits only the last keeps the state after it.
+        changes = [(self._changed(fit), (fit is layer[-1]) * states) for layer in self._fits for fit in layer]
+        kept = sum(change + state for change, state in changes if change <= FIT_CACHE_BYTES)
         taken = max(map(self._taken if self._outline.facts.dense is None else self._dense_taken, fits))
         if self._settings.input_rounds:
             taken = max(taken, *map(self._inputs_taken, fits))
@@ -122,8 +113,15 @@ class _RepairCounter:
             taken=max(taken, self._running(max(map(_block_width, fits)))),
             allowed=self._settings.memory_mb << 20,
             streams=(len(self._fits) + 1) * states,
-            kept=_most_kept(kept),
+            kept=min(FIT_CACHE_BYTES, 2 * kept),
+            cached=sum(change for change, _ in changes) <= FIT_CACHE_BYTES,
         )
+
+    def _changed(self, fit: FitOutline) -> int:
+        """Bytes of a fit's changes of the output projections, one by round, and of the gate and up projections."""
+        hidden, rounds = self._outline.hidden, self._settings.input_rounds
+        inputs = fit.blocks * self._rows(fit) * hidden * self._outline.facts.dtype_bytes if rounds else 0
+        return 4 * fit.width * hidden * (1 + rounds) + inputs
 
     def _inputs_taken(self, fit: FitOutline) -> int:
         """Bytes of fitting the gate and up projections of an expert; see `_taken`."""

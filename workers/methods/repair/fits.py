@@ -124,25 +124,44 @@ class _Trial:
 
 
 class FitCache:
-    """Fitted layers by key; the least recently used ones are evicted beyond `FIT_CACHE_BYTES`."""
+    """Fitted layers by key, of at most `FIT_CACHE_BYTES`.
+
+    A candidate that is scored on another split needs the changes of all its layers, and none of the states after them:
+    beyond the limit the states that were used least recently are dropped first, then layers.
+    """
 
     def __init__(self) -> None:
         self._nbytes = 0
         self._layers: OrderedDict[str, FittedLayer] = OrderedDict()
+        self._states: OrderedDict[str, Tensor] = OrderedDict()
 
-    def get(self, key: str) -> FittedLayer | None:
-        found = self._layers.get(key)
-        if found is not None:
-            self._layers.move_to_end(key)
-        return found
+    def __contains__(self, key: str) -> bool:
+        return key in self._layers
+
+    def has_state(self, key: str) -> bool:
+        return key in self._states
+
+    def get(self, key: str) -> FittedLayer:
+        """The fit of a layer output; its state is None if that was dropped."""
+        self._layers.move_to_end(key)
+        if key in self._states:
+            self._states.move_to_end(key)
+        return replace(self._layers[key], state=self._states.get(key))
 
     def put(self, key: str, fitted: FittedLayer) -> None:
-        if fitted.nbytes > FIT_CACHE_BYTES:
+        layer, state = replace(fitted, state=None), fitted.state
+        if layer.nbytes > FIT_CACHE_BYTES:
             return
-        self._layers[key] = fitted
+        for kept in (self._layers, self._states):  # a layer whose state was dropped is fitted again
+            old = kept.pop(key, None)
+            self._nbytes -= 0 if old is None else old.nbytes
         self._nbytes += fitted.nbytes
+        self._layers[key] = layer
+        if state is not None:
+            self._states[key] = state
         while self._nbytes > FIT_CACHE_BYTES:
-            self._nbytes -= self._layers.popitem(last=False)[1].nbytes
+            _, dropped = (self._states or self._layers).popitem(last=False)
+            self._nbytes -= dropped.nbytes
 
 
 class LayerFits:
@@ -157,21 +176,32 @@ class LayerFits:
     def run(self, outputs: Sequence[LayerOutput]) -> list[tuple[FitOutcome | None, Tensor | None]]:
         """Fit outputs in order; returns no more than outcomes and selections, since states are large."""
         state, layer, fits = self._reference.states[0], 0, []
-        for output, key in zip(outputs, self._keys(outputs), strict=True):
-            for between in range(layer, output.layer):
-                state, _ = self._reference.streams.run_layer(between, state)
-            layer = output.layer
-            fitted = self._reuse(output, key)
-            if fitted is None:
+        keys = self._keys(outputs)
+        reused = self._reusable(outputs, keys)
+        for place, (output, key) in enumerate(zip(outputs, keys, strict=True)):
+            if place < reused:
+                fitted = self._reuse(output, key)
+            else:
+                for between in range(layer, output.layer):
+                    state, _ = self._reference.streams.run_layer(between, state)
+                layer = output.layer
                 fitted = self._fit(output, state)
                 if output.next_part is not None:
                     fitted = replace(fitted, state=None)
                 if fitted.outcome is None or fitted.changes:
                     self._cache.put(key, fitted)
             if fitted.state is not None:
-                state, layer = fitted.state, layer + 1
+                state, layer = fitted.state, output.layer + 1
             fits.append((fitted.outcome, fitted.selection))
         return fits
+
+    def _reusable(self, outputs: Sequence[LayerOutput], keys: Sequence[str]) -> int:
+        """Number of the first outputs with cached fits, and, if others follow, with the state that these begin with."""
+        count = next((place for place, key in enumerate(keys) if key not in self._cache), len(keys))
+        ends = [place for place in range(count) if outputs[place].next_part is None]
+        while count < len(keys) and ends and not self._cache.has_state(keys[ends[-1]]):
+            count = ends.pop()
+        return count
 
     def _keys(self, outputs: Sequence[LayerOutput]) -> list[str]:
         """Cache keys: hash of the layers up to an output's, and the number of the output in its layer."""
@@ -181,18 +211,17 @@ class LayerFits:
             keys.extend(f"{layer_hash} {part}" for part, _ in enumerate(parts))
         return keys
 
-    def _reuse(self, output: LayerOutput, key: str) -> FittedLayer | None:
-        """Apply a cached fit, if there is one."""
+    def _reuse(self, output: LayerOutput, key: str) -> FittedLayer:
+        """Apply a cached fit."""
         fitted = self._cache.get(key)
-        if fitted is not None:
-            if fitted.selection is not None:
-                assert isinstance(output, NeuronSelectingOutput)
-                output.use_neurons(fitted.selection)
-            if fitted.inputs:
-                assert isinstance(output, NetworksOutput)
-                output.use_inputs(fitted.inputs)
-            for columns, change in fitted.changes:
-                output.add(columns, change)
+        if fitted.selection is not None:
+            assert isinstance(output, NeuronSelectingOutput)
+            output.use_neurons(fitted.selection)
+        if fitted.inputs:
+            assert isinstance(output, NetworksOutput)
+            output.use_inputs(fitted.inputs)
+        for columns, change in fitted.changes:
+            output.add(columns, change)
         return fitted
 
     def _fit(self, output: LayerOutput, state: Tensor) -> FittedLayer:
@@ -269,7 +298,7 @@ class LayerFits:
         after, fit, features = trial.after, trial.fit, trial.features
         if fit is None:
             return FittedLayer(trial.selection, (), after.to(dtype), None)
-        cacheable = 4 * features.width * after.shape[1] + after.nbytes <= FIT_CACHE_BYTES
+        cacheable = 4 * features.width * after.shape[1] <= FIT_CACHE_BYTES
         changes, stream = [], after.clone()
         for block in features.blocks(self._memory // 2):
             change = fit.change(block)

@@ -19,6 +19,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
+from moevolve.workers.methods.repair import fits
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.methods.repair.ridge import FitOutcome
@@ -101,10 +102,21 @@ def in_report(model: ResidentModel, edit: RepairedEdit) -> tuple[tuple[str, str]
         return model.report()
 
 
+@pytest.mark.parametrize("room", [1.0, 0.5, 0.0])
 def test_kept_layers_are_what_a_fresh_worker_gives(
-    resident: Residents, model_config: Callable[..., ModelConfig]
+    room: float, resident: Residents, model_config: Callable[..., ModelConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = resident("mixtral")
+    """Also with room for half of the states after layers, or for none."""
+    model = ResidentModel.load(model_config("mixtral")) if room < 1 else resident("mixtral")
+    states = 4 * sum(LENGTHS) * model.model.config.hidden_size * len(KEPT)
+    changes = 4 * 3 * model.model.config.intermediate_size * model.model.config.hidden_size * len(KEPT)
+    if room < 1:
+        monkeypatch.setattr(fits, "FIT_CACHE_BYTES", changes + int(room * states))
+        counted: list[Any] = []
+        fit_ridge = fits.fit_ridge
+        monkeypatch.setattr(fits, "fit_ridge", lambda *args: counted.append(args) or fit_ridge(*args))
+        outcomes = outcomes_of(model, repaired(pruned()))
+        assert outcomes_of(model, repaired(pruned())) == outcomes and len(counted) == len(KEPT)
     first, second = repaired(pruned(), (0.1, 1.0)), repaired(pruned((*KEPT[:2], (1, 3, 5))), (0.1, 1.0))
     assert first.layer_hashes[:2] == second.layer_hashes[:2] and first.layer_hashes[2] != second.layer_hashes[2]
     logits(model, first, UNSEEN)
