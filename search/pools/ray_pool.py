@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import ray
@@ -50,6 +51,9 @@ node that recovers is used within a minute, and a broken one loads no checkpoint
 _CHECK_S = 1.0
 """Interval at which the wait for a calibration calls its `check`, as often as a lease is renewed."""
 
+_RECENT = 8
+"""Number of candidates that a worker is supposed to have repaired still, so that it gets their other splits first."""
+
 _CALIBRATION = "the calibration"
 """Key of a calibration's attempts, in place of a request's ticket."""
 
@@ -70,6 +74,7 @@ class _Seat:
         node, host: Ray's node id and the host name of the actor; empty until Ray has found room for it.
         info: Description of the worker; None until its model is loaded.
         request: Request under evaluation, if any.
+        recent: Phenotype hashes of its latest requests, whose repairs the worker may still have.
         job: Calibration in progress, if any.
         since: Monotonic time at which the present call began.
     """
@@ -83,6 +88,7 @@ class _Seat:
     host: str = ""
     info: WorkerInfo | None = None
     request: EvaluationRequest | None = None
+    recent: deque[str] = field(default_factory=lambda: deque(maxlen=_RECENT))
     job: _CalibrationJob | None = None
     since: float = field(default_factory=time.monotonic)
 
@@ -242,18 +248,27 @@ class RayPool:
         return self._actor_class.options(label_selector={"ray.io/node-id": f"!in({','.join(sorted(bad))})"}).remote()
 
     def _dispatch(self) -> None:
-        for seat in self._seats:
-            if seat.info is None or seat.busy:
-                continue
-            if self._job is not None:
-                seat.job, self._job = self._job, None
-                seat.wait_for(seat.actor.calibrate.remote(*seat.job))
-                continue
-            if not self._queue:
-                return
-            request = seat.request = self._queue.popleft()
+        free = [seat for seat in self._seats if seat.info is not None and not seat.busy]
+        if free and self._job is not None:
+            seat, *free = free
+            seat.job, self._job = self._job, None
+            seat.wait_for(seat.actor.calibrate.remote(*seat.job))
+        while free and self._queue:
+            request, seat = min(product(self._queue, free), key=self._repairs_anew)
+            self._queue.remove(request)
+            free.remove(seat)
+            seat.request = request
+            seat.recent.append(request.edit.phenotype_hash)
             references = [self._splits[key] for key in request.fingerprints]
             seat.wait_for(seat.actor.evaluate_refs.remote(request, references))
+
+    def _repairs_anew(self, pair: tuple[EvaluationRequest, _Seat]) -> int:
+        """How much is lost by giving a request to a worker: most if only another one may still have the repair."""
+        request, seat = pair
+        candidate = request.edit.phenotype_hash
+        if candidate in seat.recent:
+            return 0
+        return 2 if any(candidate in other.recent for other in self._seats) else 1
 
     def _collect(self, seat: _Seat) -> list[EvaluationReply]:
         """Take the result of a seat's finished call, or replace its worker if the call failed."""

@@ -283,6 +283,29 @@ def test_workers_that_are_too_many_end_their_evaluations() -> None:
     assert [item.attempts for item in collect(pool)] == [1], "it is charged for nothing"
 
 
+def test_a_candidate_goes_to_the_worker_that_has_repaired_it() -> None:
+    def submit_for(*candidates: str) -> None:
+        for name in candidates:
+            edit: Any = SimpleNamespace(phenotype_hash=name)
+            pool.submit(EvaluationRequest(edit, (), ticket=name))
+
+    def under_evaluation() -> list[str]:
+        return ["-" if seat.request is None else seat.request.ticket for seat in pool._seats]
+
+    pool = pool_of(Fates(), count=2)
+    poll_until_ready(pool, 2)
+    submit_for("a", "b")
+    assert under_evaluation() == ["a", "b"]
+    collect(pool, 2)
+    submit_for("b", "c", "d", "a", "e")
+    assert under_evaluation() == ["c", "b"]
+    collect(pool, 2)
+    assert under_evaluation() == ["a", "d"], "whoever has repaired it first, then by order"
+    collect(pool, 3)
+    submit_for("c", "a")
+    assert under_evaluation() == ["c", "a"], "another worker is better than none"
+
+
 def test_a_node_where_three_starts_in_a_row_failed_is_left_out(stand_in: StandIn) -> None:
     stand_in.living.append("second")
     fates, told = Fates(starting=[FAIL] * 3), list[str]()
