@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,6 +36,7 @@ from moevolve.workers.families.registry import only_inside
 
 if TYPE_CHECKING:  # it loads torch
     from moevolve.workers.export.source import SourceExport
+    from moevolve.workers.model.resident import ResidentModel
 
 _SOURCE_ALONE = ("mtp", "pad_experts", "requantise")
 """Options that only the source form has a use for."""
@@ -53,8 +54,15 @@ class CheckpointRequest(Request):
     device: ModelDevice = None
     dtype: ModelDtype = None
 
-    def write(self, model: ModelConfig, edit: Edit, card: ExportCard, directory: Path) -> ExportReport:
-        """Write an edited model as a checkpoint.
+    def write(
+        self,
+        model: ModelConfig,
+        edit: Edit,
+        card: ExportCard,
+        directory: Path,
+        load: Callable[[], ResidentModel] | None = None,
+    ) -> ExportReport:
+        """Write an edited model as a checkpoint; `load` returns the unedited one, if it is loaded already.
 
         Raises:
             UserError, ExportError: as `ExportRequest`.
@@ -70,12 +78,13 @@ class CheckpointRequest(Request):
                 model = placed(model, self.device, self.dtype)
             else:
                 self._refuse("the individual is exported by copying bytes alone", "device", "dtype", "requantise")
-            return export_source(model, edit, plan, directory, card, self.requantise)
+            return export_source(model, edit, plan, directory, card, self.requantise, load)
         if self.form == "mask":
             self._refuse("a mask is written without running anything", "device", "dtype", *_SOURCE_ALONE)
             return export_mask(model, edit, directory, card)
         self._refuse("only the source form (--form source) has a use for it", *_SOURCE_ALONE)
-        return export_model(placed(model, self.device, self.dtype), edit, directory, card, self.form)
+        loaded = placed(model, self.device, self.dtype) if load is None else load()
+        return export_model(loaded, edit, directory, card, self.form)
 
     def _refuse(self, reason: str, *names: str) -> None:
         """Raise an error that names the first of these options that is given."""
@@ -143,15 +152,21 @@ class ExportRequest(CheckpointRequest):
         on_stage(f"uploading to {self.push}")
         return replace(report, pushed=push(report.directory, self.push, self.public))
 
-    def export(self, store: Store, candidate: Candidate, notes: tuple[str, ...] = ()) -> ExportReport:
-        """Export an individual that is restored already; `notes` are paragraphs of the model card."""
+    def export(
+        self,
+        store: Store,
+        candidate: Candidate,
+        notes: tuple[str, ...] = (),
+        load: Callable[[], ResidentModel] | None = None,
+    ) -> ExportReport:
+        """Export an individual that is restored already; `notes` are paragraphs of the card, for `load` see `write`."""
         from moevolve.workers.checkpoints.loading import use_threads
 
         detail = candidate.detail
         assert detail is not None
         use_threads(self.threads or candidate.config.engine.threads)
         card = replace(_card(store, detail), notes=notes)
-        report = self.write(candidate.config.model, candidate.edit, card, Path(self.directory))
+        report = self.write(candidate.config.model, candidate.edit, card, Path(self.directory), load)
         checks: dict[str, float] = {"copied": report.copied}
         if report.agreement is not None:
             checks = asdict(report.agreement)

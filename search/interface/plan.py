@@ -86,12 +86,13 @@ def run_pilot(
 ) -> Pilot:
     """Measure a few individuals, and scale to the whole search; see `set_up` and `measure` for the errors."""
     from moevolve.search.running.launch import set_up_new
+    from moevolve.search.running.plan.counts import final_models
     from moevolve.search.running.plan.pilot import measure
 
     found = measure(set_up_new(config), individuals, make_pool, on_stage=on_stage)
-    total = sum(count.different * found.of(count.kind) for count in planned.phases) / found.workers
+    total = sum(found.together(count.kind, count.different) for count in planned.phases)
     tokens = Counter[Split]()
     for split in planned.splits:
         tokens[split.split] += split.tokens
-    total += found.final(planned.phases[-1].kind, planned.ranked, planned.tested, tokens)
+    total += found.final(final_models(config), tokens, all(work.cached for work in planned.repairs))
     return replace(found, hours=total / 3600)

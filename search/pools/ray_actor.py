@@ -98,12 +98,13 @@ class ModelProbe:
 
     So torch is imported once for both, and not by the driver. On a cluster without room for a worker, the process
     reserves nothing and ends with the call: there a worker has to wait for its share, which only a search in the store
-    can claim. Functions are called in this process if it has imported torch already, as a notebook may, or if no other
-    one can be had.
+    can claim. As the first worker it still describes models, between evaluations. Functions are called in this process
+    if it has imported torch already, as a notebook may, or if no other one can be had.
     """
 
     def __init__(self) -> None:
         self._actor: Any = None
+        self._worker: Any = None
 
     def __enter__(self) -> Self:
         return self
@@ -161,6 +162,12 @@ class ModelProbe:
     def _begin(self, function: Callable[..., R], *args: Any) -> Any:
         """Start the call in another process, and return Ray's reference to its result."""
         workers = args[0].workers
+        if self._worker is not None:
+            try:
+                ray.get(self._worker.place.remote(), timeout=_ROOM_S)
+                return self._worker.call.remote(function, *args)
+            except ActorDiedError:
+                self._worker = None  # its pool has stopped it
         if self._actor is None:
             if workers.address is not None and not has_room_now(workers):
                 return ray.remote(num_cpus=0)(function).remote(*args)
@@ -171,6 +178,7 @@ class ModelProbe:
     def take(self) -> Any:
         """Hand over the worker's actor, whose model isn't loaded; None if there is none."""
         actor, self._actor = self._actor, None
+        self._worker = actor or self._worker
         return actor
 
 

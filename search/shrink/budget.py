@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -20,8 +19,6 @@ _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _DURATIONS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 LONGEST = 1.2
 """How many times the given time a search may take by what was measured, before it is refused."""
-_LEAST_SECONDS = 45
-"""Seconds of a core that a search and export of the smallest model take: mostly starting processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,24 +254,6 @@ def seconds_of(text: str, option: str = "--time") -> float:
     if found is None:
         raise UserError(f"{option} {text}: give a number with a unit, such as 2h, 90min or 1.5d")
     return found
-
-
-def refuse_if_busy(text: str) -> None:
-    """Refuse a value of --time in which not even the smallest search can end beside the programs that run now.
-
-    Raises:
-        UserError: The message has a time that is enough.
-    """
-    begun, used = time.perf_counter(), time.process_time()
-    while (took := time.process_time() - used) < 0.1:
-        pass
-    share = took / (time.perf_counter() - begun)
-    if _LEAST_SECONDS / share > LONGEST * seconds_of(text):
-        beside = "" if share > 0.9 else f"other programs leave this one {share:.0%} of a core, with which "
-        raise UserError(
-            f"--time {text}: {beside}the smallest search takes about {enough(_LEAST_SECONDS / share)}; give at least "
-            "that, or go on with --force"
-        )
 
 
 def enough(seconds: float) -> str:

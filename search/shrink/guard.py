@@ -102,18 +102,18 @@ def check_winner(
     table: FinalTable,
     request: ShrinkOptions,
     path: Path,
+    load: Callable[[], Answering],
     on_stage: OnStage = lambda _: None,
-    worker: Answering | None = None,
 ) -> Checks:
     """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
 
-    The file at `path` keeps the result, so that a request with other limits loads no model again. A `worker` answers
-    instead of the one that the search's model and settings make.
+    The file at `path` keeps the result, so that a request with other limits loads no model again; `load` makes the
+    worker that answers.
     """
     of = subject.search.id, table.winner, request.guard_prompts, request.guard_tokens, request.guard_time
     kept = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else None
     if kept is None or kept[0] != of:
-        kept = of, _answered(subject, table, request, on_stage, worker)
+        kept = of, _answered(subject, table, request, load, on_stage)
         path.write_bytes(_ADAPTER.dump_json(kept))
     checks, loops = kept[1]
     judged = tuple(replace(check, faults=faults_of(check, request)) for check in checks)
@@ -121,16 +121,11 @@ def check_winner(
 
 
 def _answered(
-    subject: Candidate, table: FinalTable, request: ShrinkOptions, on_stage: OnStage, worker: Answering | None
+    subject: Candidate, table: FinalTable, request: ShrinkOptions, load: Callable[[], Answering], on_stage: OnStage
 ) -> Checks:
-    """The checks, made with a worker in this process."""
-    from moevolve.workers.checkpoints.loading import placed
-    from moevolve.workers.worker import EvaluationWorker
-
-    worker = worker or EvaluationWorker(placed(subject.config.model), subject.config.engine)
     probes = [*_held_out(subject, table), *general_set()]
     try:
-        return check_edit(worker, subject.edit, probes, request, on_stage)
+        return check_edit(load(), subject.edit, probes, request, on_stage)
     except CandidateError as error:
         raise UserError(f"{table.winner} can't be run: {error}") from None
 

@@ -9,7 +9,6 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from moevolve.search.interface.opening import opened_store
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.results.kept import Kept, full_kept, winner_kept
-from moevolve.search.running.execute import execute, ray_pool
+from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import recorded, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import with_changes
@@ -41,14 +40,20 @@ for a quarter of 32 experts on text it is 16,384 (`genome.calibration_loss`)."""
 
 
 def smallest(
-    request: ShrinkOptions, data: dict[str, Any], probe: ModelProbe, observer: Observer, begun: float
+    request: ShrinkOptions,
+    data: dict[str, Any],
+    probe: ModelProbe,
+    workers: SharedWorkers,
+    observer: Observer,
+    begun: float,
 ) -> tuple[dict[str, Any], str]:
     """Search for the smallest size that keeps the share of the full model's score that a request asks for.
 
     Args:
         request: The request.
         data: Settings of the search at the largest size.
-        probe: Process that describes the model, and becomes the first worker.
+        probe: Process that describes the model.
+        workers: Workers of all searches.
         observer: Its `on_note` takes a line for every size that is tried.
         begun: When the request was made, in seconds of `time.monotonic`.
 
@@ -61,19 +66,16 @@ def smallest(
     config = parsed(data)
     setup = set_up_new(config, None, probe.call)
     with opened_store(config.store if request.store is None else request.store, create=True) as store:
-        trials = SizeTrials(request, data, setup, store, observer, probe)
+        trials = SizeTrials(request, data, setup, store, observer, probe, workers)
         counts = trials.counts
-        try:
-            start = min(bisect_left(counts, True, key=trials.by_one_shots), len(counts) - 1)
-            if request.time is not None:
-                trials.limit_candidates(counts[start], begun)
+        start = min(bisect_left(counts, True, key=trials.by_one_shots), len(counts) - 1)
+        if request.time is not None:
+            trials.limit_candidates(counts[start], begun)
 
-            def is_time() -> bool:
-                return request.time is None or time.monotonic() - begun + trials.took < seconds_of(request.time)
+        def is_time() -> bool:
+            return request.time is None or time.monotonic() - begun + trials.took < seconds_of(request.time)
 
-            place = settled(counts, start, trials.by_search, is_time)
-        finally:
-            trials.close()
+        place = settled(counts, start, trials.by_search, is_time)
     if place is None:
         raise UserError(f"{trials.phrase(counts[-1])}, and fewer keep less; give a smaller share")
     text = f"{trials.phrase(counts[place])} of the full model's score on `dev`"
@@ -135,7 +137,8 @@ class SizeTrials:
         setup: That search.
         store: Store of the searches.
         observer: See `smallest`.
-        probe: Source of the first worker.
+        probe: Process that describes the model.
+        workers: Workers of the searches.
 
     Attributes:
         counts: The sizes, ascending.
@@ -151,10 +154,11 @@ class SizeTrials:
         store: Store,
         observer: Observer,
         probe: ModelProbe,
+        workers: SharedWorkers,
     ) -> None:
         assert request.keep_score is not None
         self._request, self._data, self._setup, self._store = request, data, setup, store
-        self._observer, self._probe, self._workers = observer, probe, SharedWorkers(partial(ray_pool, probe=probe))
+        self._observer, self._probe, self._workers = observer, probe, workers
         self._asked, self._least = f"--keep-score {request.keep_score}", kept_score(request.keep_score)
         self._unit, self._genomes = sizes_of_model(setup.facts)
         fixed = {"calibration_tokens": _TOKENS, "calibration_most": _TOKENS} if setup.facts.experts else {}
@@ -212,8 +216,7 @@ class SizeTrials:
         if found is not None:
             evaluations = sum(phase.evaluations for phase in parse_stored_config(found.config).phases)
         else:
-            self.close()  # a pilot has its own
-            evaluations, _ = plan_time(self._request, config, begun, self._probe, self._observer, searches=2)
+            evaluations, _ = plan_time(self._request, config, begun, self._probe, self._workers.lend, self._observer, 2)
         self._data = with_evaluations(self._data, evaluations)
 
     def _keeps(self, count: int, config: RunConfig, how: str) -> bool:
@@ -236,10 +239,6 @@ class SizeTrials:
         execute(recorded(setup, self._store, call=self._probe.call), self._store, observer, self._workers.lend)
         found = winner_kept(self._store, self._store.search(config.name))
         return None if found is None else found.kept
-
-    def close(self) -> None:
-        """Stop the workers; a later search starts others."""
-        self._workers.close()
 
 
 def refuse_other_settings(store: StoreReader, config: RunConfig, folder: Path) -> None:

@@ -101,7 +101,7 @@ def quantised_winner(
     best = replace(table.best, label=f"{table.best.label}, {kind}", scores=scores)
     entries = (*table.entries[:-1], best)
     kept = path.with_name(f"checks-{kind}.json")
-    checks, loops = check_winner(subject, replace(table, entries=entries), request, kept, on_stage, worker)
+    checks, loops = check_winner(subject, replace(table, entries=entries), request, kept, lambda: worker, on_stage)
     refused = any(check.faults for check in checks) or loops.fault is not None
     found = QuantisedCheckpoint(
         kind, folder, weight_bytes(folder), best, checks, loops, kept=not refused or request.force

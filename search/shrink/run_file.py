@@ -16,6 +16,7 @@ from moevolve.search.config.files import load_run_config, override_lines
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.observer import Observer
+from moevolve.search.running.study import SharedWorkers
 from moevolve.search.shrink.choosing import base_settings, folder_of, on_gpus, parsed, settings_of, with_evaluations
 from moevolve.search.shrink.domains import DEV_ROWS, read_domains, render_chats, write_tasks
 from moevolve.search.shrink.keeping import smallest
@@ -47,6 +48,7 @@ def files_of(request: ShrinkOptions) -> Path:
 def run_file(
     request: ShrinkOptions,
     probe: ModelProbe,
+    workers: SharedWorkers,
     observer: Observer,
     begun: float,
     check: Callable[[RunConfig], object],
@@ -89,11 +91,11 @@ def run_file(
         with writing_into(folder):
             begun_file.write_text(_mark(request) + yaml.safe_dump(data, allow_unicode=True), encoding="utf-8")
         check(parsed(data))
-        data, text = smallest(request, data, probe, observer, begun)
+        data, text = smallest(request, data, probe, workers, observer, begun)
         choices = [text]
     elif request.time is not None:
         check(parsed(data))
-        evaluations, text = plan_time(request, parsed(data), begun, probe, observer)
+        evaluations, text = plan_time(request, parsed(data), begun, probe, workers.lend, observer)
         data, choices = with_evaluations(data, evaluations), [*choices, text]
     head = _mark(request) + "".join(f"{_CHOICE}{text}\n" for text in choices)
     with writing_into(folder):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
@@ -22,9 +24,11 @@ from moevolve.search.report.fitness import kept_figure
 from moevolve.search.results.gain import code_gain, search_gain
 from moevolve.search.results.kept import kept_by_size
 from moevolve.search.running.candidates import Candidate, bound_candidate
+from moevolve.search.running.execute import ray_pool
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.shrink.budget import SizeBudget, SpeedBudget, budget_of, refuse_if_busy
+from moevolve.search.running.study import SharedWorkers
+from moevolve.search.shrink.budget import SizeBudget, SpeedBudget, budget_of
 from moevolve.search.shrink.choosing import folder_of, planned_bytes, source_bytes
 from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.guard import Checks, check_winner, checks_table
@@ -44,6 +48,10 @@ from moevolve.workers.export.push import check_login, push
 from moevolve.workers.export.servers import loads_in
 from moevolve.workers.profiling.report import ProfileError
 
+if TYPE_CHECKING:  # they load torch
+    from moevolve.workers.model.resident import ResidentModel
+    from moevolve.workers.worker import EvaluationWorker
+
 _FIRST_LOOK, _PUSHED = "first_look.json", "pushed.json"
 _SAMPLING = {"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.1}
 """What brought a pruned GLM-5.2's loops from 7.2 to 2.3 % of long answers."""
@@ -62,11 +70,11 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
         ExportError: the checkpoint is larger or slower than requested.
     """
     budget = checked(request)
-    if request.time is not None and not request.force and not has_run_file(request):
-        refuse_if_busy(request.time)
     seconds: dict[str, float] = {}
     looks: list[FirstLook] = []
     with ModelProbe() as probe, ExitStack() as opened:
+        workers = SharedWorkers(partial(ray_pool, probe=probe, on_avoided=observer.on_note))
+        opened.callback(workers.close)
 
         def look(config: RunConfig) -> None:
             if not looks:  # before a time or a score is planned for, or else after
@@ -76,7 +84,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
 
         with _removed_if_refused(files_of(request)):
             with _timed("settings", seconds):
-                path = run_file(request, probe, observer, begun, look)
+                path = run_file(request, probe, workers, observer, begun, look)
             if request.dry_run:
                 return ShrinkPlan(path, path.read_text(encoding="utf-8"))
             config = read_run(request, path)
@@ -88,7 +96,8 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
         observer.on_note(guard_plan(request))
         with _timed("search", seconds):
             setup = set_up_new(config, None, probe.call)
-            table = launch(setup, store, observer, or_resume=True, source=str(path), probe=probe)
+            table = launch(setup, store, observer, True, str(path), probe=probe, make_pool=workers.lend)
+            workers.close()  # the checks need the memory
         searched = 3600 * store.course(store.search(table.search).id).hours
         request = replace(request, guard_time=f"{guard_seconds(request, searched):.3f}s")
         found = _searched(request, store, setup, table, path, looks[0], seconds)
@@ -182,7 +191,8 @@ def _shipped(
     with _timed("checks", seconds):
         observer.on_stage("checking the winner's answers")
         subject, path = bound_candidate(store, winner), found.run_file.with_name("checks.json")
-        tasks, loops = check_winner(subject, found.table, request, path, observer.on_stage)
+        load = cache(partial(_worker, subject))
+        tasks, loops = check_winner(subject, found.table, request, path, load, observer.on_stage)
     found = replace(found, checks=tasks, loops=loops)
     faults = [f"{check.task}: {fault}" for check in tasks for fault in check.faults]
     faults += [] if loops.fault is None else [f"all prompts: {loops.fault}"]
@@ -190,7 +200,7 @@ def _shipped(
         return found
     with _timed("export", seconds):
         observer.on_stage("writing the checkpoint, and comparing it with the model")
-        written = _export(store, subject, folder_of(request), faults, (tasks, loops))
+        written = _export(store, subject, lambda: load().resident, folder_of(request), faults, (tasks, loops))
         return replace(found, written=_with_sampling(written) if request.sampling else written)
 
 
@@ -268,7 +278,22 @@ def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
     seconds[stage] = time.monotonic() - begun
 
 
-def _export(store: Store, subject: Candidate, folder: Path, faults: Sequence[str], checks: Checks) -> Written:
+def _worker(subject: Candidate) -> EvaluationWorker:
+    """A worker in this process."""
+    from moevolve.workers.checkpoints.loading import placed
+    from moevolve.workers.worker import EvaluationWorker
+
+    return EvaluationWorker(placed(subject.config.model), replace(subject.config.engine, vllm=None))
+
+
+def _export(
+    store: Store,
+    subject: Candidate,
+    load: Callable[[], ResidentModel],
+    folder: Path,
+    faults: Sequence[str],
+    checks: Checks,
+) -> Written:
     """Export the winner, unless the folder has it already; its card has the checks and tells its faults."""
     from moevolve.search.interface.export import needs_requantising
 
@@ -280,14 +305,14 @@ def _export(store: Store, subject: Candidate, folder: Path, faults: Sequence[str
     notes = (*(f"It was exported in spite of this: {fault}." for fault in faults), checks_table(*checks))
     requantise, why = needs_requantising(subject), tuple[tuple[str, str], ...]()
     try:
-        report = ExportRequest(winner, folder, requantise=requantise).export(store, subject, notes)
+        report = ExportRequest(winner, folder, requantise=requantise).export(store, subject, notes, load)
     except UserError as error:
         if not requantise:
             raise
         # A result of hours in a larger form is better than none.
         why = (("not in the base model's format", str(error)),)
         notes += (f"It isn't in the format of the base model: {error}.",)
-        report = ExportRequest(winner, folder).export(store, subject, notes)
+        report = ExportRequest(winner, folder).export(store, subject, notes, load)
     programs = loads_in(report.directory, report.form)
     return Written(report.directory, report.form, weight_bytes(report.directory), programs, (*report.changes, *why))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from itertools import count
@@ -15,9 +16,10 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.interface.opening import opened_store
 from moevolve.search.pools.ray_actor import ModelProbe
+from moevolve.search.running.execute import PoolFactory
 from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.running.plan.counts import final_evaluations
+from moevolve.search.running.plan.counts import final_models
 from moevolve.search.shrink.budget import LONGEST, clock, enough, seconds_of
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.text import duration
@@ -37,10 +39,7 @@ _UNMEASURED = 4
 LEAST = 4
 """Fewest evaluations of a search."""
 _LOADS = 3
-"""How often the model is loaded after the pilot: for the search, the checks and the export."""
-_APPLIED = 4
-"""How often the winner is applied after the final scores, each counted as one evaluation: twice for the checks, and for
-the export and its verification."""
+"""How often a model is loaded after the search: for the checks and the export together, and to time both models."""
 _GUARD_SHARE, _GUARD_OF_SEARCH = 0.1, 0.25
 """Time for the answers of the guard: a share of the whole time, or if that isn't limited of the search's."""
 _GUARD_LEAST, _GUARD_MOST = 60, 1800
@@ -73,6 +72,7 @@ def plan_time(
     config: RunConfig,
     begun: float,
     probe: ModelProbe,
+    make_pool: PoolFactory,
     observer: Observer,
     searches: int = 1,
 ) -> tuple[int, str]:
@@ -82,7 +82,8 @@ def plan_time(
         request: It gives the time of everything from `begun` to the end of the export.
         config: The search.
         begun: When the request was made, in seconds of `time.monotonic`.
-        probe: See `measure`.
+        probe: Process that describes the model.
+        make_pool: Makes the pool that measures, and then searches.
         observer: Its `on_note` takes when everything will end.
         searches: Number of searches, each with as many candidates, that there has to be time for.
 
@@ -119,14 +120,16 @@ def plan_time(
         refuse_if_late()
 
     refuse_if_late()
+    started = time.monotonic() - begun
     setup = set_up_new(config, None, probe.call)
     tokens = probe.call(count_tokens, setup.config, setup.prepared)
+    kept = probe.call(keeps_repairs, setup.config)
     store = config.store if request.store is None else request.store
     with nullcontext() if request.dry_run else opened_store(store, create=True) as keep:
-        found = measure(setup, _MEASURED, probe=probe, on_stage=on_stage, on_progress=on_progress, keep=keep)
+        found = measure(setup, _MEASURED, make_pool, on_stage, on_progress, keep)
     spent = time.monotonic() - begun
     guard = guard_seconds(request)
-    number, takes, sentence = chosen(request.time, setup.config, tokens, found, spent, guard, searches)
+    number, takes, sentence = chosen(request.time, setup.config, tokens, found, started, spent, guard, kept, searches)
     if takes > LONGEST * seconds_of(request.time) and not request.force:
         raise UserError(f"{sentence}; give a longer time, such as {enough(takes)}, or go on with --force")
     observer.on_note(f"{sentence}, until {clock(takes - spent)}")
@@ -139,6 +142,16 @@ def count_tokens(config: RunConfig, prepared: Mapping[Split, Sequence[PreparedSp
 
     meter = PromptMeter(config.model, config.engine)
     return {name: sum(meter.tokens(split).read for split in splits) for name, splits in prepared.items()}
+
+
+def keeps_repairs(config: RunConfig) -> bool:
+    """Whether a worker that has repaired a candidate need not do so again for another split."""
+    from moevolve.search.genomes.registry import costs_of
+    from moevolve.search.running.plan.repairs import repair_works
+    from moevolve.workers.profiling.outline import outline_model
+
+    outline = outline_model(config.model)
+    return all(work.cached for work in repair_works(config, costs_of(config.space(outline.facts), outline), outline))
 
 
 def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseConfig, ...]:
@@ -173,38 +186,60 @@ def chosen(
     config: RunConfig,
     tokens: Mapping[Split, int],
     found: Pilot,
+    started: float,
     spent: float,
     guard: float,
+    kept: bool,
     searches: int = 1,
 ) -> tuple[int, float, str]:
     """Choose the number of evaluations from what a few took, after `spent` seconds; see `plan_time`.
 
-    The guard's answers take `guard` seconds at most. What was calibrated and evaluated isn't again.
+    The guard's answers take `guard` seconds at most. The processes that check the winner and time it take about as long
+    to start as those of the search, `started` seconds. What was calibrated and evaluated isn't again; for `kept` see
+    `Pilot.final`.
 
     Returns:
         The number, how many seconds everything takes then, and a sentence about it for people.
     """
-    others, last = list(config.phases), config.phases[-1]
-    searched = others.pop(longest(others))
-    one = found.of(searched.kind)
-    fixed = _LOADS * max(0.0, found.other_seconds - found.calibration_seconds) + _APPLIED * found.of(last.kind) + guard
-    again = found.final(last.kind, *final_evaluations(config), tokens)
-    again += sum(phase.evaluations * found.of(phase.kind) for phase in others) / found.workers
-    fixed += searches * again - found.individuals * one / found.workers
-    earlier = sum(phase.evaluations for phase in others)
-    most = _MOST * (earlier + searched.evaluations)
-    each = searches * one / found.workers
-    fitting = earlier + math.floor((seconds_of(text) - spent - fixed) / each)
-    least = max(fewest(config.phases), earlier + 1)
-    number = min(max(fitting, least), most)
+    phases, models, kind = config.phases, final_models(config), config.phases[-1].kind
+    fixed = started + _LOADS * max(0.0, found.other_seconds - found.calibration_seconds) + guard
+    fixed += searches * found.final(models, tokens, kept) + found.of(
+        kind
+    )  # the winner is made once more for the checks
+
+    def takes(evaluations: int) -> float:
+        counts = [phase.evaluations for phase in shortened(phases, evaluations)]
+        whole, rest = (
+            sum(found.together(phase.kind, count) for phase, count in zip(phases, each, strict=True))
+            for each in (counts, _not_measured(phases, counts, found.counts))
+        )
+        return spent + fixed + (searches - 1) * whole + rest
+
+    earlier = sum(phase.evaluations for phase in phases) - phases[longest(phases)].evaluations
+    least, most = max(fewest(phases), earlier + 1), _MOST * sum(phase.evaluations for phase in phases)
+    possible = range(least, most + 1)
+    number = possible[max(0, bisect_right(possible, seconds_of(text), key=takes) - 1)]
     bound = ""
-    if fitting < least:
+    if takes(number) > seconds_of(text):
         bound = ", the fewest that there can be, although they take longer"
-    elif fitting > number:
+    elif number == most:
         bound = f", {_MOST} times the preset's, although there is time for more"
-    takes = spent + fixed + (number - earlier) * each
+    one = found.of(phases[longest(phases)].kind)
     sentence = (
-        f"--time {text}: {number} candidates{bound}; one takes {one:.2g} s on one of {found.workers} workers (measured "
-        f"on {found.individuals}), everything about {duration(takes / 3600)}"
+        f"--time {text}: {number} candidates{bound}; one takes {one:.2g} s on one of {found.workers} workers "
+        f"(measured on {found.individuals}), everything about {duration(takes(number) / 3600)}"
     )
-    return number, takes, sentence
+    return number, takes(number), sentence
+
+
+def _not_measured(phases: Sequence[PhaseConfig], counts: Sequence[int], measured: Mapping[str, int]) -> list[int]:
+    """Number of evaluations of each phase that measuring a few has not made already.
+
+    Which candidates are repaired at the end isn't known before all earlier ones are evaluated.
+    """
+    made, rest = dict(measured), list[int]()
+    for phase, evaluations in zip(phases, counts, strict=True):
+        kept = 0 if phase.kind == "repair" and any(rest) else min(evaluations, made.get(phase.kind, 0))
+        made[phase.kind] = made.get(phase.kind, 0) - kept
+        rest.append(evaluations - kept)
+    return rest

@@ -51,10 +51,9 @@ def worker_here() -> Iterator[None]:
     from local_workers import local_pool
 
     from moevolve.search.running import execute, study
-    from moevolve.search.running.plan import pilot
-    from moevolve.search.shrink import keeping
+    from moevolve.search.shrink import shrink
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (execute, pilot, study, keeping):
+        for module in (execute, study, shrink):
             patch.setattr(module, "ray_pool", lambda setup, **_: local_pool(setup))
         yield

@@ -11,7 +11,7 @@ import copy
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -177,12 +177,19 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
 
 
 def export_source(
-    model: ModelConfig, edit: Edit, plan: SourceExport, directory: Path, card: ExportCard, requantise: bool = False
+    model: ModelConfig,
+    edit: Edit,
+    plan: SourceExport,
+    directory: Path,
+    card: ExportCard,
+    requantise: bool = False,
+    load: Callable[[], ResidentModel] | None = None,
 ) -> ExportReport:
     """Write an edited model in its checkpoint's format, and compare every written tensor with the source's bytes.
 
-    The plan is that of `plan_source` for this model and edit. If the edit changes weights, the model is loaded, and
-    with `requantise` quantised tensors that it changes are packed anew. For the directory see `new_checkpoint`.
+    The plan is that of `plan_source` for this model and edit. If the edit changes weights, the model is loaded, by
+    `load` if that is given, and with `requantise` quantised tensors that it changes are packed anew. For the directory
+    see `new_checkpoint`.
 
     Raises:
         UserError: See `rewrite`; or the directory is taken, or the disk is full.
@@ -195,7 +202,8 @@ def export_source(
             write_json(part / name, content)
         scratch, found = part / ".anew", Rewritten()
         if changes_weights(edit) is not None:
-            plan, found = _rewritten(plan, model, edit, scratch, requantise)
+            resident = ResidentModel.load(model) if load is None else load()
+            plan, found = _rewritten(plan, model, resident, edit, scratch, requantise)
             check_room(part, sum(tensor.nbytes for tensor in plan.kept))
         checksums = _write_tensors(plan, part)
         scratch.unlink(missing_ok=True)
@@ -222,10 +230,10 @@ def export_source(
 
 
 def _rewritten(
-    plan: SourceExport, model: ModelConfig, edit: Edit, scratch: Path, requantise: bool
+    plan: SourceExport, model: ModelConfig, resident: ResidentModel, edit: Edit, scratch: Path, requantise: bool
 ) -> tuple[SourceExport, Rewritten]:
-    """Load the model, apply the edit, and write what it changes to a scratch file; see `rewrite`."""
-    resident, exporter, base = ResidentModel.load(model), pruning_exporter(edit), underlying(edit)
+    """Apply the edit, and write what it changes to a scratch file; see `rewrite`."""
+    exporter, base = pruning_exporter(edit), underlying(edit)
     with scratch.open("wb") as stream, resident.edited(edit):
         blueprint = exporter.build(resident, base, "stock", scratch.parent)
         rewriter: Rewriter

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from moevolve.evaluators.types import Split
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.contract.phases import PhaseConfig
@@ -66,12 +67,18 @@ def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, PhaseConfig]:
     return {phase.kind: before if phase.kind == "repair" else phase for phase, before in pairs}
 
 
-def final_evaluations(config: RunConfig) -> tuple[int, int]:
-    """Count the models that are evaluated on `dev` and on `test` at the end, the full model included."""
+def final_models(config: RunConfig) -> dict[Split, tuple[PhaseConfig | None, ...]]:
+    """The phases that make the models which are evaluated on `dev` and `test` at the end; None for the full model."""
     section = config.final
     # Of `test`: the full model, the best, the other rows of `search.loop.final_table`, and random draws.
-    repairs = any(phase.kind == "repair" for phase in config.phases)
-    unrepaired = repairs and any(phase.repair is None for phase in config.phases)
-    beside = unrepaired + sum(len(phase.named) for phase in config.phases)
-    ranked = section.rerank and section.rerank + 1
-    return ranked, (2 + beside + section.random_baselines if section.test else 0)
+    last_first = [phase for phase in reversed(config.phases) for _ in range(phase.evaluations)]
+    leaders = last_first[: section.rerank]
+    named = [phase for phase in config.phases for _ in phase.named]
+    first_unrepaired = [phase for phase in config.phases if phase.repair is None][:1]
+    if any(phase.kind == "repair" for phase in config.phases):
+        named += first_unrepaired
+    draws = [config.phases[0]] * section.random_baselines
+    return {
+        "dev": (None, *leaders) if section.rerank else (),
+        "test": (None, last_first[0], *named, *draws) if section.test else (),
+    }

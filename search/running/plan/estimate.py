@@ -10,7 +10,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.registry import costs_of
 from moevolve.search.loop.setup import needs_calibration
-from moevolve.search.running.plan.counts import described_as, final_evaluations, model_sizes, phase_counts
+from moevolve.search.running.plan.counts import described_as, final_models, model_sizes, phase_counts
 from moevolve.search.running.plan.memory import worker_memory
 from moevolve.search.running.plan.records import Estimate
 from moevolve.search.running.plan.repairs import RepairWork, repair_works
@@ -52,7 +52,7 @@ def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOu
     idle = [f"the run's window keeps {busy} of {least} workers busy"] if busy < least else []
     repairs = repair_works(config, costs, outline)
     on_cpu = config.model.device == "cpu" or (config.model.device == "auto" and not config.workers.num_gpus)
-    ranked_count, tested_count = final_evaluations(config)
+    final = final_models(config)
     return Estimate(
         name=config.name,
         model=config.model.path,
@@ -65,8 +65,8 @@ def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOu
         memory=_memory(config, outline, costs, splits, repairs, not on_cpu),
         splits=splits,
         phases=phase_counts(config, costs),
-        ranked=ranked_count,
-        tested=tested_count,
+        ranked=len(final["dev"]),
+        tested=len(final["test"]),
         repairs=repairs,
         remarks=(*set_aside, *rounds_notes(config), *idle),
     )

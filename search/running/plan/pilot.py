@@ -9,15 +9,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import mean
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import FinalSection
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.running.execute import PoolFactory, execute, ray_pool
+from moevolve.search.running.execute import PoolFactory, execute
 from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.records import Pilot
@@ -34,7 +32,6 @@ def measure(
     setup: SearchSetup,
     individuals: int,
     make_pool: PoolFactory | None = None,
-    probe: ModelProbe | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
     on_progress: Callable[[Progress], None] = lambda _: None,
     keep: Store | None = None,
@@ -44,8 +41,7 @@ def measure(
     Args:
         setup: The search, which isn't recorded.
         individuals: Number of individuals. Every phase gets its share, at least two.
-        make_pool: Makes the pool of workers; None makes it as the run configures it.
-        probe: Source of that pool's first worker.
+        make_pool: See `execute`.
         on_stage, on_progress: See `Observer`.
         keep: Store that gets the calibrations and evaluations, so that the search finds them there.
     """
@@ -55,7 +51,7 @@ def measure(
         with Store.open(short.config.store) as store:
             register(short, store)
             observer = Observer(on_stage=lambda stage: on_stage(f"pilot: {stage}"), on_progress=on_progress)
-            execute(short, store, observer, make_pool or partial(ray_pool, probe=probe))
+            execute(short, store, observer, make_pool)
             history, search = store.history(short.search_id), store.search(short.search_id)
             tasks = [task.task_fingerprint for task in store.search_tasks(search.id)]
             models = [FULL_MODEL, *(row.phenotype_hash for row in history)]
@@ -65,10 +61,11 @@ def measure(
                 keep.add_evaluations([one for one in found if one.failure is None])
                 for fingerprint, content in calibrations.items():
                     keep.add_calibration(fingerprint, content)
+            full = sum(one.seconds for one in found if one.phenotype_hash == FULL_MODEL)
             taken = [(row.phase, [one for one in found if one.phenotype_hash == row.phenotype_hash]) for row in history]
         wall = time.monotonic() - begun
     calibrating = sum(Calibration.from_bytes(content).seconds for content in calibrations.values())
-    return replace(_measured(taken, wall), calibration_seconds=calibrating)
+    return replace(_measured(taken, wall - full), calibration_seconds=calibrating, full_seconds=full)
 
 
 def _shortened(setup: SearchSetup, individuals: int, folder: Path) -> SearchSetup:
@@ -98,4 +95,5 @@ def _measured(found: Sequence[tuple[str, Sequence[EvaluationRecord]]], wall: flo
     if not taken:
         raise UserError("pilot: no individual could be evaluated; `moevolve launch` says why")
     busy = sum(map(sum, taken.values())) / len(workers)
-    return Pilot(len(found), len(workers), {kind: mean(each) for kind, each in taken.items()}, max(0, wall - busy))
+    counts = {kind: len(each) for kind, each in taken.items()}
+    return Pilot(counts, len(workers), {kind: mean(each) for kind, each in taken.items()}, max(0, wall - busy))

@@ -15,7 +15,7 @@ from moevolve.search.running.plan.counts import (
     ModelSize,
     PhaseCount,
     described_as,
-    final_evaluations,
+    final_models,
     model_sizes,
     phase_counts,
 )
@@ -56,7 +56,7 @@ def preview(config: RunConfig) -> Preview:
     from moevolve.workers.checkpoints.files import local_directory
     from moevolve.workers.profiling.outline import outline_model
 
-    ranked, tested = final_evaluations(config)
+    ranked, tested = (len(models) for models in final_models(config).values())
     if local_directory(config.model) is None:
         phases = tuple(PhaseCount(phase.kind, phase.evaluations, phase.evaluations) for phase in config.phases)
         return Preview(phases, ranked, tested)  # a hub id

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Literal
 
 from pydantic import computed_field
 
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.types import Split
+from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.running.plan.counts import ModelSize, PhaseCount
 from moevolve.search.running.plan.repairs import RepairWork
 from moevolve.search.running.plan.workload import SplitWork
@@ -24,41 +24,58 @@ class Pilot:
     """What a few individuals of a search took on this machine.
 
     Attributes:
-        individuals, workers: Number of evaluated individuals, and of workers that evaluated them.
+        counts: Number of evaluated individuals by kind of phase.
+        workers: Number of workers that evaluated them.
         seconds: Mean duration of one evaluation on `search` by kind of phase, making and repairing its candidate
             included.
         other_seconds: Duration of everything else: starting workers, loading the model, calibrating.
         calibration_seconds: Duration of calibrating alone.
+        full_seconds: Duration of evaluating the full model on `search`.
         hours: Duration of the whole search if all evaluations are like these, with as many workers, its final
             evaluations included; 0 as long as nothing was scaled to the whole search.
     """
 
-    individuals: int
+    counts: Mapping[str, int]
     workers: int
     seconds: Mapping[str, float]
     other_seconds: float
     calibration_seconds: float = 0.0
+    full_seconds: float = 0.0
     hours: float = 0.0
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def individuals(self) -> int:
+        """Number of evaluated individuals."""
+        return sum(self.counts.values())
 
     def of(self, kind: str) -> float:
         """Seconds of one evaluation in a phase; of a phase that wasn't measured, those of the slowest one."""
         return self.seconds.get(kind, max(self.seconds.values()))
 
-    def final(self, kind: str, ranked: int, tested: int, tokens: Mapping[Split, int]) -> float:
+    def together(self, kind: str, individuals: int) -> float:
+        """Seconds of so many evaluations in a phase, on all workers."""
+        return self.of(kind) * max(individuals / self.workers, min(individuals, 1))
+
+    def final(
+        self, models: Mapping[Split, Sequence[PhaseConfig | None]], tokens: Mapping[Split, int], kept: bool
+    ) -> float:
         """Seconds until the final scores are there, on all workers.
 
         Args:
-            kind: Kind of the last phase.
-            ranked, tested: Numbers of evaluations on `dev` and `test`.
+            models: See `final_models`.
             tokens: Tokens of all tasks' prompts and answers by split.
+            kept: True if workers still have the repairs of candidates that they evaluated on `search`.
         """
 
-        def rounds(evaluations: int, split: Split) -> float:
-            # A split of fewer tokens than `search` takes as long to make and repair the candidate for.
-            share = max(1.0, tokens.get(split, 0) / max(1, tokens["search"]))
-            return ceil(evaluations / self.workers) * share
+        def on_workers(split: Split, phases: Sequence[PhaseConfig | None]) -> float:
+            # Making a candidate takes as long for every split; running it, as long as the full model.
+            running = self.full_seconds * tokens.get(split, 0) / max(1, tokens["search"])
+            making = [0.0 if phase is None or kept else self.of(phase.kind) - self.full_seconds for phase in phases]
+            each = [running + seconds for seconds in making]
+            return max(*each, sum(each) / self.workers)
 
-        return (rounds(ranked, "dev") + rounds(tested, "test")) * self.of(kind)
+        return sum(on_workers(split, phases) for split, phases in models.items() if phases)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,10 +130,13 @@ def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(guard, "_answered", answered)
 
+    def no_worker() -> Any:
+        raise AssertionError("nothing is answered here")
+
     def checked(winner: str, search: str = "one", **changes: Any) -> TaskCheck:
         table: Any = SimpleNamespace(winner=winner)
         subject: Any = SimpleNamespace(search=SimpleNamespace(id=search))
-        (found,), loops = check_winner(subject, table, replace(REQUEST, **changes), tmp_path / "checks.json")
+        (found,), loops = check_winner(subject, table, replace(REQUEST, **changes), tmp_path / "checks.json", no_worker)
         assert loops == LOOPS
         return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.results.kept import Kept
 from moevolve.search.running.observer import Observer
-from moevolve.search.shrink import keeping
+from moevolve.search.shrink import keeping, shrink
 from moevolve.search.shrink.choosing import parsed
 from moevolve.search.shrink.dense import narrower_genomes
 from moevolve.search.shrink.request import ShrinkRequest
@@ -79,7 +78,8 @@ def found(
     }
     lines: list[str] = []
     probe: Any = SimpleNamespace(call=lambda function, *given: function(*given))
-    settings, text = keeping.smallest(request, data, probe, Observer(on_note=lines.append), monotonic())
+    workers: Any = SimpleNamespace(lend=None)
+    settings, text = keeping.smallest(request, data, probe, workers, Observer(on_note=lines.append), monotonic())
     return settings, text, tried, lines
 
 
@@ -176,13 +176,13 @@ def test_the_command_goes_on_after_an_interruption_and_shows_the_curve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with worker_here():
-        monkeypatch.setattr(keeping, "ray_pool", lambda setup, **_: local_pool(setup, interrupted_after(7)))
+        monkeypatch.setattr(shrink, "ray_pool", lambda setup, **_: local_pool(setup, interrupted_after(7)))
         done = run_command(tmp_path, *COMMAND)
         assert done.returncode == 130 and "give the same command again" in done.stderr, done.stderr
         with moevolve.open_reader(f"sqlite:///{tmp_path / 'moevolve.db'}") as store:
             before = {each.search.name: each.search for each in store.searches()}
         assert list(before) == ["small-4-one-shots", "small-2-one-shots"]
-        monkeypatch.setattr(keeping, "ray_pool", partial(lambda setup, **_: local_pool(setup)))
+        monkeypatch.setattr(shrink, "ray_pool", lambda setup, **_: local_pool(setup))
         done = run_command(tmp_path, *COMMAND)
     assert done.returncode == 0, done.stderr
     page = json.loads(done.stdout)
