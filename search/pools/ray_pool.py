@@ -254,17 +254,17 @@ class RayPool:
             seat.job, self._job = self._job, None
             seat.wait_for(seat.actor.calibrate.remote(*seat.job))
         while free and self._queue:
-            request, seat = min(product(self._queue, free), key=self._repairs_anew)
-            self._queue.remove(request)
+            (place, request), seat = min(product(enumerate(self._queue), free), key=self._repairs_anew)
+            del self._queue[place]
             free.remove(seat)
             seat.request = request
             seat.recent.append(request.edit.phenotype_hash)
             references = [self._splits[key] for key in request.fingerprints]
             seat.wait_for(seat.actor.evaluate_refs.remote(request, references))
 
-    def _repairs_anew(self, pair: tuple[EvaluationRequest, _Seat]) -> int:
+    def _repairs_anew(self, pair: tuple[tuple[int, EvaluationRequest], _Seat]) -> int:
         """How much is lost by giving a request to a worker: most if only another one may still have the repair."""
-        request, seat = pair
+        (_, request), seat = pair
         candidate = request.edit.phenotype_hash
         if candidate in seat.recent:
             return 0

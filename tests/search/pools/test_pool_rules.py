@@ -10,6 +10,7 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from replies import answer
@@ -283,10 +284,18 @@ def test_workers_that_are_too_many_end_their_evaluations() -> None:
     assert [item.attempts for item in collect(pool)] == [1], "it is charged for nothing"
 
 
+@dataclass
+class StandInEdit:
+    """As those of real edits, its arrays can't be compared with `==`."""
+
+    phenotype_hash: str
+    matrix: Any
+
+
 def test_a_candidate_goes_to_the_worker_that_has_repaired_it() -> None:
     def submit_for(*candidates: str) -> None:
         for name in candidates:
-            edit: Any = SimpleNamespace(phenotype_hash=name)
+            edit: Any = StandInEdit(name, np.zeros(2))
             pool.submit(EvaluationRequest(edit, (), ticket=name))
 
     def under_evaluation() -> list[str]:
