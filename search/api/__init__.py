@@ -35,6 +35,7 @@ Importing it is quick: torch, Ray and transformers are loaded by the functions t
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import lazy_loader
@@ -44,6 +45,11 @@ if __name__ != "moevolve":
 if Path(__file__).parent.name == "api":
     # An editable install: its import hook knows folders with an `__init__.py`, and `kernels` must not have one.
     __path__.append(str(Path(__file__).parents[2]))
+
+# Threads of torch wait for each other by spinning, which beside other programs takes up to hundreds of times as long as
+# the work: they are to sleep after microseconds. OpenMP reads it when torch is imported, here or in a child process.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # The names are in `__init__.pyi`, with their modules, which are imported when a name is asked for.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -419,8 +419,8 @@ def evaluate_final_table(setup: SearchSetup, store: StoreReader, cache: Evaluati
     final = setup.config.final
     leaders = store.best_of_search(setup.search_id, max(1, final.rerank))
     if final.rerank and leaders:
-        whole = setup.request(None, setup.splits("dev"))
-        cache.settle([whole, *(request(row, "dev") for row in leaders)])
+        # The full model comes last, since any worker can run it, and a candidate is repaired already on one of them.
+        cache.settle([*(request(row, "dev") for row in leaders), setup.request(None, setup.splits("dev"))])
     search, history = store.search(setup.search_id), store.history(setup.search_id)
     winner, _ = winner_of(store, search, setup.config)
     # Only leaders are scored on dev: another individual could outrank the winner in listings.
@@ -428,10 +428,10 @@ def evaluate_final_table(setup: SearchSetup, store: StoreReader, cache: Evaluati
     single += [] if winner is None else [winner]
     draws = [row for row in random_draws(setup.config, history) if row.status == "ok"]
     splits: tuple[Split, ...] = ("search", "test") if final.test else ("search",)
-    requests = [setup.request(None, setup.splits(split)) for split in splits]
-    requests += [request(row, split) for row in (*draws, *single) for split in splits]
+    requests = [request(row, split) for row in (*reversed(single), *draws) for split in splits]
     if setup.held_out:
         genomes = (setup.space.from_bytes(row.genome) for row in single)
         held_out = tuple(item.ref for item in setup.held_out)
-        requests += [setup.request(genome, held_out) for genome in (None, *genomes)]
+        requests += [setup.request(genome, held_out) for genome in (*genomes, None)]
+    requests += [setup.request(None, setup.splits(split)) for split in splits]
     cache.settle(requests)

@@ -12,7 +12,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.running.execute import PoolFactory, execute
+from moevolve.search.running.execute import execute
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import Call, call_here, set_up
@@ -38,7 +38,6 @@ def launch(
     source: str = "this configuration",
     only_this: bool = False,
     probe: ModelProbe | None = None,
-    make_pool: PoolFactory | None = None,
 ) -> FinalTable:
     """Record a new search and run it to its end; see `execute`.
 
@@ -50,7 +49,6 @@ def launch(
         source: Origin of the configuration, for error messages.
         only_this: Continue that search only if it has the setup's id.
         probe: Process that described the model for the setup; becomes the first worker.
-        make_pool: See `execute`.
 
     Raises:
         UserError: The name is taken; with `or_resume`, by a search with other settings.
@@ -60,7 +58,7 @@ def launch(
     else:
         register(setup, store)
     observer.on_begin(setup.config)
-    return execute(setup, store, observer, make_pool, probe)
+    return execute(setup, store, observer, probe=probe)
 
 
 def recorded(

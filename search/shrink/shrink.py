@@ -24,8 +24,8 @@ from moevolve.search.report.fitness import kept_figure
 from moevolve.search.results.gain import code_gain, search_gain
 from moevolve.search.results.kept import kept_by_size
 from moevolve.search.running.candidates import Candidate, bound_candidate
-from moevolve.search.running.execute import ray_pool
-from moevolve.search.running.launch import launch, set_up_new
+from moevolve.search.running.execute import execute, ray_pool
+from moevolve.search.running.launch import recorded, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.study import SharedWorkers
 from moevolve.search.shrink.budget import SizeBudget, SpeedBudget, budget_of
@@ -95,8 +95,9 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
             refuse_other_settings(store, config, folder_of(request))
         observer.on_note(guard_plan(request))
         with _timed("search", seconds):
-            setup = set_up_new(config, None, probe.call)
-            table = launch(setup, store, observer, True, str(path), probe=probe, make_pool=workers.lend)
+            setup = recorded(set_up_new(config, None, probe.call), store, str(path), call=probe.call)
+            observer.on_begin(setup.config)
+            table = execute(setup, store, observer, workers.lend)
             workers.close()  # the checks need the memory
         searched = 3600 * store.course(store.search(table.search).id).hours
         request = replace(request, guard_time=f"{guard_seconds(request, searched):.3f}s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -87,3 +88,12 @@ def test_a_second_copy_cannot_be_imported() -> None:
         done.stderr.splitlines()[-1].startswith("ImportError: search/api is the package `moevolve` itself")
         or "No module named 'moevolve.search.api'" in done.stderr
     )
+
+
+def test_threads_of_torch_sleep_while_they_wait_unless_the_user_says_otherwise() -> None:
+    program = "import os, sys, moevolve; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    for given, expected in (({}, "1000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "active"}, "None")):
+        mine = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=mine | given)
+        assert done.stdout.split() == [expected, "False"]
