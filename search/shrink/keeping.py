@@ -207,7 +207,10 @@ class SizeTrials:
 
     def by_search(self, count: int) -> bool:
         """Whether the winner of a search at a size keeps enough."""
-        return self._keeps(count, parsed(self.settings(count)), "a search")
+        config, found = parsed(self.settings(count)), self.kept.get(count)
+        if found is not None and found.low < self._least and one_shots(config).phases == config.phases:
+            return False  # the search has no other candidates
+        return self._keeps(count, config, "a search")
 
     def limit_candidates(self, count: int, begun: float) -> None:
         """Choose the number of candidates so that two searches fit into the request's time, if none has begun yet."""

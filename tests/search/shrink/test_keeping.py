@@ -49,7 +49,11 @@ def test_without_time_no_smaller_size_is_tried_and_a_larger_one_is() -> None:
 
 
 def found(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, scorer: Callable[[int, bool], float], full: float = 1.0
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    scorer: Callable[[int, bool], float],
+    full: float = 1.0,
+    preset: str = "prune",
 ) -> tuple[dict[str, Any], str, list[tuple[int, bool]], list[str]]:
     """What is found on the demo's model of 8 experts: settings, the sentence, what was tried, and all lines."""
     tried: list[tuple[int, bool]] = []
@@ -57,7 +61,7 @@ def found(
     def scored(_: Any, count: int, config: RunConfig) -> Kept | None:
         searched, genome = not config.name.endswith("-one-shots"), config.genome.model_dump()
         assert config.name == f"small-{count}" + "-one-shots" * (not searched) and genome["experts"] == count
-        assert len(config.phases[0].init) == (5 if searched else 4)
+        assert len(config.phases[0].init) == (5 if searched and preset == "prune" else 4)
         assert genome["calibration_most"] == genome["calibration_tokens"], "all sizes share one calibration"
         tried.append((count, searched))
         score = scorer(count, searched)
@@ -74,7 +78,7 @@ def found(
         "model": {"path": str(DEMO / "model"), "device": "cpu"},
         "tasks": [{"name": "demo-kin"}],
         "genome": {"experts": 7},
-        "preset": "prune",
+        "preset": preset,
     }
     lines: list[str] = []
     probe: Any = SimpleNamespace(call=lambda function, *given: function(*given))
@@ -101,6 +105,15 @@ def test_sizes_are_bisected_by_one_shots_then_searched_one_by_one(
         lines[1] == "--keep-score 99%: 4 of 8 experts keep 100.0 % (99.8 - 100.2) by the best one-shot choice, enough"
     )
     assert lines[2].startswith("--keep-score 99%: 2 more by one-shot choices until about ")
+
+
+def test_a_size_whose_search_has_only_the_one_shots_that_keep_too_little_is_not_searched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings, _, tried, _ = found(
+        monkeypatch, tmp_path, lambda count, _: 1.0 if count >= 4 else 0.9 + count / 100, preset="repaired"
+    )
+    assert tried == [(4, False), (2, False), (3, False), (4, True)] and settings["name"] == "small-4"
 
 
 def test_candidates_that_all_fail_keep_too_little_and_a_searched_one_may_be_worse_than_a_one_shot(
