@@ -187,7 +187,8 @@ async def take_form(request: Request, server: ServerDep, typed: TypedLaunch) -> 
     asked = await run_in_threadpool(_asked, typed, server)
     if typed.check is not None:
         return render(request, "launch_plan.jinja", plan=await plan_launch(asked, server))
-    return arrival_page(request, server, await run_in_threadpool(start_launch, asked, server))
+    job = await run_in_threadpool(start_launch, asked, server)
+    return arrival_page(request, server, job.name, job)
 
 
 @routes.get("/launch/arrival")
@@ -197,10 +198,14 @@ def show_arrival(request: Request, server: ServerDep, name: NameQuery) -> HTMLRe
     After a restart of the server, which ends no launches, that is so for a shrink of several searches, too.
     """
     try:
-        found = arrival_page(request, server, server.processes.job(name))
+        job = server.processes.job(name)
     except KeyError:
-        record = chosen_of(server, name) or server.store.search(name)
-        return HTMLResponse("", headers={"hx-redirect": f"/searches/{handle(record)}"})
+        job, record = None, chosen_of(server, name)
+        if record is None and not server.processes.log(name):
+            record = server.store.search(name)
+        if record is not None:
+            return HTMLResponse("", headers={"hx-redirect": f"/searches/{handle(record)}"})
+    found = arrival_page(request, server, name, job)
     with suppress(NotFoundError):
         found.headers["hx-redirect"] = f"/searches/{handle(server.store.search(name))}"
     return found
@@ -212,18 +217,24 @@ def show_started(request: Request, server: ServerDep) -> HTMLResponse:
     return render(request, "started.jinja", started=started_searches(server))
 
 
-def arrival_page(request: Request, server: ServerState, job: Job) -> HTMLResponse:
-    """The state of a process that starts a search, until the search is in the store."""
-    log = server.processes.log(job.name)
+def arrival_page(request: Request, server: ServerState, name: str, job: Job | None) -> HTMLResponse:
+    """The state of a process that starts a search, until the search is in the store.
+
+    None stands for a process that an earlier run of the server has started.
+    """
+    log = server.processes.log(name)
     lines = log.splitlines()[-_LOG_LINES:]
-    chosen = chosen_of(server, job.name)
+    chosen = chosen_of(server, name)
+    names = [one.search.name for one in server.listings.summaries()]
     return render(
         request,
         "launch_arrival.jinja",
+        name=name,
         job=job,
+        made=any(each == name or each.startswith(f"{name}-") for each in names),
         log="\n".join(lines),
         page=last_stage(log)[1],
-        tries_sizes=server.processes.tries_sizes(job.name),
+        tries_sizes=server.processes.tries_sizes(name),
         chosen=None if chosen is None else chosen.name,
     )
 

@@ -91,8 +91,10 @@ def show_search(
         record = server.store.search(search)
     except NotFoundError:
         if server.processes.knows(search):
-            return arrival_page(request, server, server.processes.job(search))
+            return arrival_page(request, server, search, server.processes.job(search))
         chosen = chosen_of(server, search)
+        if chosen is None and server.processes.log(search):
+            return arrival_page(request, server, search, None)
         if chosen is None:
             raise
         return RedirectResponse(f"/searches/{handle(chosen)}", HTTPStatus.SEE_OTHER)

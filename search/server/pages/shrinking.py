@@ -118,7 +118,8 @@ async def take_form(request: Request, server: ServerDep, typed: TypedShrink) -> 
     given |= {"data": _listed(typed.data), "tasks": _listed(typed.tasks), "weights": given.get("weights", "").split()}
     with one_line_errors():
         asked = RemoteShrinkRequest.model_validate(given)
-    return arrival_page(request, server, await start_shrink(asked, server))
+    job = await start_shrink(asked, server)
+    return arrival_page(request, server, job.name, job)
 
 
 @routes.get("/searches/{search}/checkpoint")
