@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import KW_ONLY, replace
@@ -94,5 +95,7 @@ def run_pilot(
     tokens = Counter[Split]()
     for split in planned.splits:
         tokens[split.split] += split.tokens
-    total += found.final(final_models(config), tokens, all(work.cached for work in planned.repairs))
+    total += found.final(
+        final_models(config), tokens, min((work.cached for work in planned.repairs), default=sys.maxsize)
+    )
     return replace(found, hours=total / 3600)

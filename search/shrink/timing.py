@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -123,7 +124,7 @@ def plan_time(
     started = time.monotonic() - begun
     setup = set_up_new(config, None, probe.call)
     tokens = probe.call(count_tokens, setup.config, setup.prepared)
-    kept = probe.call(keeps_repairs, setup.config)
+    kept = probe.call(repairs_kept, setup.config)
     store = config.store if request.store is None else request.store
     with nullcontext() if request.dry_run else opened_store(store, create=True) as keep:
         found = measure(setup, _MEASURED, make_pool, on_stage, on_progress, keep)
@@ -144,14 +145,15 @@ def count_tokens(config: RunConfig, prepared: Mapping[Split, Sequence[PreparedSp
     return {name: sum(meter.tokens(split).read for split in splits) for name, splits in prepared.items()}
 
 
-def keeps_repairs(config: RunConfig) -> bool:
-    """Whether a worker that has repaired a candidate need not do so again for another split."""
+def repairs_kept(config: RunConfig) -> int:
+    """Number of candidates that a worker need not repair again for another split; many without repairs."""
     from moevolve.search.genomes.registry import costs_of
     from moevolve.search.running.plan.repairs import repair_works
     from moevolve.workers.profiling.outline import outline_model
 
     outline = outline_model(config.model)
-    return all(work.cached for work in repair_works(config, costs_of(config.space(outline.facts), outline), outline))
+    works = repair_works(config, costs_of(config.space(outline.facts), outline), outline)
+    return min((work.cached for work in works), default=sys.maxsize)
 
 
 def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseConfig, ...]:
@@ -189,7 +191,7 @@ def chosen(
     started: float,
     spent: float,
     guard: float,
-    kept: bool,
+    kept: int,
     searches: int = 1,
 ) -> tuple[int, float, str]:
     """Choose the number of evaluations from what a few took, after `spent` seconds; see `plan_time`.
@@ -203,9 +205,8 @@ def chosen(
     """
     phases, models, kind = config.phases, final_models(config), config.phases[-1].kind
     fixed = started + _LOADS * max(0.0, found.other_seconds - found.calibration_seconds) + guard
-    fixed += searches * found.final(models, tokens, kept) + found.of(
-        kind
-    )  # the winner is made once more for the checks
+    fixed += found.of(kind)  # the winner is made once more, for the checks
+    fixed += searches * found.final(models, tokens, kept)
 
     def takes(evaluations: int) -> float:
         counts = [phase.evaluations for phase in shortened(phases, evaluations)]

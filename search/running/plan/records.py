@@ -58,20 +58,21 @@ class Pilot:
         return self.of(kind) * max(individuals / self.workers, min(individuals, 1))
 
     def final(
-        self, models: Mapping[Split, Sequence[PhaseConfig | None]], tokens: Mapping[Split, int], kept: bool
+        self, models: Mapping[Split, Sequence[PhaseConfig | None]], tokens: Mapping[Split, int], kept: int
     ) -> float:
         """Seconds until the final scores are there, on all workers.
 
         Args:
             models: See `final_models`.
             tokens: Tokens of all tasks' prompts and answers by split.
-            kept: True if workers still have the repairs of candidates that they evaluated on `search`.
+            kept: Number of candidates that a worker need not repair again for another split.
         """
+        has_all = kept * self.workers >= max(map(len, models.values())) - 1
 
         def on_workers(split: Split, phases: Sequence[PhaseConfig | None]) -> float:
             # Making a candidate takes as long for every split; running it, as long as the full model.
             running = self.full_seconds * tokens.get(split, 0) / max(1, tokens["search"])
-            making = [0.0 if phase is None or kept else self.of(phase.kind) - self.full_seconds for phase in phases]
+            making = [0.0 if phase is None or has_all else self.of(phase.kind) - self.full_seconds for phase in phases]
             each = [running + seconds for seconds in making]
             return max(*each, sum(each) / self.workers)
 

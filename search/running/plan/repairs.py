@@ -34,7 +34,7 @@ class RepairWork:
         allowed: Bytes that a fit may take.
         streams: Host bytes of the unedited model's hidden states behind every layer.
         kept: Bytes of fitted layers that are kept for later candidates.
-        cached: True if the last candidate's are all among them, so that it isn't repaired again for another split.
+        cached: Number of candidates that are kept whole, so that they aren't repaired again for another split.
     """
 
     phase: int
@@ -46,7 +46,7 @@ class RepairWork:
     allowed: int
     streams: int
     kept: int
-    cached: bool
+    cached: int
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -114,7 +114,7 @@ class _RepairCounter:
             allowed=self._settings.memory_mb << 20,
             streams=(len(self._fits) + 1) * states,
             kept=min(FIT_CACHE_BYTES, 2 * kept),
-            cached=sum(change for change, _ in changes) <= FIT_CACHE_BYTES,
+            cached=FIT_CACHE_BYTES // max(1, sum(change for change, _ in changes)),
         )
 
     def _changed(self, fit: FitOutline) -> int:

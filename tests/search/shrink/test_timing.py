@@ -19,7 +19,16 @@ from moevolve.search.running.plan.records import Pilot
 from moevolve.search.shrink.budget import seconds_of
 from moevolve.search.shrink.choosing import parsed, with_evaluations
 from moevolve.search.shrink.request import ShrinkRequest
-from moevolve.search.shrink.timing import chosen, count_tokens, fewest, guard_plan, guard_seconds, plan_time, shortened
+from moevolve.search.shrink.timing import (
+    chosen,
+    count_tokens,
+    fewest,
+    guard_plan,
+    guard_seconds,
+    plan_time,
+    repairs_kept,
+    shortened,
+)
 from moevolve.store.records import Progress
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo" / "model"
@@ -51,7 +60,7 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
     final = (6 * dev + 5 * 2.0 + 5 * test + 2.0 + 3 * 5.0) / 2
     # The two choices of the pilot are not made again, but which of them are repaired is only known after the third.
     needed = 2.0 + 7.0 + 3 * 10.0 + 3.0 + final + 5.0 + 6.0
-    given: Any = {"started": 2.0, "spent": 7.0, "guard": 5.0, "kept": False}
+    given: Any = {"started": 2.0, "spent": 7.0, "guard": 5.0, "kept": 0}
     for extra in (2, 17, 100):
         time = needed + extra * 3.0 / 2
         count, takes, _ = chosen(f"{time + 0.01:.3f}s", config, tokens, found, **given)
@@ -59,7 +68,7 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
     calibrated = replace(found, other_seconds=14.0, calibration_seconds=4.0)
     count, takes, _ = chosen(f"{needed + 3.5:.3f}s", config, tokens, calibrated, **given)
     assert (count, takes) == (5, pytest.approx(needed + 3.0)), "a calibration is kept, too"
-    count, takes, _ = chosen(f"{needed + 3.5 - 27.0 / 2:.3f}s", config, tokens, found, **given | {"kept": True})
+    count, takes, _ = chosen(f"{needed + 3.5 - 27.0 / 2:.3f}s", config, tokens, found, **given | {"kept": 3})
     assert (count, takes) == (5, pytest.approx(needed + 3.0 - 27.0 / 2)), "workers still have what they repaired"
     measured = replace(found, counts={"capacity": 3, "repair": 1})
     least = [chosen("1s", config, tokens, each, **given) for each in (found, measured)]
@@ -139,7 +148,8 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
         "store": f"sqlite:///{tmp_path / 'kept.db'}",
     }
     config = parse_run_config(with_preset(settings, "test"), "test")
-    probe: Any = SimpleNamespace(call=lambda *_: {"search": 10, "dev": 10, "test": 10})
+    answers = {count_tokens: {"search": 10, "dev": 10, "test": 10}, repairs_kept: 8}
+    probe: Any = SimpleNamespace(call=lambda function, *_: answers[function])
     notes: list[str] = []
     now = [100.0]
     monkeypatch.setattr("moevolve.search.shrink.timing.time", SimpleNamespace(monotonic=lambda: now[0]))
