@@ -70,25 +70,50 @@ def _measure_networks(
     resident: Resident, sequences: Sequence[Tokens], layers: Sequence[DenseLayer], measurement: ToMoeMeasurement
 ) -> list[dict[str, Tensor]]:
     """The networks' arrays for each of some layers."""
-    inputs: list[list[Tensor]] = [[] for _ in layers]
-    outputs: list[list[Tensor]] = [[] for _ in layers]
-    streams: list[list[Tensor]] = [[] for _ in layers]
-    watches: list[Watch] = []
-    for i, layer in enumerate(layers):
-        watches.append(Watch(layer.up, inputs[i].append))
-        watches.append(Watch(layer.down, partial(_add_squares, outputs[i]), output=True))
-        watches.append(Watch(layer.decoder_layer, partial(_add_squares, streams[i]), output=True))
-    run_watched(resident, sequences, watches)
+    tokens = sum(map(len, sequences))
+    sites = [_Network(layer, tokens) for layer in layers]
+    run_watched(resident, sequences, [watch for each in sites for watch in each.watches()])
     found = []
-    for i, layer in enumerate(layers):
-        share = (torch.cat(outputs[i]) / torch.cat(streams[i])).mean()
-        found.append({"network_share": share, **_measure_network(layer, torch.cat(inputs[i]), measurement)})
-        inputs[i].clear()
+    while sites:
+        site = sites.pop(0)  # its inputs are freed after it
+        found.append({"network_share": site.share(), **_measure_network(site.layer, site.inputs, measurement)})
     return found
 
 
-def _add_squares(found: list[Tensor], values: Tensor) -> None:
-    found.append(values.double().square().sum(dim=1))
+class _Network:
+    """A network's inputs, [tokens, hidden], and the squared lengths of its outputs and of the stream behind it.
+
+    All are allocated before the pass. Pieces of them, kept among what a pass frees, would tear the heap into holes, and
+    took a gigabyte more.
+    """
+
+    def __init__(self, layer: DenseLayer, tokens: int) -> None:
+        weight = layer.up.weight
+        self.layer = layer
+        self.inputs = torch.empty(tokens, layer.hidden, dtype=weight.dtype, device=weight.device)
+        self._outputs, self._streams = torch.empty(2, tokens, dtype=torch.float64, device=weight.device)
+        self._filled = 0
+
+    def watches(self) -> list[Watch]:
+        return [
+            Watch(self.layer.up, self._add_inputs),
+            Watch(self.layer.down, self._add_outputs, output=True),
+            Watch(self.layer.decoder_layer, self._add_streams, output=True),
+        ]
+
+    def _add_inputs(self, values: Tensor) -> None:
+        self.inputs[self._filled : self._filled + len(values)] = values
+
+    def _add_outputs(self, values: Tensor) -> None:
+        self._outputs[self._filled : self._filled + len(values)] = values.double().square().sum(dim=1)
+
+    def _add_streams(self, values: Tensor) -> None:
+        self._streams[self._filled : self._filled + len(values)] = values.double().square().sum(dim=1)
+        self._filled += len(values)
+
+    def share(self) -> Tensor:
+        """Mean squared output relative to the squared stream."""
+        return (self._outputs / self._streams).mean()
 
 
 @torch.inference_mode()
