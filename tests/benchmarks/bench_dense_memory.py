@@ -1,4 +1,4 @@
-"""Peak memory of repairing dense candidates on the CPU beside what `plan` says, on a Llama of SmolLM2-135M's width.
+"""Peak memory of dense candidates on the CPU, repaired or not, beside what `plan` says, on a Llama of SmolLM2's width.
 
     python tests/benchmarks/bench_dense_memory.py [--kinds tomoe ...] [--tokens 4096 ...] [--layers 8] [--dtype float32]
 
@@ -48,8 +48,9 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
     "flap": ({"kind": "tomoe", "budget": 0.5, "experts": 1, "calibration_tokens": 4096}, "flap"),
     "factorllm": ({"kind": "factorllm", "experts": 8, "active": 4, "calibration_tokens": 4096}, "start"),
     "nanomoe": ({"kind": "nanomoe", "fit_to": "outputs"}, "start"),
+    "tomoe, unrepaired": ({"kind": "tomoe", "budget": 0.5}, "start"),
 }
-"""Genomes and what the phase begins with, by name."""
+"""Genomes and what the phase begins with, by name. Those that aren't repaired are calibrated on the tokens."""
 
 
 def main() -> None:
@@ -96,6 +97,8 @@ def run_config(folder: Path, model: Path, kind: str, tokens: int, dtype: str, wi
     genome, init = KINDS[kind]
     if kind == "nanomoe":
         genome, repair = genome | {"calibration_tokens": tokens, "rank": rank}, {}
+    elif "calibration_tokens" not in genome:
+        genome, repair = genome | {"calibration_tokens": tokens}, {}
     else:
         repair = {"repair": {"tokens": tokens}}
     # A word is one token or more.

@@ -19,6 +19,7 @@ from moevolve.search.genomes.contract.kind import Baseline, GenomeFigures, Genom
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.tomoe.space import FLUCTUATION, ToMoeGenome, ToMoeSection, ToMoeSpace
+from moevolve.workers.contract.edits import ROW_TOKENS
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 
 if TYPE_CHECKING:
@@ -92,14 +93,19 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
         return down_projection_bytes(self.outline, dense) * (dense.width + attended) // dense.width
 
     def calibration_bytes(self, longest: int) -> int:
-        """Count the networks' inputs, and of one network also contributions, inputs in float64 and their moments."""
+        """Count the networks' inputs, what a pass takes beside them, and what measuring one network does.
+
+        The last are inputs in float64, their moments, contributions, and a part of these in float64.
+        """
         from moevolve.workers.methods.shared.input_statistics import STATISTICS_MEMORY, directions_bytes
 
         dense, tokens = self.space.dense, self.space.section.calibration_tokens
-        inputs = 4 * tokens * dense.hidden
-        held = inputs * min(dense.layers, max(1, STATISTICS_MEMORY // inputs))
-        network = 4 * tokens * dense.width + 3 * inputs + 5 * 8 * dense.hidden**2
-        return max(held + network, directions_bytes(dense.hidden, dense.layers) if self._masked else 0)
+        inputs = tokens * dense.hidden
+        held = self.outline.facts.dtype_bytes * inputs
+        held *= min(dense.layers, max(1, STATISTICS_MEMORY // held))
+        network = 8 * inputs + 5 * 8 * dense.hidden**2 + 4 * tokens * dense.width + 3 * 8 * ROW_TOKENS * dense.width
+        passing = 3 * 8 * max(longest, ROW_TOKENS) * (dense.width + dense.hidden)
+        return max(held + passing + network, directions_bytes(dense.hidden, dense.layers) if self._masked else 0)
 
     def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
         dense = self.space.dense
