@@ -238,7 +238,7 @@ def _pairs(
     order = [each for turn in turns for each in turn if each is not None][: request.guard_prompts]
     least = min(len(order), sum(min(_ROWS, len(each.examples)) for each in splits))
     looks = looks_at(len(order), least)
-    tokens = request.guard_tokens or _longest(worker, splits, least, seconds)
+    tokens = request.guard_tokens or _longest(worker, edit, splits, least, seconds)
     asked = [free(each, tokens) for each in splits]
     pairs: list[list[tuple[_Answer, _Answer]]] = [[] for _ in splits]
     done = 0
@@ -285,7 +285,7 @@ def _answer(
             yield place, (judged(old.text), judged(new.text))
 
 
-def _longest(worker: Answering, splits: Sequence[PreparedSplit], least: int, seconds: float) -> int:
+def _longest(worker: Answering, edit: Edit, splits: Sequence[PreparedSplit], least: int, seconds: float) -> int:
     """Tokens of the longest answers.
 
     They stay within the model's positions, and both models answer the fewest prompts within so many seconds.
@@ -297,11 +297,12 @@ def _longest(worker: Answering, splits: Sequence[PreparedSplit], least: int, sec
         max([0, *map(len, worker.resident.tokenizer(each)["input_ids"])]) for each in (prompts, golds or [""])
     )
     wanted = max(_SHORT, min(max(_LONG, answered), positions - asked))
+    pilot = free(next(each for each in splits if each.examples).head(_ROWS), _SHORT)
     begun = time.monotonic()
-    pilot = next(each for each in splits if each.examples).head(_ROWS)
-    worker.answer(IdentityEdit(), free(pilot, _SHORT))
-    each = (time.monotonic() - begun) / (len(pilot.examples) * _SHORT)
-    return min(wanted, max(_SHORT, int(seconds / (2 * least * each))))
+    for each in (IdentityEdit(), edit):  # a candidate may be far slower, where no kernel is made for its form
+        worker.answer(each, pilot)
+    both = (time.monotonic() - begun) / (len(pilot.examples) * _SHORT)
+    return min(wanted, max(_SHORT, int(seconds / (least * both))))
 
 
 def free(split: PreparedSplit, tokens: int) -> PreparedSplit:

@@ -73,9 +73,14 @@ class ProfiledProcess:
         self._device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        hub = {"revision": checkpoint.revision or "main", "trust_remote_code": checkpoint.trust_remote_code}
+        hub: dict[str, Any] = {"revision": checkpoint.revision or "main"}
+        hub["trust_remote_code"] = checkpoint.trust_remote_code
+        path = checkpoint.path
+        if path.endswith(".gguf"):
+            file = Path(path).resolve()
+            path, hub["gguf_file"] = str(file.parent), file.name
         with opening("it doesn't load"):
-            config = AutoConfig.from_pretrained(checkpoint.path, **hub)
+            config = AutoConfig.from_pretrained(path, **hub)
             register_class(config)
             with torch.device("meta"):
                 # Imports the modelling code, whose memory isn't the model's.
@@ -84,7 +89,7 @@ class ProfiledProcess:
             self._memory = _PeakMemory(self._device)
             spread = checkpoint.device_map if self._device.type == "cuda" else None
             model: Any = AutoModelForCausalLM.from_pretrained(
-                checkpoint.path, dtype=settings.dtype, use_safetensors=True, device_map=spread, **hub
+                path, dtype=settings.dtype, use_safetensors=True, device_map=spread, **hub
             )
             if not spread:
                 model.to(self._device)

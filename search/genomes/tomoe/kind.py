@@ -104,7 +104,7 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
         held = self.outline.facts.dtype_bytes * inputs
         held *= min(dense.layers, max(1, STATISTICS_MEMORY // held))
         network = 8 * inputs + 5 * 8 * dense.hidden**2 + 4 * tokens * dense.width + 3 * 8 * ROW_TOKENS * dense.width
-        passing = 3 * 8 * max(longest, ROW_TOKENS) * (dense.width + dense.hidden)
+        passing = 4 * 8 * max(longest, ROW_TOKENS) * (dense.width + dense.hidden)
         return max(held + passing + network, directions_bytes(dense.hidden, dense.layers) if self._masked else 0)
 
     def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:

@@ -178,12 +178,12 @@ def test_answers_are_as_long_as_time_and_the_models_positions_allow(
     assert worker.resident.model.config.max_position_embeddings < 512
     for positions, seconds, tokens in ((4096, 1e9, 512), (300, 1e9, 294), (4096, 0.0, 48), (20, 1e9, 48)):
         monkeypatch.setattr(worker.resident.model.config, "max_position_embeddings", positions)
-        assert guard._longest(worker, splits, 16, seconds) == tokens, "the longest prompt has six words"
+        assert guard._longest(worker, IdentityEdit(), splits, 16, seconds) == tokens, "the longest prompt has six words"
     (first, *others) = splits[0].examples
     long = replace(splits[0], examples=(replace(first, references=("word1 " * 600,)), *others))
     monkeypatch.setattr(worker.resident.model.config, "max_position_embeddings", 4096)
     monkeypatch.setattr(worker._engine, "_prompts", replace(worker._engine._prompts, context=4096))
-    assert guard._longest(worker, [long], 16, 1e9) == 600, "as long as the data's"
+    assert guard._longest(worker, IdentityEdit(), [long], 16, 1e9) == 600, "as long as the data's"
 
 
 def test_an_untouched_model_and_a_good_candidate_pass(worker: EvaluationWorker) -> None:

@@ -58,6 +58,23 @@ def test_padded_prompts_run_as_they_do_alone(checkpoint: Callable[[str], Path]) 
         torch.testing.assert_close(steps[:, row], alone, rtol=1e-4, atol=1e-4)
 
 
+def test_a_gguf_file_is_profiled_as_transformers_loads_it(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    from gguf_checkpoints import Type, lone_gguf, vocabulary
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    words = len(vocabulary()["tokenizer.ggml.tokens"])
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=words, num_attention_heads=4, **sizes))
+    file = Path(lone_gguf(model, tmp_path / "tiny.gguf", Type.F32).path)
+    profilee = ProfiledProcess(ProfiledModel("packed", str(file)), SETTINGS)
+    assert profilee.loaded.model_type == "llama" and profilee.measure(1).decode_seconds > 0
+    tokens = torch.tensor([[4, 5, 6]])
+    with torch.no_grad():
+        found, expected = (each(input_ids=tokens).logits for each in (profilee.model, model.eval()))
+    torch.testing.assert_close(found.float(), expected.float(), rtol=1e-3, atol=1e-3)
+
+
 @pytest.fixture
 def canned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedProfilees:
     (tmp_path / "canned").mkdir()
