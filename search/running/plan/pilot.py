@@ -94,6 +94,7 @@ def _measured(found: Sequence[tuple[str, Sequence[EvaluationRecord]]], wall: flo
             workers |= {one.worker for one in searched}
     if not taken:
         raise UserError("pilot: no individual could be evaluated; `moevolve launch` says why")
-    busy = sum(map(sum, taken.values())) / len(workers)
+    # A phase takes as long as its longest evaluation at least, during which other workers may wait.
+    busy = sum(max(*each, sum(each) / len(workers)) for each in taken.values())
     counts = {kind: len(each) for kind, each in taken.items()}
     return Pilot(counts, len(workers), {kind: mean(each) for kind, each in taken.items()}, max(0, wall - busy))
