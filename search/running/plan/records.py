@@ -70,10 +70,15 @@ class Pilot:
         has_all = kept * self.workers >= max(map(len, models.values())) - 1
 
         def on_workers(split: Split, phases: Sequence[PhaseConfig | None]) -> float:
-            # Making a candidate takes as long for every split; running it, as long as the full model.
-            running = self.full_seconds * tokens.get(split, 0) / max(1, tokens["search"])
-            making = [0.0 if phase is None or has_all else self.of(phase.kind) - self.full_seconds for phase in phases]
-            each = [running + seconds for seconds in making]
+            share = tokens.get(split, 0) / max(1, tokens["search"])
+
+            def seconds(phase: PhaseConfig | None) -> float:
+                if phase is None or phase.repair is None:
+                    return share * (self.full_seconds if phase is None else self.of(phase.kind))
+                # A repair takes as long for every split; running its result, as long as the full model.
+                return share * self.full_seconds + (0.0 if has_all else self.of(phase.kind) - self.full_seconds)
+
+            each = [seconds(phase) for phase in phases]
             return max(*each, sum(each) / self.workers)
 
         return sum(on_workers(split, phases) for split, phases in models.items() if phases)

@@ -26,6 +26,7 @@ from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
 from moevolve.search.interface.plan import run_pilot
 from moevolve.search.pools.local import Evaluator
+from moevolve.search.running.plan.counts import final_models
 from moevolve.search.running.plan.estimate import estimate
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
@@ -87,10 +88,13 @@ def test_a_pilot_measures_a_few_individuals_of_every_phase(
     assert 4 <= found.individuals <= 6 and found.workers == 1
     assert list(found.seconds) == list(dict.fromkeys(phase.kind for phase in config.phases))
     searched = sum(count.different * found.seconds[count.kind] for count in planned.phases)
-    last = found.seconds[config.phases[-1].kind]
     tokens = {split.split: split.tokens for split in planned.splits}
-    shares = {name: max(1, tokens.get(name, 0) / tokens["search"]) for name in ("dev", "test")}
-    final = last * (planned.ranked * shares["dev"] + planned.tested * shares["test"])
+    final = 0.0
+    for split, phases in final_models(config).items():
+        taken = sum(found.full_seconds if phase is None else found.seconds[phase.kind] for phase in phases)
+        final += taken * tokens.get(split, 0) / tokens["search"]
+    assert [len(each) for each in final_models(config).values()] == [planned.ranked, planned.tested]
+    assert all(phase.repair is None for phase in config.phases)
     assert 0 < found.hours == pytest.approx((searched + final) / 3600)
     assert "pilot: evaluating" in stages
     assert not list((tmp_path / "temporary").iterdir()) and not list(tmp_path.glob("*.db"))
