@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import KW_ONLY, replace
@@ -89,13 +88,12 @@ def run_pilot(
     from moevolve.search.running.launch import set_up_new
     from moevolve.search.running.plan.counts import final_models
     from moevolve.search.running.plan.pilot import measure
+    from moevolve.search.running.plan.repairs import candidates_kept
 
     found = measure(set_up_new(config), individuals, make_pool, on_stage=on_stage)
     total = sum(found.together(count.kind, count.different) for count in planned.phases)
     tokens = Counter[Split]()
     for split in planned.splits:
         tokens[split.split] += split.tokens
-    total += found.final(
-        final_models(config), tokens, min((work.cached for work in planned.repairs), default=sys.maxsize)
-    )
+    total += found.final(final_models(config), tokens, candidates_kept(planned.repairs))
     return replace(found, hours=total / 3600)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -146,14 +145,13 @@ def count_tokens(config: RunConfig, prepared: Mapping[Split, Sequence[PreparedSp
 
 
 def repairs_kept(config: RunConfig) -> int:
-    """Number of candidates that a worker need not repair again for another split; many without repairs."""
+    """See `candidates_kept`."""
     from moevolve.search.genomes.registry import costs_of
-    from moevolve.search.running.plan.repairs import repair_works
+    from moevolve.search.running.plan.repairs import candidates_kept, repair_works
     from moevolve.workers.profiling.outline import outline_model
 
     outline = outline_model(config.model)
-    works = repair_works(config, costs_of(config.space(outline.facts), outline), outline)
-    return min((work.cached for work in works), default=sys.maxsize)
+    return candidates_kept(repair_works(config, costs_of(config.space(outline.facts), outline), outline))
 
 
 def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseConfig, ...]:

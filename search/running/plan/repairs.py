@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +80,11 @@ def repair_works(
             tokens = phase.repair.tokens if most is None else min(phase.repair.tokens, most)
             found.append(_RepairCounter(phase.repair, costs.fitted_maps(), outline, tokens).work(position, phase.kind))
     return tuple(found)
+
+
+def candidates_kept(works: Iterable[RepairWork]) -> int:
+    """Number of candidates that a worker need not repair again for another split; many without repairs."""
+    return min((work.cached for work in works), default=sys.maxsize)
 
 
 def _block_width(fit: FitOutline) -> int:
