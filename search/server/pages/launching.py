@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
 
@@ -193,22 +192,11 @@ async def take_form(request: Request, server: ServerDep, typed: TypedLaunch) -> 
 
 @routes.get("/launch/arrival")
 def show_arrival(request: Request, server: ServerDep, name: NameQuery) -> HTMLResponse:
-    """State of a launch. Once its search is in the store, the browser is redirected to the search's page.
-
-    After a restart of the server, which ends no launches, that is so for a shrink of several searches, too.
-    """
-    try:
-        job = server.processes.job(name)
-    except KeyError:
-        job, record = None, chosen_of(server, name)
-        if record is None and not server.processes.log(name):
-            record = server.store.search(name)
-        if record is not None:
-            return HTMLResponse("", headers={"hx-redirect": f"/searches/{handle(record)}"})
-    found = arrival_page(request, server, name, job)
-    with suppress(NotFoundError):
-        found.headers["hx-redirect"] = f"/searches/{handle(server.store.search(name))}"
-    return found
+    """State of a launch. Once its search is in the store, the browser is redirected to the search's page."""
+    found = search_or_launch(server, name)
+    if isinstance(found, SearchRecord):
+        return HTMLResponse("", headers={"hx-redirect": f"/searches/{handle(found)}"})
+    return arrival_page(request, server, name, found)
 
 
 @routes.get("/launch/started")
@@ -237,6 +225,26 @@ def arrival_page(request: Request, server: ServerState, name: str, job: Job | No
         tries_sizes=server.processes.tries_sizes(name),
         chosen=None if chosen is None else chosen.name,
     )
+
+
+def search_or_launch(server: ServerState, name: str) -> SearchRecord | Job | None:
+    """What is shown for a name: its search; before that is stored, the process that starts it.
+
+    Of a shrink of several searches whose process isn't known it is the search that stands for them (`chosen_of`). None
+    stands for a process that an earlier run of the server has started, and that may still run.
+
+    Raises:
+        NotFoundError: There is none of these.
+    """
+    try:
+        return server.store.search(name)
+    except NotFoundError:
+        if server.processes.knows(name):
+            return server.processes.job(name)
+        chosen = chosen_of(server, name)
+        if chosen is None and not server.processes.log(name):
+            raise
+        return chosen
 
 
 def chosen_of(server: ServerState, shrink: str) -> SearchRecord | None:

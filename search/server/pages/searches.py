@@ -18,7 +18,7 @@ from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
 from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep, ServerState
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
-from moevolve.search.server.pages.launching import arrival_page, chosen_of
+from moevolve.search.server.pages.launching import arrival_page, search_or_launch
 from moevolve.search.server.pages.rendering import render, render_part
 from moevolve.search.server.pages.shrinking import checkpoint_context
 from moevolve.search.server.pages.views import (
@@ -30,7 +30,6 @@ from moevolve.search.server.pages.views import (
     view_of_summary,
     workers_of,
 )
-from moevolve.store.errors import NotFoundError
 from moevolve.store.records import SEARCH_STATUSES, Order, SearchRecord
 
 _SEARCHES, _ROWS, _EVENTS, _MANY_EVENTS = 50, 25, 10, 500
@@ -87,19 +86,13 @@ def show_search(
     A shrink that has made several searches is shown by the one that it chose, or else its newest, once no launch of it
     is known.
     """
-    try:
-        record = server.store.search(search)
-    except NotFoundError:
-        if server.processes.knows(search):
-            return arrival_page(request, server, search, server.processes.job(search))
-        chosen = chosen_of(server, search)
-        if chosen is None and server.processes.log(search):
-            return arrival_page(request, server, search, None)
-        if chosen is None:
-            raise
-        return RedirectResponse(f"/searches/{handle(chosen)}", HTTPStatus.SEE_OTHER)
-    view = _view(server, record)
+    record = search_or_launch(server, search)
+    if not isinstance(record, SearchRecord):
+        return arrival_page(request, server, search, record)
     config, maker = config_of(record), server.processes.maker(record.name)
+    if search == maker != record.name:
+        return RedirectResponse(f"/searches/{handle(record)}", HTTPStatus.SEE_OTHER)
+    view = _view(server, record)
     is_launched = config is not None and not config.is_imported and server.processes.arguments(maker)[:1] != ("shrink",)
     return render(
         request,

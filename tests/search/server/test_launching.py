@@ -253,6 +253,7 @@ def test_a_launch_leads_to_its_search_or_shows_its_failure(
             assert "an earlier run of this server" in restarted.text and "launch: starting" in restarted.text
             assert polls(check(restarted.text, whole="part" not in str(restarted.url)), path)
     job = Job("arrived", "launch", datetime.now(UTC), 7, True, None, "")
+    monkeypatch.setattr(ProcessRunner, "knows", lambda *_: True)
     monkeypatch.setattr(ProcessRunner, "job", lambda *_: job)
     waiting = client.get(path)
     assert "process 7" in waiting.text and polls(check(waiting.text, whole=False), path)

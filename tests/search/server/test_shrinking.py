@@ -333,6 +333,7 @@ def test_a_searchs_page_has_what_became_of_its_winner(
     text = page_of(client, "/searches/shrunk").text
     assert f"{tmp_path}/new stock transformers, vLLM, SGLang" in text and f"{tmp_path}/gone stock - " in text
     log = "shrink: starting\nshrink: writing\nbest found 25%\nwrote small\n"
+    store.create_search(samples.search("lean-3"), [samples.split()])
     monkeypatch.setattr(ProcessRunner, "log", lambda *_: log)
     at = datetime.now(UTC)
     for job, said, printed in (
@@ -345,8 +346,9 @@ def test_a_searchs_page_has_what_became_of_its_winner(
         assert said in page.text and (page.texts_of("code") == ["best found 25%\nwrote small"]) == printed
         assert page.all("div")[0]["hx-trigger"] == ("every 2s" if job.running else "sse:drivers, started from:body")
         monkeypatch.setattr(ProcessRunner, "job", lambda *_, job=job: job)
-        arrival = page_of(client, "/launch/arrival?name=shrunk&part=1")
-        assert ("best found 25%" in arrival.text) and "/?text=shrunk" in arrival.links
+        monkeypatch.setattr(ProcessRunner, "knows", lambda *_: True)
+        arrival = page_of(client, "/launch/arrival?name=lean&part=1")
+        assert ("best found 25%" in arrival.text) and "/?text=lean" in arrival.links
 
 
 def winner_keeps(store: Store, name: str, size: int, right: int) -> None:
