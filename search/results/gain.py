@@ -54,7 +54,8 @@ class Gain:
 def search_gain(store: StoreReader, table: FinalTable) -> Gain | None:
     """Compare a search's winner with its best one-shot choice by fitness; None without both, or without their scores.
 
-    Both are compared on `test`. Where the last phase repaired a one-shot choice anew, no candidate was bred for it.
+    Both are compared on `test`. What a last phase repaired anew gains by that, too, and by nothing else if it is a
+    one-shot choice.
     """
     search = store.search(table.search)
     history = store.history(search.id)
@@ -64,8 +65,11 @@ def search_gain(store: StoreReader, table: FinalTable) -> Gain | None:
         return None
     label, choice = min(choices, key=lambda each: rank_key(each[1]))
     winner = next(row for row in history if row.phenotype_hash == table.best.phenotype)
-    anew = winner.operator == "repair" and winner.parents[0] in {row.index for _, row in choices}
-    what = "Repairing a one-shot choice at more length" if anew else "The search"
+    what = "The search"
+    if winner.operator == "repair":
+        # What the last phase's repair gains isn't the search's.
+        chosen = winner.parents[0] in {row.index for _, row in choices}
+        what = f"{'Repairing a one-shot choice' if chosen else 'The search and a repair of its best'} at more length"
     gain = Gain(what, f"the best one-shot choice ({label})", "test")
     if choice.phenotype_hash == winner.phenotype_hash:
         return gain

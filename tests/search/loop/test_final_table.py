@@ -268,12 +268,13 @@ def test_what_a_search_gained_is_said_with_a_test(
     table = launch(store, config(), sheet)
     assert str(search_gain(store, table)).startswith(said) and code_gain(store, table) is None
 
-    # Nothing was searched for a winner that is a one-shot choice, repaired anew.
+    # A last phase's repair gains something, too, and all if it is that of a one-shot choice.
     history = store.history("lab-1")
-    anew = [replace(one, operator="repair", parents=(0,)) if one.index else one for one in history]
-    monkeypatch.setattr(store, "history", lambda _: anew)
-    expected = said.replace("The search", "Repairing a one-shot choice at more length") if best else said
-    assert str(search_gain(store, table)).startswith(expected)
+    for parent, what in ((0, "Repairing a one-shot choice"), (1, "The search and a repair of its best")):
+        anew = [replace(one, operator="repair", parents=(parent,)) if one.index else one for one in history]
+        monkeypatch.setattr(store, "history", lambda _, anew=anew: anew)
+        expected = said.replace("The search", f"{what} at more length") if best else said
+        assert str(search_gain(store, table)).startswith(expected)
 
 
 def test_what_custom_code_gains_over_what_servers_load_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.methods.repair.edit import RepairedEdit
 from moevolve.workers.methods.repair.inputs import fit_inputs
@@ -271,6 +272,7 @@ class LayerFits:
         features, after = output.features(tokens.recorded), tokens.after.float()
         if features.width <= len(after):
             features = HeldFeatures.of(features, len(after), self._memory)
+            release_freed_memory()  # otherwise the fit needs memory on top of what making them took
         if selection is not None:
             assert isinstance(output, NeuronSelectingOutput)
             after = after + output.experts_output(tokens.recorded, features, self._memory)
