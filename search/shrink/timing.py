@@ -128,8 +128,11 @@ def plan_time(
     with nullcontext() if request.dry_run else opened_store(store, create=True) as keep:
         found = measure(setup, _MEASURED, make_pool, on_stage, on_progress, keep)
     spent = time.monotonic() - begun
-    guard = guard_seconds(request)
-    number, takes, sentence = chosen(request.time, setup.config, tokens, found, started, spent, guard, kept, searches)
+    # The processes that check the winner and time it take about as long to start as those of the search.
+    besides = (
+        spent + started + guard_seconds(request) + searches * found.final(final_models(setup.config), tokens, kept)
+    )
+    number, takes, sentence = chosen(request.time, setup.config, found, besides, searches)
     if takes > LONGEST * seconds_of(request.time) and not request.force:
         raise UserError(f"{sentence}; give a longer time, such as {enough(takes)}, or go on with --force")
     observer.on_note(f"{sentence}, until {clock(takes - spent)}")
@@ -181,30 +184,24 @@ def longest(phases: Sequence[PhaseConfig]) -> int:
     return max(range(len(phases)), key=lambda place: (phases[place].evaluations, place))
 
 
-def chosen(
-    text: str,
-    config: RunConfig,
-    tokens: Mapping[Split, int],
-    found: Pilot,
-    started: float,
-    spent: float,
-    guard: float,
-    kept: int,
-    searches: int = 1,
-) -> tuple[int, float, str]:
-    """Choose the number of evaluations from what a few took, after `spent` seconds; see `plan_time`.
+def chosen(text: str, config: RunConfig, found: Pilot, besides: float, searches: int = 1) -> tuple[int, float, str]:
+    """Choose the number of evaluations from what a few took; see `plan_time`.
 
-    The guard's answers take `guard` seconds at most. The processes that check the winner and time it take about as long
-    to start as those of the search, `started` seconds. What was calibrated and evaluated isn't again; for `kept` see
-    `Pilot.final`.
+    What was calibrated and evaluated isn't again.
+
+    Args:
+        text: The time that there is for everything.
+        config: The search.
+        found: What a few evaluations took.
+        besides: Seconds before the search and of final scores, of the guard's answers and of starting processes.
+        searches: See `plan_time`.
 
     Returns:
         The number, how many seconds everything takes then, and a sentence about it for people.
     """
-    phases, models, kind = config.phases, final_models(config), config.phases[-1].kind
-    fixed = started + _LOADS * max(0.0, found.other_seconds - found.calibration_seconds) + guard
-    fixed += found.of(kind)  # the winner is made once more, for the checks
-    fixed += searches * found.final(models, tokens, kept)
+    phases = config.phases
+    besides += _LOADS * max(0.0, found.other_seconds - found.calibration_seconds)
+    besides += found.of(phases[-1].kind)  # the winner is made once more, for the checks
 
     def takes(evaluations: int) -> float:
         counts = [phase.evaluations for phase in shortened(phases, evaluations)]
@@ -212,7 +209,7 @@ def chosen(
             sum(found.together(phase.kind, count) for phase, count in zip(phases, each, strict=True))
             for each in (counts, _not_measured(phases, counts, found.counts))
         )
-        return spent + fixed + (searches - 1) * whole + rest
+        return besides + (searches - 1) * whole + rest
 
     earlier = sum(phase.evaluations for phase in phases) - phases[longest(phases)].evaluations
     least, most = max(fewest(phases), earlier + 1), _MOST * sum(phase.evaluations for phase in phases)

@@ -14,6 +14,7 @@ from moevolve.evaluators.types import SPLITS
 from moevolve.search.config.files import parse_run_config, with_preset
 from moevolve.search.genomes.contract.phases import PrunePhase, RepairPhase
 from moevolve.search.running.observer import Observer
+from moevolve.search.running.plan.counts import final_models
 from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.records import Pilot
 from moevolve.search.shrink.budget import seconds_of
@@ -60,24 +61,24 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
     final = (6 * dev + 5 * 2.0 + 5 * test + 2.0 + 3 * 5.0) / 2
     # The two choices of the pilot are not made again, but which of them are repaired is only known after the third.
     needed = 2.0 + 7.0 + 3 * 10.0 + 3.0 + final + 5.0 + 6.0
-    given: Any = {"started": 2.0, "spent": 7.0, "guard": 5.0, "kept": 0}
+    besides, kept = (2.0 + 7.0 + 5.0 + found.final(final_models(config), tokens, count) for count in (0, 3))
     for extra in (2, 17, 100):
         time = needed + extra * 3.0 / 2
-        count, takes, _ = chosen(f"{time + 0.01:.3f}s", config, tokens, found, **given)
+        count, takes, _ = chosen(f"{time + 0.01:.3f}s", config, found, besides)
         assert count == 3 + extra and takes == pytest.approx(time)
     calibrated = replace(found, other_seconds=14.0, calibration_seconds=4.0)
-    count, takes, _ = chosen(f"{needed + 3.5:.3f}s", config, tokens, calibrated, **given)
+    count, takes, _ = chosen(f"{needed + 3.5:.3f}s", config, calibrated, besides)
     assert (count, takes) == (5, pytest.approx(needed + 3.0)), "a calibration is kept, too"
-    count, takes, _ = chosen(f"{needed + 3.5 - 27.0 / 2:.3f}s", config, tokens, found, **given | {"kept": 3})
+    count, takes, _ = chosen(f"{needed + 3.5 - 27.0 / 2:.3f}s", config, found, kept)
     assert (count, takes) == (5, pytest.approx(needed + 3.0 - 27.0 / 2)), "workers still have what they repaired"
     measured = replace(found, counts={"capacity": 3, "repair": 1})
-    least = [chosen("1s", config, tokens, each, **given) for each in (found, measured)]
+    least = [chosen("1s", config, each, besides) for each in (found, measured)]
     assert [count for count, *_ in least] == [4, 4]
     assert least[0][1] - least[1][1] == 6.0 + 3.0, "nothing of the shortest search is left but its scores"
-    count, _, said = chosen("30d", config, tokens, found, **given)
+    count, _, said = chosen("30d", config, found, besides)
     assert count == 10 * 27 and "10 times the preset's" in said
     slower = replace(found, workers=1)
-    by_one, by_two = (chosen("10m", config, tokens, each, **given)[0] for each in (slower, found))
+    by_one, by_two = (chosen("10m", config, each, besides)[0] for each in (slower, found))
     assert by_one < by_two
     (first, last) = shortened(config.phases, 4)
     assert (first.evaluations, last.evaluations) == (3, 1)
