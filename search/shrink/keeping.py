@@ -32,6 +32,7 @@ from moevolve.search.shrink.timing import plan_time
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
 from moevolve.store.repository import Store
+from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts
 
 _TOKENS = 32768
@@ -143,7 +144,7 @@ class SizeTrials:
     Attributes:
         counts: The sizes, ascending.
         kept: What the winner of the last search at a size keeps; None if every candidate failed.
-        took: Seconds that the last search took.
+        took: Seconds that the last search took, without calibrating, which no other size does again.
     """
 
     def __init__(
@@ -223,9 +224,11 @@ class SizeTrials:
         self._data = with_evaluations(self._data, evaluations)
 
     def _keeps(self, count: int, config: RunConfig, how: str) -> bool:
-        now = time.monotonic()
+        now, known = time.monotonic(), self._store.calibrations()
         self.kept[count] = found = self._winner_kept(count, config)
-        self.took = time.monotonic() - now
+        contents = map(self._store.calibration, set(self._store.calibrations()).difference(known))
+        calibrating = sum(Calibration.from_bytes(content).seconds for content in contents if content is not None)
+        self.took = time.monotonic() - now - calibrating
         enough = found is not None and found.low >= self._least
         self._observer.on_note(f"{self.phrase(count)} by {how}, {'enough' if enough else 'too little'}")
         return enough

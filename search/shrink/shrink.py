@@ -83,7 +83,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
                 looks.append(_first_look(request, config, probe, observer))
 
         with _removed_if_refused(files_of(request)):
-            with _timed("settings", seconds):
+            with _timed("settings" if request.keep_score is None else "sizes", seconds):
                 path = run_file(request, probe, workers, observer, begun, look)
             if request.dry_run:
                 return ShrinkPlan(path, path.read_text(encoding="utf-8"))

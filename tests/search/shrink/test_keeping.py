@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
@@ -23,6 +24,8 @@ from moevolve.search.shrink import keeping, shrink
 from moevolve.search.shrink.choosing import parsed
 from moevolve.search.shrink.dense import narrower_genomes
 from moevolve.search.shrink.request import ShrinkRequest
+from moevolve.store.repository import Store
+from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import DenseFacts
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
@@ -105,6 +108,20 @@ def test_sizes_are_bisected_by_one_shots_then_searched_one_by_one(
         lines[1] == "--keep-score 99%: 4 of 8 experts keep 100.0 % (99.8 - 100.2) by the best one-shot choice, enough"
     )
     assert lines[2].startswith("--keep-score 99%: 2 more by one-shot choices until about ")
+
+
+def test_a_time_is_said_without_what_calibrating_took(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = count()
+    monkeypatch.setattr(keeping, "time", SimpleNamespace(monotonic=lambda: 1000.0 * next(calls)))
+    monkeypatch.setattr(keeping, "clock", lambda seconds: f"{seconds:.0f} s")
+
+    def scorer(*_: Any) -> float:
+        with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
+            store.add_calibration("one", Calibration({}).with_cost(1, 700.0).to_bytes())
+        return 1.0
+
+    *_, lines = found(monkeypatch, tmp_path, scorer)
+    assert [line.rpartition("until about ")[2] for line in lines if "until about" in line] == ["600 s", "1000 s"]
 
 
 def test_a_size_whose_search_has_only_the_one_shots_that_keep_too_little_is_not_searched(
@@ -203,6 +220,7 @@ def test_the_command_goes_on_after_an_interruption_and_shows_the_curve(
     count = page["experts"]
     assert choice.startswith(f"--keep-score 80%: {count} of 8 experts keep ")
     assert page["table"]["search"] == f"small-{count}" and page["sizes"]
+    assert list(page["seconds"])[:2] == ["sizes", "first look"]
     kept = {each["search"]: each["kept"] for each in page["sizes"]}
     assert kept[f"small-{count}"]["low"] >= 0.8 > kept[f"small-{count - 1}"]["low"]
     assert (tmp_path / "small.shrink" / "sizes.svg").read_text().count("</svg>") == 1
