@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from moevolve.evaluators.errors import CandidateError, UserError, is_machine_fault, opening
-from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.fitness.scoring import Answer, run_split, transcribe
 from moevolve.evaluators.types import PreparedSplit, SplitResult
 from moevolve.workers.checkpoints.loading import resolve_device, use_threads
@@ -76,10 +75,11 @@ class EvaluationWorker:
         return WorkerInfo(self._name, node, str(self.resident.device))
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
-        """Apply the edit, score every split in order, and revert.
+        """Apply the edit and score every split in order.
 
-        A new split whose fitness compares with the unedited model is first run through that. Errors of the candidate
-        become the reply's `failure`, together with the results of the splits before it.
+        The edit stays applied: a repair takes longer than a score, and the next request is often another split's. A new
+        split whose fitness compares with the unedited model is first run through that. Errors of the candidate become
+        the reply's `failure`, together with the results of the splits before it.
 
         Raises:
             WorkerFault: The worker failed and must not be used again.
@@ -91,12 +91,13 @@ class EvaluationWorker:
         try:
             self._remember(splits)
             split_started = time.perf_counter()
-            with self.resident.edited(request.edit):
-                for split in splits:
-                    failed_on = (split.fingerprint,)
-                    results[split.fingerprint] = self._score(split, split_started)
-                    split_started = time.perf_counter()
+            self.resident.apply(request.edit)
+            for split in splits:
+                failed_on = (split.fingerprint,)
+                results[split.fingerprint] = self._score(split, split_started)
+                split_started = time.perf_counter()
         except Exception as error:  # noqa: BLE001 - a candidate's own fault never stops a search
+            self.resident.revert()
             failure = str(error) if isinstance(error, CandidateError) else f"{type(error).__name__}: {error}"
             if isinstance(error, WorkerFault) or is_machine_fault(error):
                 raise WorkerFault(failure) from None
@@ -140,16 +141,16 @@ class EvaluationWorker:
         return analyse_usage(self.resident, edit, sequences, self._engine.token_text)
 
     def answer(self, edit: Edit, *splits: PreparedSplit) -> tuple[tuple[Answer, ...], ...]:
-        """Return the complete answers to each split's prompts under an edit, and revert. For errors see `analyse`."""
+        """Return the complete answers to each split's prompts under an edit, which stays. For errors see `analyse`."""
         self._remember(splits)
-        with self.resident.edited(edit):
-            return tuple(transcribe(self._engine, split) for split in splits)
+        self.resident.apply(edit)
+        return tuple(transcribe(self._engine, split) for split in splits)
 
     def _remember(self, splits: tuple[PreparedSplit, ...]) -> None:
         """Store the unedited model's predictions on splits whose fitness compares with them."""
-        self.resident.revert()
         for split in splits:
-            if FITNESSES[split.fitness].compares:
+            if not self._engine.remembers(split):
+                self.resident.revert()
                 self._engine.remember(split)
 
     def _score(self, split: PreparedSplit, started: float) -> SplitResult:

@@ -11,7 +11,7 @@ import numpy as np
 
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName, scales_title
-from moevolve.evaluators.types import SCORED, Split
+from moevolve.evaluators.types import SCORED, Split, SplitRef
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import START
 from moevolve.search.loop.evaluation_cache import EvaluationCache
@@ -411,27 +411,32 @@ def _gaps(search: SearchRecord, config: RunConfig, scorer: Scorer, entries: Sequ
 
 
 def evaluate_final_table(setup: SearchSetup, store: StoreReader, cache: EvaluationCache) -> None:
-    """Score the leaders on `dev`, then the table's entries on the other splits; stored evaluations are reused."""
+    """Score the leaders on `dev`, then the table's entries on the other splits; stored evaluations are reused.
 
-    def request(row: IndividualRecord, split: Split) -> EvaluationRequest:
-        return setup.request(setup.space.from_bytes(row.genome), setup.splits(split))
+    What a candidate is scored on is one request where possible, since it may have to be repaired for each. The full
+    model comes last: any worker can run it, and a candidate may be repaired already on one of them.
+    """
+
+    def refs(*splits: Split) -> tuple[SplitRef, ...]:
+        return tuple(ref for split in splits for ref in setup.splits(split))
+
+    def request(row: IndividualRecord | None, splits: tuple[SplitRef, ...]) -> EvaluationRequest:
+        return setup.request(None if row is None else setup.space.from_bytes(row.genome), splits)
 
     final = setup.config.final
     leaders = store.best_of_search(setup.search_id, max(1, final.rerank))
     if final.rerank and leaders:
-        # The full model comes last, since any worker can run it, and a candidate is repaired already on one of them.
-        cache.settle([*(request(row, "dev") for row in leaders), setup.request(None, setup.splits("dev"))])
+        # The first one is mostly the winner, which is scored on `test`, too.
+        both, dev = refs("dev", *(("test",) if final.test else ())), refs("dev")
+        cache.settle([request(leaders[0], both), *(request(row, dev) for row in (*leaders[1:], None))])
     search, history = store.search(setup.search_id), store.history(setup.search_id)
     winner, _ = winner_of(store, search, setup.config)
     # Only leaders are scored on dev: another individual could outrank the winner in listings.
-    single = [row for _, row in auxiliary_entries(setup.config, history, winner)]
-    single += [] if winner is None else [winner]
+    single = [] if winner is None else [winner]
+    single += [row for _, row in reversed(auxiliary_entries(setup.config, history, winner))]
     draws = [row for row in random_draws(setup.config, history) if row.status == "ok"]
-    splits: tuple[Split, ...] = ("search", "test") if final.test else ("search",)
-    requests = [request(row, split) for row in (*reversed(single), *draws) for split in splits]
-    if setup.held_out:
-        genomes = (setup.space.from_bytes(row.genome) for row in single)
-        held_out = tuple(item.ref for item in setup.held_out)
-        requests += [setup.request(genome, held_out) for genome in (*genomes, None)]
-    requests += [setup.request(None, setup.splits(split)) for split in splits]
-    cache.settle(requests)
+    splits = refs("search", *(("test",) if final.test else ()))
+    held_out = tuple(item.ref for item in setup.held_out)
+    requests = [request(row, splits + held_out) for row in single]
+    requests += [request(row, splits) for row in draws]
+    cache.settle([*requests, request(None, splits + held_out)])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from moevolve.evaluators.fitness.scoring import Answer
     from moevolve.workers.model.resident import ResidentModel
 
+T = TypeVar("T")
 _KNOWN = 100.0
 """Perplexity of the full model above which it doesn't know a general domain, which then isn't judged."""
 _FEWEST = 2
@@ -138,7 +139,7 @@ def check_edit(
     on_stage: OnStage = lambda _: None,
 ) -> Checks:
     """Compare an edited model with the unedited one on each domain."""
-    before, after = (_scores(worker, each, probes) for each in (IdentityEdit(), edit))
+    before, after = _of_both(worker, edit, lambda each: _scores(worker, each, probes))
     known = [not probe.general or texts * _KNOWN >= 1 for probe, (_, texts) in zip(probes, before, strict=True)]
     asked = [probe.split if each else probe.split.head(0) for probe, each in zip(probes, known, strict=True)]
     pairs, loops = _pairs(worker, edit, asked, request, on_stage)
@@ -264,7 +265,7 @@ def _answer(
 ) -> Iterator[tuple[int, tuple[_Answer, _Answer]]]:
     """Answers of both models to rows, each given by the places of its split and in that; yields the former with them.
 
-    The edit is applied once for all of them: it may be a repair.
+    All rows are answered by one model before the other: an edit may be a repair.
     """
     # Rows of all domains that are asked in the same way are answered together, which is faster.
     groups: dict[PreparedSplit, list[tuple[int, int]]] = {}
@@ -274,7 +275,7 @@ def _answer(
         replace(how, examples=tuple(splits[place].examples[row] for place, row in group))
         for how, group in groups.items()
     ]
-    answered = [worker.answer(each, *asked) for each in (IdentityEdit(), edit)]
+    answered = _of_both(worker, edit, lambda each: worker.answer(each, *asked))
     tokenizer = worker.resident.tokenizer
 
     def judged(text: str | None) -> _Answer:
@@ -283,6 +284,14 @@ def _answer(
     for group, *both in zip(groups.values(), *answered, strict=True):
         for (place, _), old, new in zip(group, *both, strict=True):
             yield place, (judged(old.text), judged(new.text))
+
+
+def _of_both(worker: Answering, edit: Edit, run: Callable[[Edit], T]) -> tuple[T, T]:
+    """What the unedited and the edited model give, the one that the worker has first: an edit may be a repair."""
+    if worker.resident.applied.phenotype_hash != edit.phenotype_hash:
+        return run(IdentityEdit()), run(edit)
+    after = run(edit)
+    return run(IdentityEdit()), after
 
 
 def _longest(worker: Answering, edit: Edit, splits: Sequence[PreparedSplit], least: int, seconds: float) -> int:
@@ -299,8 +308,8 @@ def _longest(worker: Answering, edit: Edit, splits: Sequence[PreparedSplit], lea
     wanted = max(_SHORT, min(max(_LONG, answered), positions - asked))
     pilot = free(next(each for each in splits if each.examples).head(_ROWS), _SHORT)
     begun = time.monotonic()
-    for each in (IdentityEdit(), edit):  # a candidate may be far slower, where no kernel is made for its form
-        worker.answer(each, pilot)
+    # A candidate may be far slower, where no kernel is made for its form.
+    _of_both(worker, edit, lambda each: worker.answer(each, pilot))
     both = (time.monotonic() - begun) / (len(pilot.examples) * _SHORT)
     return min(wanted, max(_SHORT, int(seconds / (least * both))))
 

@@ -153,6 +153,10 @@ class GenerationEngine:
         """What is kept of the unedited model. Another model with the same output head can be compared with it."""
         return self._scorer.remembered
 
+    def remembers(self, split: PreparedSplit) -> bool:
+        """Whether the unedited model's predictions are known, or the fitness compares with none."""
+        return not FITNESSES[split.fitness].compares or self._scorer.knows(split.fingerprint)
+
     @torch.inference_mode()
     def remember(self, split: PreparedSplit) -> None:
         """Keep the unedited model's predictions, which takes positions x hidden values of host memory."""

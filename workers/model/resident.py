@@ -103,17 +103,17 @@ class ResidentModel:
         return tuple(keys)
 
     def apply(self, edit: Edit) -> None:
-        """Apply an edit, replacing the one that is applied. After an error the model is unedited.
+        """Apply an edit in place of the one that is applied, unless that is the same. After an error there is none.
 
         Raises:
             CandidateError: The edit has invalid values.
             UserError: The edit doesn't fit this model.
         """
-        if isinstance(edit, IdentityEdit):
-            self.revert()
+        if edit.phenotype_hash == self.applied.phenotype_hash:
             return
-        if type(edit) is not type(self.applied):
-            self.revert()
+        self.revert()
+        if isinstance(edit, IdentityEdit):
+            return
         applicator = self._applicator(type(edit))
         try:
             applicator.apply(edit)

@@ -26,6 +26,7 @@ from moevolve.search.shrink.page import TaskCheck, advice
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.worker import EvaluationWorker
 
 REQUEST = ShrinkRequest("model", experts="50%", data=("chats.jsonl",))
@@ -184,6 +185,27 @@ def test_answers_are_as_long_as_time_and_the_models_positions_allow(
     monkeypatch.setattr(worker.resident.model.config, "max_position_embeddings", 4096)
     monkeypatch.setattr(worker._engine, "_prompts", replace(worker._engine._prompts, context=4096))
     assert guard._longest(worker, IdentityEdit(), [long], 16, 1e9) == 600, "as long as the data's"
+
+
+def test_a_candidate_is_made_as_seldom_as_both_models_can_take_turns(
+    worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a repair: one for its scores and the length of answers, then one for every two looks."""
+    applied: list[str] = []
+    apply = ResidentModel.apply
+
+    def counted(model: ResidentModel, edit: Edit) -> None:
+        if edit.phenotype_hash != model.applied.phenotype_hash:
+            applied.append(edit.phenotype_hash)
+        apply(model, edit)
+
+    monkeypatch.setattr(ResidentModel, "apply", counted)
+    monkeypatch.setattr(guard, "looks_at", lambda *_: [6, 12, 18, 24])
+    worker.resident.revert()
+    edit = without(SPARE, noise=0.1, seed=2)
+    probes = [Probe(name, known_split(name), None) for name in ("english", "german", "calls")]
+    check_edit(worker, edit, probes, REQUEST)
+    assert applied.count(edit.phenotype_hash) == 3
 
 
 def test_an_untouched_model_and_a_good_candidate_pass(worker: EvaluationWorker) -> None:

@@ -1,10 +1,11 @@
-"""A candidate's fault is reported with the splits scored before it; a worker's fault ends the worker."""
+"""What a worker keeps from one request to the next, and what becomes of a fault: the candidate's, or its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -19,6 +20,7 @@ from moevolve.workers.contract.edits import Calibration, IdentityEdit
 from moevolve.workers.contract.fitting import RowsMeasurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.methods.eep.apply import EepApplicator
 from moevolve.workers.methods.eep.edit import EepEdit, ExpertsMeasurement
 from moevolve.workers.worker import EvaluationWorker
 
@@ -64,6 +66,25 @@ def test_what_was_scored_before_a_failure_is_reported(
     assert list(reply.results) == [SPLITS[0].fingerprint]
     assert reply.results[SPLITS[0].fingerprint].gold_logprob == fine.results[SPLITS[0].fingerprint].gold_logprob
     assert (reply.failure, reply.kind, reply.failed_on) == ("logits are not finite", "candidate", (B.fingerprint,))
+
+
+def test_an_edit_stays_until_another_is_wanted(worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repair takes longer than a score. New splits are compared with the unedited model, whatever is applied."""
+    made: list[Any] = []
+    apply = EepApplicator.apply
+    monkeypatch.setattr(EepApplicator, "apply", lambda self, edit: (made.append(edit), apply(self, edit)))
+    worker.resident.revert()
+    first = evaluate(worker)
+    assert evaluate(worker).results[A.fingerprint].gold_logprob == first.results[A.fingerprint].gold_logprob
+    worker.answer(made[0], A)
+    assert len(made) == 1
+    compared = replace(A, fitness="agreement", metric=FITNESSES["agreement"].metric, task="new")
+    for times in (2, 2):
+        reply = worker.evaluate(EvaluationRequest(made[0], (compared.ref,)), (compared,))
+        assert len(made) == times and reply.results[compared.fingerprint].score < 1
+    assert evaluate(worker, whole=True).failure is None and isinstance(worker.resident.applied, IdentityEdit)
+    evaluate(worker)
+    assert len(made) == 3
 
 
 def test_an_edit_that_cannot_be_made_fails_on_every_split(worker: EvaluationWorker) -> None:
