@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from local_workers import interrupted_after, local_pool, plainly
-from replies import failure, loss
+from replies import loss
 
 import moevolve
 from moevolve.evaluators.errors import UserError
@@ -253,10 +253,13 @@ def test_a_best_that_fails_on_test_has_no_score_there(tiny: Any, tmp_path: Path)
     left = [1]
 
     def breaking(worker: Evaluator, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
-        if isinstance(request.edit, IdentityEdit) or not left[0] or request.splits[0].split != "test":
+        kept = tuple(split for split in splits if split.split != "test")
+        if isinstance(request.edit, IdentityEdit) or not left[0] or kept == splits:
             return worker.evaluate(request, splits)
         left[0] -= 1
-        return failure(request, reason="broken")
+        reply = worker.evaluate(replace(request, splits=tuple(split.ref for split in kept)), kept)
+        failed_on = tuple(key for key in request.fingerprints if key not in reply.results)
+        return replace(reply, failure="broken", failed_on=failed_on)
 
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         rows = run(study, store, partial(local_pool, step=breaking))
