@@ -91,13 +91,12 @@ class EvaluationWorker:
         try:
             self._remember(splits)
             split_started = time.perf_counter()
-            self.resident.apply(request.edit)
-            for split in splits:
-                failed_on = (split.fingerprint,)
-                results[split.fingerprint] = self._score(split, split_started)
-                split_started = time.perf_counter()
+            with self.resident.edited(request.edit, keep=True):
+                for split in splits:
+                    failed_on = (split.fingerprint,)
+                    results[split.fingerprint] = self._score(split, split_started)
+                    split_started = time.perf_counter()
         except Exception as error:  # noqa: BLE001 - a candidate's own fault never stops a search
-            self.resident.revert()
             failure = str(error) if isinstance(error, CandidateError) else f"{type(error).__name__}: {error}"
             if isinstance(error, WorkerFault) or is_machine_fault(error):
                 raise WorkerFault(failure) from None
@@ -143,8 +142,12 @@ class EvaluationWorker:
     def answer(self, edit: Edit, *splits: PreparedSplit) -> tuple[tuple[Answer, ...], ...]:
         """Return the complete answers to each split's prompts under an edit, which stays. For errors see `analyse`."""
         self._remember(splits)
-        self.resident.apply(edit)
-        return tuple(transcribe(self._engine, split) for split in splits)
+        with self.resident.edited(edit, keep=True):
+            return tuple(transcribe(self._engine, split) for split in splits)
+
+    def has(self, edit: Edit) -> bool:
+        """Whether an edit is applied, so that a request of it begins at once."""
+        return self.resident.applied.phenotype_hash == edit.phenotype_hash
 
     def _remember(self, splits: tuple[PreparedSplit, ...]) -> None:
         """Store the unedited model's predictions on splits whose fitness compares with them."""

@@ -424,18 +424,19 @@ def evaluate_final_table(setup: SearchSetup, store: StoreReader, cache: Evaluati
         return setup.request(None if row is None else setup.space.from_bytes(row.genome), splits)
 
     final = setup.config.final
+    test: tuple[Split, ...] = ("test",) if final.test else ()
     leaders = store.best_of_search(setup.search_id, max(1, final.rerank))
     if final.rerank and leaders:
         # The first one is mostly the winner, which is scored on `test`, too.
-        both, dev = refs("dev", *(("test",) if final.test else ())), refs("dev")
-        cache.settle([request(leaders[0], both), *(request(row, dev) for row in (*leaders[1:], None))])
+        others = (*leaders[1:], None)
+        cache.settle([request(leaders[0], refs("dev", *test)), *(request(row, refs("dev")) for row in others)])
     search, history = store.search(setup.search_id), store.history(setup.search_id)
     winner, _ = winner_of(store, search, setup.config)
     # Only leaders are scored on dev: another individual could outrank the winner in listings.
     single = [] if winner is None else [winner]
     single += [row for _, row in reversed(auxiliary_entries(setup.config, history, winner))]
     draws = [row for row in random_draws(setup.config, history) if row.status == "ok"]
-    splits = refs("search", *(("test",) if final.test else ()))
+    splits = refs("search", *test)
     held_out = tuple(item.ref for item in setup.held_out)
     requests = [request(row, splits + held_out) for row in single]
     requests += [request(row, splits) for row in draws]

@@ -54,8 +54,8 @@ class Gain:
 def search_gain(store: StoreReader, table: FinalTable) -> Gain | None:
     """Compare a search's winner with its best one-shot choice by fitness; None without both, or without their scores.
 
-    Both are compared on `test`. What a last phase repaired anew gains by that, too, and by nothing else if it is a
-    one-shot choice.
+    Both are compared on `test`. A winner that the last phase repaired anew gains by that as well, and by that alone if
+    it is a one-shot choice.
     """
     search = store.search(table.search)
     history = store.history(search.id)

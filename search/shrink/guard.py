@@ -97,6 +97,8 @@ class Answering(Protocol):
 
     def answer(self, edit: Edit, *splits: PreparedSplit) -> tuple[tuple[Answer, ...], ...]: ...
 
+    def has(self, edit: Edit) -> bool: ...
+
 
 def check_winner(
     subject: Candidate,
@@ -139,7 +141,8 @@ def check_edit(
     on_stage: OnStage = lambda _: None,
 ) -> Checks:
     """Compare an edited model with the unedited one on each domain."""
-    before, after = _of_both(worker, edit, lambda each: _scores(worker, each, probes))
+    # What is compared with the unedited model's predictions needs these first.
+    before, after = (_scores(worker, each, probes) for each in (IdentityEdit(), edit))
     known = [not probe.general or texts * _KNOWN >= 1 for probe, (_, texts) in zip(probes, before, strict=True)]
     asked = [probe.split if each else probe.split.head(0) for probe, each in zip(probes, known, strict=True)]
     pairs, loops = _pairs(worker, edit, asked, request, on_stage)
@@ -288,7 +291,7 @@ def _answer(
 
 def _of_both(worker: Answering, edit: Edit, run: Callable[[Edit], T]) -> tuple[T, T]:
     """What the unedited and the edited model give, the one that the worker has first: an edit may be a repair."""
-    if worker.resident.applied.phenotype_hash != edit.phenotype_hash:
+    if not worker.has(edit):
         return run(IdentityEdit()), run(edit)
     after = run(edit)
     return run(IdentityEdit()), after

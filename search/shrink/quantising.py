@@ -160,12 +160,18 @@ class _TwoModels:
     def answer(self, edit: Edit, *splits: PreparedSplit) -> tuple[tuple[Answer, ...], ...]:
         return self._loaded(edit).answer(IdentityEdit(), *splits)
 
+    def has(self, edit: Edit) -> bool:
+        return self._model == self._model_of(edit)
+
+    def _model_of(self, edit: Edit) -> ModelConfig:
+        return self._full if isinstance(edit, IdentityEdit) else self._quantised
+
     def _loaded(self, edit: Edit) -> EvaluationWorker:
         from moevolve.workers.checkpoints.loading import placed
         from moevolve.workers.contract.capacity import release_freed_memory
         from moevolve.workers.worker import EvaluationWorker
 
-        model = self._full if isinstance(edit, IdentityEdit) else self._quantised
+        model = self._model_of(edit)
         if self._worker is None or self._model != model:
             memory = {} if self._worker is None else self._worker.memory
             self._worker = None

@@ -129,9 +129,8 @@ def plan_time(
         found = measure(setup, _MEASURED, make_pool, on_stage, on_progress, keep)
     spent = time.monotonic() - begun
     # The processes that check the winner and time it take about as long to start as those of the search.
-    besides = (
-        spent + started + guard_seconds(request) + searches * found.final(final_models(setup.config), tokens, kept)
-    )
+    besides = spent + started + guard_seconds(request)
+    besides += searches * found.final(final_models(setup.config), tokens, kept)
     number, takes, sentence = chosen(request.time, setup.config, found, besides, searches)
     if takes > LONGEST * seconds_of(request.time) and not request.force:
         raise UserError(f"{sentence}; give a longer time, such as {enough(takes)}, or go on with --force")

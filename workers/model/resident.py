@@ -154,12 +154,15 @@ class ResidentModel:
         return self._applicators[kind]
 
     @contextmanager
-    def edited(self, edit: Edit) -> Iterator[ResidentModel]:
-        """Context manager that applies `edit` and reverts it at the end."""
+    def edited(self, edit: Edit, keep: bool = False) -> Iterator[ResidentModel]:
+        """Context manager that applies `edit`, and reverts it after an error, or at the end unless it is to be kept."""
         self.apply(edit)
         try:
             yield self
-        finally:
+        except BaseException:
+            self.revert()
+            raise
+        if not keep:
             self.revert()
 
     def rows(self, sequences: Sequence[Tokens]) -> list[tuple[Tokens, ...]]:

@@ -128,3 +128,7 @@ def test_two_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         *(("full", "full"), ("full", "full"), ("fp8", "full"), ("fp8", "full"), ("full", "full"))
     ]
     assert made == ["full", "fp8", "full"]
+    assert models.has(IdentityEdit()) and not models.has(edit)
+    looks = [guard._of_both(models, edit, models.answer) for _ in range(3)]
+    assert looks == 3 * [(("full", "full"), ("fp8", "full"))]
+    assert made == ["full", "fp8", "full", "fp8", "full", "fp8"], "each look begins with the model that is there"
