@@ -32,14 +32,18 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from pydoc_data.topics import topics
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import bench
 import bench_dense_memory
+import numpy as np
 from tiny_models import save_tiny_model
 
 import moevolve
+from moevolve.search.loop.significance import TaskOutcomes, score_interval
+from moevolve.search.results.outcomes import model_scores, task_outcomes
+from moevolve.store.records import FULL_MODEL
 
 WINDOW = 512
 TEXTS = ("prose", "code")
@@ -248,9 +252,10 @@ def run(group: Sequence[Row], bed: Bed, options: argparse.Namespace) -> Iterator
     }
     Path(path("study.yaml")).write_text(json.dumps(study))
     full, *others = moevolve.study(moevolve.load_study(Path(path("study.yaml"))))
-    for each in others:
-        if each.contestant != "unsearched start":
-            yield _described(by_key[each.method], bed, options) | scores(each, full)
+    with moevolve.open_reader(study["base"]["store"]) as store:
+        for each in others:
+            if each.contestant != "unsearched start":
+                yield _described(by_key[each.method], bed, options) | scores(each, full, store)
 
 
 def _described(row: Row, bed: Bed, options: argparse.Namespace) -> dict[str, Any]:
@@ -258,20 +263,29 @@ def _described(row: Row, bed: Bed, options: argparse.Namespace) -> dict[str, Any
     return found | {"model": bed.model.stem, "dtype": bed.dtype, "device": options.device, "threads": options.threads}
 
 
-def scores(row: Any, full: Any) -> dict[str, Any]:
-    """A row of a study: perplexities on `test` by text, with 95 % intervals, beside the full model's."""
+def scores(row: Any, full: Any, store: moevolve.StoreReader) -> dict[str, Any]:
+    """A row of a study: perplexities on `test` by text, beside the full model's.
+
+    `log_gaps` has the logarithm of their ratio on every window.
+    """
     if row.failure is not None:
         return {"failure": row.failure}
+    found = store.individual(row.refs[0])
+    edited, unedited = (
+        task_outcomes([model_scores(store, found.search, phenotype)], "test")
+        for phenotype in (found.individual.phenotype_hash, FULL_MODEL)
+    )
+    gaps = [np.log(full.values[0] / one.values[0]) for one, full in zip(edited, unedited, strict=True)]
     texts = (*TEXTS, "wikitext") if row.score("test", "wikitext") else TEXTS
     by_text = {text: row.score("test", text) for text in texts}
-    found = {text: 1 / score.score for text, score in by_text.items()}
+    perplexities = {text: 1 / score.score for text, score in by_text.items()}
     expected = {text: 1 / full.score("test", text).score for text in texts}
     return {
         "contestant": row.contestant,
-        "perplexity": found,
-        "interval": {text: (1 / score.high, 1 / score.low) for text, score in by_text.items()},
+        "perplexity": perplexities,
         "full": expected,
-        "log_gap": {text: math.log(found[text] / expected[text]) for text in texts},
+        "log_gap": {text: math.log(perplexities[text] / expected[text]) for text in texts},
+        "log_gaps": {text: each.tolist() for text, each in zip(TEXTS, gaps, strict=True)},
         "active_parameters": row.active_parameters / full.active_parameters,
         "evaluations": row.evaluations,
         "seconds": row.seconds,
@@ -317,10 +331,13 @@ def summary(found: Sequence[dict[str, Any]], left: str) -> str:
 
 
 def _cell(group: Sequence[dict[str, Any]], text: str) -> str:
-    gaps = [each["log_gap"][text] for each in group]
-    gap, spread = fmean(gaps), f" ± {stdev(gaps):.2f}" if len(gaps) > 1 else ""
-    between = "" if spread else " ({:.1f} - {:.1f})".format(*group[0]["interval"][text])
-    return f"{group[0]['full'][text] * math.exp(gap):.1f}{between}, {math.exp(gap):.2f}, {gap:.2f}{spread}"
+    """Perplexity, its ratio to the full model's, with a 95 % interval over windows and seeds, and its logarithm."""
+    gap = fmean(each["log_gap"][text] for each in group)
+    # Intervals are of outcomes up to 1: a tenth leaves room for candidates that are better than the full model.
+    by_seed = 0.1 * np.exp([-np.array(each["log_gaps"][text]) for each in group])
+    low, high = score_interval([TaskOutcomes(by_seed, "inverse_perplexity", 1.0, (*range(len(group)),))])
+    perplexity, ratio = group[0]["full"][text] * math.exp(gap), math.exp(gap)
+    return f"{perplexity:,.1f}, {ratio:,.2f} ({0.1 / high:,.2f} - {0.1 / low:,.2f}), {gap:.2f}"
 
 
 def main() -> None:

@@ -68,7 +68,10 @@ def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, PhaseConfig]:
 
 
 def final_models(config: RunConfig) -> dict[Split, tuple[PhaseConfig | None, ...]]:
-    """The phases that make the models which are evaluated on `dev` and `test` at the end; None for the full model."""
+    """The phases that make the models which are evaluated on `dev` and `test` at the end, with None for the full model.
+
+    The best comes second on `test`.
+    """
     section = config.final
     # Of `test`: the full model, the best, the other rows of `search.loop.final_table`, and random draws.
     last_first = [phase for phase in reversed(config.phases) for _ in range(phase.evaluations)]

@@ -35,7 +35,7 @@ class RepairWork:
         allowed: Bytes that a fit may take.
         streams: Host bytes of the unedited model's hidden states behind every layer.
         kept: Bytes of fitted layers that are kept for later candidates.
-        cached: Number of candidates that are kept whole, so that they aren't repaired again for another split.
+        cached: Number of candidates that are kept whole, so that another request need not repair them again.
     """
 
     phase: int
@@ -83,7 +83,7 @@ def repair_works(
 
 
 def candidates_kept(works: Iterable[RepairWork]) -> int:
-    """Number of candidates that a worker need not repair again for another split; many without repairs."""
+    """Number of candidates that a worker need not repair again in another request; many without repairs."""
     return min((work.cached for work in works), default=sys.maxsize)
 
 
