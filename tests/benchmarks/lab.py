@@ -292,13 +292,26 @@ def scores(row: Any, full: Any, store: moevolve.StoreReader) -> dict[str, Any]:
     }
 
 
-def summary(found: Sequence[dict[str, Any]], left: str) -> str:
-    """The table of all results, in Markdown."""
-    best = {(each["key"], each.get("contestant")): each for each in found if "failure" not in each}
+def grouped(found: Sequence[dict[str, Any]]) -> dict[tuple[float, str, str], list[dict[str, Any]]]:
+    """Results of quality by share, method and form, one for every seed; `best before repair` is a form of a search."""
+    best = {(each["key"], each["contestant"]): each for each in found if "contestant" in each}
     groups: dict[tuple[float, str, str], list[dict[str, Any]]] = {}
     for each in best.values():
-        form = each["form"] if each.get("contestant") != "best before repair" else "searched, not repaired"
+        form = each["form"] if each["contestant"] != "best before repair" else "searched, not repaired"
         groups.setdefault((each["share"], each["method"], form), []).append(each)
+    return groups
+
+
+def ratio(group: Sequence[dict[str, Any]], text: str) -> tuple[float, float, float]:
+    """Perplexity on a text over the full model's, and the 95 % interval over windows and seeds."""
+    # Intervals are of outcomes up to 1: a tenth leaves room for candidates that are better than the full model.
+    by_seed = 0.1 * np.exp([-np.array(each["log_gaps"][text]) for each in group])
+    low, high = score_interval([TaskOutcomes(by_seed, "inverse_perplexity", 1.0, (*range(len(group)),))])
+    return math.exp(fmean(each["log_gap"][text] for each in group)), 0.1 / high, 0.1 / low
+
+
+def summary(found: Sequence[dict[str, Any]], left: str) -> str:
+    """The table of all results, in Markdown."""
     lines = [
         "| active, % | method | | " + " | ".join(f"{text}: perplexity, ratio, log gap" for text in TEXTS) + " | s |"
     ]
@@ -306,11 +319,10 @@ def summary(found: Sequence[dict[str, Any]], left: str) -> str:
     full = next((each["full"] for each in found if "full" in each), {})
     cells = [f"{full[text]:.1f}" for text in full]
     lines.append("| 100 | full model | | " + " | ".join(cells) + " | |")
-    for (share, method, form), group in sorted(groups.items(), key=lambda pair: pair[0][0]):
-        if form != "memory":
-            cells = [_cell(group, text) for text in TEXTS]
-            seconds = fmean(each["seconds"] for each in group)
-            lines.append(f"| {share:g} | {method} | {form} | {' | '.join(cells)} | {seconds:.0f} |")
+    for (share, method, form), group in sorted(grouped(found).items(), key=lambda pair: pair[0][0]):
+        cells = [_cell(group, text) for text in TEXTS]
+        seconds = fmean(each["seconds"] for each in group)
+        lines.append(f"| {share:g} | {method} | {form} | {' | '.join(cells)} | {seconds:.0f} |")
     for name, ratios in PAPERS.items():
         lines += [
             f"| {share} | {name} | | ratio {ratio:.2f}, log gap {math.log(ratio):.2f} | | |"
@@ -321,7 +333,7 @@ def summary(found: Sequence[dict[str, Any]], left: str) -> str:
         "| repair of | tokens | plan, MB | measured, MB | measured / plan | s |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for each in best.values():
+    for each in {each["key"]: each for each in found if "failure" not in each}.values():
         if each["form"] == "memory":
             numbers = f"{each['planned'] / 1e6:,.0f} | {each['measured'] / 1e6:,.0f} | "
             numbers += f"{each['measured'] / each['planned']:.2f} | {each['seconds']:.0f}"
@@ -331,13 +343,10 @@ def summary(found: Sequence[dict[str, Any]], left: str) -> str:
 
 
 def _cell(group: Sequence[dict[str, Any]], text: str) -> str:
-    """Perplexity, its ratio to the full model's, with a 95 % interval over windows and seeds, and its logarithm."""
-    gap = fmean(each["log_gap"][text] for each in group)
-    # Intervals are of outcomes up to 1: a tenth leaves room for candidates that are better than the full model.
-    by_seed = 0.1 * np.exp([-np.array(each["log_gaps"][text]) for each in group])
-    low, high = score_interval([TaskOutcomes(by_seed, "inverse_perplexity", 1.0, (*range(len(group)),))])
-    perplexity, ratio = group[0]["full"][text] * math.exp(gap), math.exp(gap)
-    return f"{perplexity:,.1f}, {ratio:,.2f} ({0.1 / high:,.2f} - {0.1 / low:,.2f}), {gap:.2f}"
+    """Perplexity, its ratio to the full model's, and the ratio's logarithm."""
+    found, low, high = ratio(group, text)
+    perplexity = found * group[0]["full"][text]
+    return f"{perplexity:,.1f}, {found:,.2f} ({low:,.2f} - {high:,.2f}), {math.log(found):.2f}"
 
 
 def main() -> None:
