@@ -131,8 +131,26 @@ class PreparedSplit:
     @property
     def running_text(self) -> str:
         """The prompts with their gold answers, if there are any, separated by empty lines."""
+        return "\n\n".join(self._texts)
+
+    @property
+    def _texts(self) -> list[str]:
         answers = (self.answer_prefix + each.references[0] if each.references else "" for each in self.examples)
-        return "\n\n".join(each.prompt + answer for each, answer in zip(self.examples, answers, strict=True))
+        return [each.prompt + answer for each, answer in zip(self.examples, answers, strict=True)]
+
+    def without_window(self, characters: int) -> PreparedSplit:
+        """Return a split whose running text is cut into examples of at least so many characters, but for the last one.
+
+        One without a window stays as it is.
+        """
+        if self.window is None:
+            return self
+        pieces = [""]
+        for text in filter(str.strip, self._texts):
+            pieces[-1] = f"{pieces[-1]}\n\n{text}".strip()
+            if len(pieces[-1]) >= characters:
+                pieces.append("")
+        return replace(self, window=None, examples=tuple(Example(piece, ()) for piece in pieces if piece))
 
     def text(self, example: Example) -> str:
         """Return the input of a model without a chat template: system, shots and prompt, separated by empty lines."""

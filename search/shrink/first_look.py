@@ -17,7 +17,7 @@ from moevolve.evaluators.metrics import scale_of, score
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.shrink.guard import free
+from moevolve.search.shrink.guard import PIECE, free, read_kept
 from moevolve.search.shrink.page import FirstLook, KeptMass, ShownAnswer, ShownText, TaskLook
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
@@ -47,10 +47,10 @@ def first_look(config: RunConfig, experts: int | None, probe: ModelProbe, path: 
         probe: Calls what loads the model.
     """
     found = [section.prepared_splits(("calibration", "search"), calibrating=True) for section in config.tasks]
-    asked = tuple(splits["search"].head(_ROWS) for splits in found)
+    asked = tuple(splits["search"].without_window(PIECE).head(_ROWS) for splits in found)
     routed = () if experts is None else tuple(splits["calibration"] for splits in found)
     of = " ".join([config.model.path, str(experts), *(split.fingerprint for split in (*asked, *routed))])
-    kept = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else None
+    kept = read_kept(path, _ADAPTER)
     if kept is None or kept[0] != of:
         shares, looks = probe.call(measured, config, asked, routed)
         routing: tuple[KeptMass, ...] = ()
@@ -115,8 +115,9 @@ def wrong_task(look: FirstLook) -> str | None:
         if task.score is not None and task.score < task.least:
             if task.texts:
                 return f"{task}: it can't predict {task.texts[0]}; give other texts, or go on with --force"
+            seen = f": {task.answers[0]}" if task.answers else ""  # lm-eval judges without showing any
             return (
-                f"{task}: {task.answers[0]}; write the answers as the model does, or compare candidates with the full "
+                f"{task}{seen}; write the answers as the model does, or compare candidates with the full "
                 f"model instead (leave the answers out of the file, or give --task {task.task}@agreement), or go on "
                 "with --force"
             )

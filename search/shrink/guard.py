@@ -15,7 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.kinds import FITNESSES
@@ -44,6 +44,8 @@ _FEWEST = 2
 _ROWS = 16
 """Prompts of every domain that are compared by perplexity and agreement, and the fewest that are answered, if there are
 so many."""
+PIECE = 500
+"""Fewest characters of a row that is made of running text, where a task reads windows: a hundred tokens or more."""
 _LONG, _SHORT = 512, 48
 """Tokens of the longest answers, if nothing else is asked for and there is time, and if there isn't."""
 _END_OF_THOUGHTS = "</think>"
@@ -114,13 +116,21 @@ def check_winner(
     worker that answers.
     """
     of = subject.search.id, table.winner, request.guard_prompts, request.guard_tokens, request.guard_time
-    kept = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else None
+    kept = read_kept(path, _ADAPTER)
     if kept is None or kept[0] != of:
         kept = of, _answered(subject, table, request, load, on_stage)
         path.write_bytes(_ADAPTER.dump_json(kept))
     checks, loops = kept[1]
     judged = tuple(replace(check, faults=faults_of(check, request)) for check in checks)
     return judged, loops.judged(request.max_looping)
+
+
+def read_kept(path: Path, adapter: TypeAdapter[T]) -> T | None:
+    """What an earlier command has kept in a file; None if there is none, or another version wrote it."""
+    try:
+        return adapter.validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
 
 
 def _answered(
@@ -140,7 +150,7 @@ def check_edit(
     request: ShrinkOptions,
     on_stage: OnStage = lambda _: None,
 ) -> Checks:
-    """Compare an edited model with the unedited one on each domain."""
+    """Compare an edited model with the unedited one on each domain; nothing is a fault yet."""
     # What is compared with the unedited model's predictions needs these first.
     before, after = (_scores(worker, each, probes) for each in (IdentityEdit(), edit))
     known = [not probe.general or texts * _KNOWN >= 1 for probe, (_, texts) in zip(probes, before, strict=True)]
@@ -154,7 +164,7 @@ def check_edit(
             for (one, _), (other, _) in answers
             if (_END_OF_THOUGHTS in one) == (_END_OF_THOUGHTS in other)
         ]
-        found = TaskCheck(
+        check = TaskCheck(
             task=probe.name,
             prompts=len(answers),
             loops_full=sum(loop for (_, loop), _ in answers),
@@ -170,7 +180,7 @@ def check_edit(
             scale=probe.scale,
             general=probe.general,
         )
-        checks.append(replace(found, faults=faults_of(found, request)))
+        checks.append(check)
     return tuple(checks), loops
 
 
@@ -181,6 +191,7 @@ def _held_out(subject: Candidate, table: FinalTable) -> Iterator[Probe]:
         graded, scale = FITNESSES[split.fitness].reads != "texts", scale_of(split.metric)
         if split.fitness != "agreement":
             split = prepared_split(subject, f"{split_fitness(section.name)[0]}@agreement", "test")
+        split = split.without_window(PIECE)
         recovery, unscored = recovery_of(table, task)
         yield Probe(task, split, recovery, graded=graded, unscored=unscored, scale=scale)
 
@@ -236,7 +247,7 @@ def _pairs(
     worker: Answering, edit: Edit, splits: Sequence[PreparedSplit], request: ShrinkOptions, on_stage: OnStage
 ) -> tuple[list[list[tuple[_Answer, _Answer]]], Loops]:
     """Pairs of both models' answers to the same prompts by domain, for as long as they are needed and there is time."""
-    begun, seconds = time.monotonic(), guard_seconds(request)
+    seconds = guard_seconds(request)
     # By turns of all domains, so that each has its share of the prompts, however many there will be.
     turns = zip_longest(*([(place, row) for row in range(len(each.examples))] for place, each in enumerate(splits)))
     order = [each for turn in turns for each in turn if each is not None][: request.guard_prompts]
@@ -245,18 +256,19 @@ def _pairs(
     tokens = request.guard_tokens or _longest(worker, edit, splits, least, seconds)
     asked = [free(each, tokens) for each in splits]
     pairs: list[list[tuple[_Answer, _Answer]]] = [[] for _ in splits]
-    done = 0
+    done, spent = 0, 0.0
     for look, until in enumerate(looks):
-        if done and (time.monotonic() - begun) * until / done > seconds:
+        if done and spent * until / done > seconds:
             looks = looks[:look]
             break
         on_stage(f"checking the winner's answers: prompts {done + 1} to {until} of at most {len(order)}")
-        for place, answers in _answer(worker, edit, asked, order[done:until]):
-            pairs[place].append(answers)
-        done = until
+        answers, took = _answer(worker, edit, asked, order[done:until])
+        for place, both in answers:
+            pairs[place].append(both)
+        done, spent = until, spent + took
         if is_clear(*discordant(_loops(pairs)), done):
             break
-    return pairs, compared(_loops(pairs), tokens, looks).judged(request.max_looping)
+    return pairs, compared(_loops(pairs), tokens, looks)
 
 
 def _loops(pairs: Sequence[Sequence[tuple[_Answer, _Answer]]]) -> list[tuple[bool, bool]]:
@@ -265,10 +277,10 @@ def _loops(pairs: Sequence[Sequence[tuple[_Answer, _Answer]]]) -> list[tuple[boo
 
 def _answer(
     worker: Answering, edit: Edit, splits: Sequence[PreparedSplit], rows: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, tuple[_Answer, _Answer]]]:
-    """Answers of both models to rows, each given by the places of its split and in that; yields the former with them.
+) -> tuple[list[tuple[int, tuple[_Answer, _Answer]]], float]:
+    """Both models' answers to rows, each given by the places of its split and in that, and the seconds they took.
 
-    All rows are answered by one model before the other: an edit may be a repair.
+    Each pair stands with the place of its split.
     """
     # Rows of all domains that are asked in the same way are answered together, which is faster.
     groups: dict[PreparedSplit, list[tuple[int, int]]] = {}
@@ -278,23 +290,37 @@ def _answer(
         replace(how, examples=tuple(splits[place].examples[row] for place, row in group))
         for how, group in groups.items()
     ]
-    answered = _of_both(worker, edit, lambda each: worker.answer(each, *asked))
+    answered, seconds = _of_both(worker, edit, asked)
     tokenizer = worker.resident.tokenizer
 
     def judged(text: str | None) -> _Answer:
         return text or "", is_loop(tokenizer(text or "", add_special_tokens=False)["input_ids"])
 
-    for group, *both in zip(groups.values(), *answered, strict=True):
-        for (place, _), old, new in zip(group, *both, strict=True):
-            yield place, (judged(old.text), judged(new.text))
+    pairs = [
+        (place, (judged(old.text), judged(new.text)))
+        for group, *both in zip(groups.values(), *answered, strict=True)
+        for (place, _), old, new in zip(group, *both, strict=True)
+    ]
+    return pairs, seconds
 
 
-def _of_both(worker: Answering, edit: Edit, run: Callable[[Edit], T]) -> tuple[T, T]:
-    """What the unedited and the edited model give, the one that the worker has first: an edit may be a repair."""
-    if not worker.has(edit):
-        return run(IdentityEdit()), run(edit)
-    after = run(edit)
-    return run(IdentityEdit()), after
+_Answers = tuple[tuple["Answer", ...], ...]
+
+
+def _of_both(worker: Answering, edit: Edit, splits: Sequence[PreparedSplit]) -> tuple[tuple[_Answers, _Answers], float]:
+    """The unedited and the edited model's answers, and the seconds that they took without loading and repairing.
+
+    The model that the worker has is asked first, and all prompts before the other: an edit may be a repair.
+    """
+    found, seconds = {}, 0.0
+    for edited in (True, False) if worker.has(edit) else (False, True):
+        one = edit if edited else IdentityEdit()
+        if not worker.has(one):
+            worker.answer(one, replace(splits[0].head(1), max_new_tokens=1))
+        begun = time.monotonic()
+        found[edited] = worker.answer(one, *splits)
+        seconds += time.monotonic() - begun
+    return (found[False], found[True]), seconds
 
 
 def _longest(worker: Answering, edit: Edit, splits: Sequence[PreparedSplit], least: int, seconds: float) -> int:
@@ -310,10 +336,9 @@ def _longest(worker: Answering, edit: Edit, splits: Sequence[PreparedSplit], lea
     )
     wanted = max(_SHORT, min(max(_LONG, answered), positions - asked))
     pilot = free(next(each for each in splits if each.examples).head(_ROWS), _SHORT)
-    begun = time.monotonic()
     # A candidate may be far slower, where no kernel is made for its form.
-    _of_both(worker, edit, lambda each: worker.answer(each, pilot))
-    both = (time.monotonic() - begun) / (len(pilot.examples) * _SHORT)
+    _, taken = _of_both(worker, edit, [pilot])
+    both = taken / (len(pilot.examples) * _SHORT)
     return min(wanted, max(_SHORT, int(seconds / (least * both))))
 
 
@@ -334,7 +359,6 @@ def free(split: PreparedSplit, tokens: int) -> PreparedSplit:
         examples=examples,
         harness=None,
         thinks=True,
-        window=None,
     )
 
 

@@ -55,6 +55,8 @@ def test_answers_that_are_wrong_are_refused_whatever_grades_them(
     (task,) = found.tasks
     assert (task.score, task.least, task.rows) == (0.0, 0.2, len(wrong))
     assert "the full model scores 0.0 % on" in (wrong_task(found) or "") and len(task.answers) == 3
+    unseen = replace(found, tasks=(replace(task, answers=()),))
+    assert "; write the answers as the model does" in (wrong_task(unseen) or ""), "lm-eval's answers aren't shown"
 
 
 def test_a_perplexity_is_shown_with_texts_and_refused_only_if_guessing_is_better(

@@ -110,16 +110,20 @@ def test_a_winner_without_a_score_on_test_is_a_fault() -> None:
 
 def test_a_task_that_names_its_fitness_is_compared_by_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
+    texts = replace(known_split("english"), window=64)
 
     def prepared(subject: Any, name: str, split: str) -> Any:
         asked.append(name)
-        return SimpleNamespace(metric="geometric_mean", fitness=name.partition("@")[2])
+        return replace(texts, fitness=name.partition("@")[2])
 
     monkeypatch.setattr(guard, "prepared_split", prepared)
     subject: Any = SimpleNamespace(config=SimpleNamespace(tasks=[SimpleNamespace(name="texts@perplexity")]))
     table: Any = SimpleNamespace(tasks=["texts"], best=None, full=None)
     (probe,) = guard._held_out(subject, table)
     assert asked == ["texts@perplexity", "texts@agreement"] and probe.split.fitness == "agreement"
+    assert probe.split.window is None, "rows of a task that reads windows may be single lines"
+    joined = "\n\n".join(each.prompt for each in probe.split.examples)
+    assert joined == texts.running_text and all(len(each.prompt) >= 500 for each in probe.split.examples[:-1])
 
 
 def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +152,8 @@ def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatc
         checked("s:1", **changes)
     assert checked("s:2") == GOOD and made == ["s:1"] * 4 + ["s:2"]
     assert checked("s:2", search="another") == GOOD and len(made) == 6, "of a store that was made anew"
+    (tmp_path / "checks.json").write_text("[[1], 2]")
+    assert checked("s:2") == GOOD and len(made) == 7, "another version's file"
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +172,8 @@ def faults(worker: EvaluationWorker, edit: Edit) -> dict[str, tuple[str, ...]]:
     assert loops.prompts == 24 and sum(check.loops for check in checks) == loops.shrunk and loops.full == 0
     if isinstance(edit, IdentityEdit):
         assert all((check.agreement, check.perplexity) == pytest.approx((1, 1)) for check in checks)
-    found = {check.task: check.faults for check in checks if check.faults}
+    found = {check.task: each for check in checks if (each := faults_of(check, REQUEST))}
+    loops = loops.judged(REQUEST.max_looping)
     if loops.fault is not None:
         found[max(checks, key=lambda check: check.loops).task] = (loops.fault,)
     return found
@@ -206,6 +213,32 @@ def test_a_candidate_is_made_as_seldom_as_both_models_can_take_turns(
     probes = [Probe(name, known_split(name), None) for name in ("english", "german", "calls")]
     check_edit(worker, edit, probes, REQUEST)
     assert applied.count(edit.phenotype_hash) == 3
+
+
+def test_the_time_of_answers_is_counted_without_loading_and_repairing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: clock))
+
+    class Slow:
+        """A worker that takes a minute to change its model, and a second for every token of an answer."""
+
+        here = "none"
+
+        def has(self, edit: Edit) -> bool:
+            return self.here == edit.phenotype_hash
+
+        def answer(self, edit: Edit, *splits: Any) -> Any:
+            nonlocal clock
+            clock += 60.0 * (not self.has(edit)) + sum(len(each.examples) * each.max_new_tokens for each in splits)
+            self.here = edit.phenotype_hash
+            return self.here
+
+    worker, edit, split = Slow(), without(SPARE), guard.free(known_split("english"), 5)
+    rows = len(split.examples)
+    both = (IdentityEdit().phenotype_hash, edit.phenotype_hash)
+    for _ in range(2):
+        assert guard._of_both(worker, edit, [split]) == (both, 2 * 5.0 * rows)  # type: ignore[arg-type]
+    assert clock == 3 * 61.0 + 4 * 5.0 * rows
 
 
 def test_an_untouched_model_and_a_good_candidate_pass(worker: EvaluationWorker) -> None:
