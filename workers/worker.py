@@ -78,8 +78,9 @@ class EvaluationWorker:
         """Apply the edit and score every split in order.
 
         The edit stays applied: a repair takes longer than a score, and the next request is often another split's. A new
-        split whose fitness compares with the unedited model is first run through that. Errors of the candidate become
-        the reply's `failure`, together with the results of the splits before it.
+        split whose fitness compares with the unedited model is first run through that. Errors become the reply's
+        `failure`, together with the results of the splits before it; `failed_on` is empty unless they are the
+        candidate's own.
 
         Raises:
             WorkerFault: The worker failed and must not be used again.
@@ -87,11 +88,14 @@ class EvaluationWorker:
         started = time.perf_counter()
         results: dict[str, SplitResult] = {}
         failure: str | None = None
-        failed_on = tuple(split.fingerprint for split in splits)
+        failed_on: tuple[str, ...] = ()
+        scoring = False
         try:
             self._remember(splits)
             split_started = time.perf_counter()
+            failed_on = tuple(split.fingerprint for split in splits)
             with self.resident.edited(request.edit, keep=True):
+                scoring = True
                 for split in splits:
                     failed_on = (split.fingerprint,)
                     results[split.fingerprint] = self._score(split, split_started)
@@ -100,6 +104,8 @@ class EvaluationWorker:
             failure = str(error) if isinstance(error, CandidateError) else f"{type(error).__name__}: {error}"
             if isinstance(error, WorkerFault) or is_machine_fault(error):
                 raise WorkerFault(failure) from None
+            if scoring and isinstance(error, UserError):
+                failed_on = ()  # a row that can't be read, by any model
         return EvaluationReply(
             ticket=request.ticket,
             results=results,

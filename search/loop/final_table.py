@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName, scales_title
 from moevolve.evaluators.types import SCORED, Split, SplitRef
@@ -415,6 +416,9 @@ def evaluate_final_table(setup: SearchSetup, store: StoreReader, cache: Evaluati
 
     What a candidate is scored on is one request where possible, since it may have to be repaired for each. The full
     model comes last: any worker can run it, and a candidate may be repaired already on one of them.
+
+    Raises:
+        UserError: The full model can't be scored on a split, for example since a row of it can't be.
     """
 
     def refs(*splits: Split) -> tuple[SplitRef, ...]:
@@ -423,13 +427,22 @@ def evaluate_final_table(setup: SearchSetup, store: StoreReader, cache: Evaluati
     def request(row: IndividualRecord | None, splits: tuple[SplitRef, ...]) -> EvaluationRequest:
         return setup.request(None if row is None else setup.space.from_bytes(row.genome), splits)
 
+    def settle(requests: Sequence[EvaluationRequest]) -> None:
+        for item in cache.settle(requests):
+            if item.failure_kind == "candidate" and item.request.edit.phenotype_hash == FULL_MODEL:
+                splits = ", ".join(sorted({split.split for split in item.request.splits}))
+                raise UserError(
+                    f"model.path {setup.config.model.path}: the unedited model can't be scored on {splits}: "
+                    f"{item.failure}"
+                )
+
     final = setup.config.final
     test: tuple[Split, ...] = ("test",) if final.test else ()
     leaders = store.best_of_search(setup.search_id, max(1, final.rerank))
     if final.rerank and leaders:
         # The first one is mostly the winner, which is scored on `test`, too.
         others = (*leaders[1:], None)
-        cache.settle([request(leaders[0], refs("dev", *test)), *(request(row, refs("dev")) for row in others)])
+        settle([request(leaders[0], refs("dev", *test)), *(request(row, refs("dev")) for row in others)])
     search, history = store.search(setup.search_id), store.history(setup.search_id)
     winner, _ = winner_of(store, search, setup.config)
     # Only leaders are scored on dev: another individual could outrank the winner in listings.
@@ -440,4 +453,4 @@ def evaluate_final_table(setup: SearchSetup, store: StoreReader, cache: Evaluati
     held_out = tuple(item.ref for item in setup.held_out)
     requests = [request(row, splits + held_out) for row in single]
     requests += [request(row, splits) for row in draws]
-    cache.settle([*requests, request(None, splits + held_out)])
+    settle([*requests, request(None, splits + held_out)])

@@ -68,6 +68,25 @@ def test_what_was_scored_before_a_failure_is_reported(
     assert (reply.failure, reply.kind, reply.failed_on) == ("logits are not finite", "candidate", (B.fingerprint,))
 
 
+def test_an_error_of_the_data_or_the_unedited_model_is_not_the_candidates(
+    worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be stored as the candidate's failure on splits that it was never scored on."""
+    monkeypatch.setitem(FITNESSES, "rank", Failing(B, UserError("row 3: its text has one token; leave the row out")))
+    reply = evaluate(worker)
+    assert list(reply.results) == [SPLITS[0].fingerprint]
+    assert reply.failure and "leave the row out" in reply.failure and reply.failed_on == ()
+    compared = replace(A, fitness="agreement", metric=FITNESSES["agreement"].metric, task="broken")
+
+    def remember(*_: Any) -> None:
+        raise UserError("the unedited model's hidden states are not finite; try model.dtype: float32")
+
+    monkeypatch.setattr(worker._engine, "remember", remember)
+    edit = worker.resident.applied
+    reply = worker.evaluate(EvaluationRequest(edit, (A.ref, compared.ref)), (A, compared))
+    assert reply.failure and "not finite" in reply.failure and reply.failed_on == ()
+
+
 def test_an_edit_stays_until_another_is_wanted(worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repair takes longer than a score. New splits are compared with the unedited model, whatever is applied."""
     made: list[Any] = []

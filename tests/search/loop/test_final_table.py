@@ -214,6 +214,16 @@ def test_leaders_that_break_on_dev_are_out_unless_all_of_them_do(store: Store, l
         assert ended.winner == f"lab:{store.best_of_search('lab-1')[0].index}"
 
 
+def test_a_split_that_the_full_model_cannot_be_scored_on_ends_the_search(store: Store) -> None:
+    """A row without tokens fails with every model: no leader would be left, and the winner be chosen without `dev`."""
+
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float] | None:
+        return None if split.split == "dev" else graded(edit, split)
+
+    with pytest.raises(UserError, match=r"the unedited model can't be scored on dev: broken"):
+        launch(store, config(tasks=[{"name": "one"}]), sheet)
+
+
 def test_one_that_breaks_on_a_task_of_test_failed_on_the_tasks_after_it(store: Store) -> None:
     def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float] | None:
         breaks = (split.task, split.split) == ("two", "test") and not isinstance(edit, IdentityEdit)
