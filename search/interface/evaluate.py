@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from pydantic import computed_field
 
+from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.records import short_repr
 from moevolve.search.config.files import override_lines
 from moevolve.search.interface.parameters import (
@@ -62,7 +63,8 @@ class EvaluateRequest(Request):
     Under other settings it is another evaluation, stored beside the first.
 
     Raises:
-        UserError: there is no such task or split, a setting can't be changed like that, or the model can't be loaded.
+        UserError: there is no such task or split, a setting can't be changed like that, the model can't be loaded, or a
+            row can't be read.
         StoreError: there is no such store, search or individual.
     """
 
@@ -101,4 +103,7 @@ class EvaluateRequest(Request):
         fingerprints = candidate.facts.fingerprint, engine_fingerprint(model, engine)
         cache = EvaluationCache(store, pool, None, *fingerprints)
         (settled,) = cache.settle([EvaluationRequest(candidate.edit, (prepared.ref,), **sizes)])
-        return Evaluation(self.individual, with_outcomes(store, settled.evaluations[0]))
+        if not settled.evaluations:
+            raise UserError(f"{self.individual} can't be scored on {prepared.task} ({self.split}): {settled.failure}")
+        (found,) = settled.evaluations
+        return Evaluation(self.individual, found if found.failure is not None else with_outcomes(store, found))

@@ -96,4 +96,5 @@ def run_pilot(
     for split in planned.splits:
         tokens[split.split] += split.tokens
     total += found.final(final_models(config), tokens, candidates_kept(planned.repairs))
+    total += found.other_seconds + found.full_seconds
     return replace(found, hours=total / 3600)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.metrics import mean_on_scale
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName, scales_title
 from moevolve.evaluators.types import SCORED, Split, SplitRef
@@ -233,16 +234,22 @@ class Scorer:
                 elif record is not None and record.score is not None:
                     values.append(record.score)
             if scales and len(values) == len(rows):
-                spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-                scores.append(Score(task, split, float(np.mean(values)), spread=spread, scale=scales.pop()))
+                spread, scale = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0, scales.pop()
+                mean = mean_on_scale(values, [1.0] * len(values), scale)
+                scores.append(Score(task, split, mean, spread=spread, scale=scale))
         return tuple(scores)
 
     def ranked(self, rows: Sequence[IndividualRecord], split: Split) -> list[IndividualRecord] | None:
-        """The individuals that didn't fail on a split, best first; None if one of them isn't evaluated there."""
+        """The individuals that didn't fail on a split, best first; None if one of them isn't evaluated there.
+
+        With `task_aggregation: worst` also if the full model isn't, or scores 0.
+        """
         found = self.find([FULL_MODEL, *(row.phenotype_hash for row in rows)])
         whole = [found[key] for task in self.tasks if (key := (FULL_MODEL, task, split)) in found]
-        if self._config.task_aggregation == "worst" and len(whole) < len(self.tasks):
-            return None
+        if self._config.task_aggregation == "worst" and not (
+            len(whole) == len(self.tasks) and all(one.score for one in whole)
+        ):
+            return None  # there is nothing to be a share of
         keys: dict[int, tuple[float, float, int]] = {}
         for row in rows:
             here = [found.get((row.phenotype_hash, task, split)) for task in self.tasks]

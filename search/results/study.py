@@ -187,7 +187,8 @@ def _drawn_scores(entries: _SeedEntries, split: Split) -> Iterator[Score]:
         scale = common_scale(one.scale for row in found for one in row if one and task in ("", one.task))
         values = [mean_on_scale([one.score or 0.0 for one in row if one], shares, scale) for row in found]
         spreads = [weighted_mean([one.spread or 0.0 for one in row if one], shares) for row in found]
-        yield Score(task, split, fmean(values), spread=fmean(spreads), scale=scale)
+        mean = mean_on_scale(values, [1.0] * len(values), scale)
+        yield Score(task, split, mean, spread=fmean(spreads), scale=scale)
 
 
 def _held_out_scores(entries: _SeedEntries) -> Iterator[Score]:
@@ -201,7 +202,8 @@ def _held_out_scores(entries: _SeedEntries) -> Iterator[Score]:
         spread = stdev(values) if len(values) > 1 else None
         low, high = (found[0].low, found[0].high) if len(values) == 1 and found[0] else (None, None)
         scale = common_scale(score.scale for score in found if score is not None)
-        yield Score(task, "test", fmean(values), low, high, spread, scale=scale)
+        mean = mean_on_scale(values, [1.0] * len(values), scale)
+        yield Score(task, "test", mean, low, high, spread, scale=scale)
 
 
 def with_tests(rows: Sequence[_Tested]) -> list[StudyRow]:

@@ -128,7 +128,7 @@ def _section_of(config: RunConfig, name: str) -> TaskSection:
         if name in (item.name, load_task(item.name).name):
             return item
         own = split_fitness(item.name)[0]
-        if base == load_task(own).name:
+        if base in (own, load_task(own).name):
             return item.model_copy(update={"name": own + fitness})
     return TaskSection(name=name)
 

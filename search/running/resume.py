@@ -34,10 +34,10 @@ def resume(
 
     Raises:
         UserError, CancelledError: as `set_up_stored`.
-        StoreError: another process runs the search.
+        StoreError: another process runs the search; it has to be stopped before settings change.
         PoolError: no worker can be had.
     """
-    if unpause(store, search):
+    if not overrides and address is None and unpause(store, search):
         return None
     with ModelProbe() as probe:
         setup = _changed_setup(store, search, overrides, address, probe.call)

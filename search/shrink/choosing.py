@@ -90,8 +90,9 @@ def settings_of(
 ) -> tuple[dict[str, Any], list[str]]:
     """The settings of a request's search as plain data, and sentences about what is kept and why."""
     data, choices = base_settings(request, tasks), list[str]()
-    for section in parsed(data).tasks:
-        section.task()  # a wrong name is refused before Ray starts
+    for section in parsed(data).tasks:  # what is wrong is refused before Ray starts
+        if "test" not in (task := section.task()).splits:
+            raise UserError(f"{task.origin}: there is no `test` split, which the smaller model is checked on")
     on_stage("starting Ray")
     data = on_gpus(data, request, probe)
     config = parsed(data)
@@ -254,11 +255,15 @@ def _weighted(request: ShrinkOptions, tasks: Sequence[str]) -> list[dict[str, An
     """The tasks with the weights that the request gives them, by name.
 
     Raises:
-        UserError: A weight isn't NAME=NUMBER, its number isn't above 0, or there is no task of its name.
+        UserError: Two tasks have one name, a weight isn't NAME=NUMBER, its number isn't above 0, or there is no task of
+            its name.
     """
-    sections: dict[str, dict[str, Any]] = {
-        Path(task).stem if task.endswith(".yaml") else task: {"name": task} for task in tasks
-    }
+    sections: dict[str, dict[str, Any]] = {}
+    for task in tasks:
+        name = Path(task).stem if task.endswith(".yaml") else task
+        if name in sections:
+            raise UserError(f"--task {task}: there is another task {name!r}; rename the file, or leave one out")
+        sections[name] = {"name": task}
     for given in request.weights:
         name, _, number = given.rpartition("=")
         if re.fullmatch(r"\d+(\.\d+)?", number) is None or not float(number):

@@ -21,6 +21,7 @@ from moevolve.search.shrink.guard import PIECE, free, read_kept
 from moevolve.search.shrink.page import FirstLook, KeptMass, ShownAnswer, ShownText, TaskLook
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
+from moevolve.workers.contract.settings import engine_fingerprint
 
 if TYPE_CHECKING:
     from moevolve.workers.worker import EvaluationWorker
@@ -49,7 +50,12 @@ def first_look(config: RunConfig, experts: int | None, probe: ModelProbe, path: 
     found = [section.prepared_splits(("calibration", "search"), calibrating=True) for section in config.tasks]
     asked = tuple(splits["search"].without_window(PIECE).head(_ROWS) for splits in found)
     routed = () if experts is None else tuple(splits["calibration"] for splits in found)
-    of = " ".join([config.model.path, str(experts), *(split.fingerprint for split in (*asked, *routed))])
+    settings = (
+        engine_fingerprint(config.model, config.engine),
+        str(experts),
+        *(str(each.weight) for each in config.tasks),
+    )
+    of = " ".join([config.model.path, *settings, *(split.fingerprint for split in (*asked, *routed))])
     kept = read_kept(path, _ADAPTER)
     if kept is None or kept[0] != of:
         shares, looks = probe.call(measured, config, asked, routed)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -329,7 +330,9 @@ def _longest(worker: Answering, edit: Edit, splits: Sequence[PreparedSplit], lea
     They stay within the model's positions, and both models answer the fewest prompts within so many seconds.
     """
     golds = [example.references[0] for each in splits for example in each.examples if example.references]
-    positions = worker.resident.model.config.get_text_config().max_position_embeddings
+    from moevolve.workers.engine.tokenizing import context_of
+
+    positions = context_of(worker.resident.model.config) or sys.maxsize
     prompts = [each.text(example) for each in splits for example in each.examples]
     asked, answered = (
         max([0, *map(len, worker.resident.tokenizer(each)["input_ids"])]) for each in (prompts, golds or [""])

@@ -28,7 +28,7 @@ from moevolve.search.shrink.budget import clock, kept_score, possible_experts, s
 from moevolve.search.shrink.choosing import folder_of, parsed, with_evaluations
 from moevolve.search.shrink.dense import narrower_genomes
 from moevolve.search.shrink.options import ShrinkOptions
-from moevolve.search.shrink.timing import plan_time
+from moevolve.search.shrink.timing import guard_seconds, plan_time
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
 from moevolve.store.repository import Store
@@ -74,7 +74,9 @@ def smallest(
             trials.limit_candidates(counts[start], begun)
 
         def is_time() -> bool:
-            return request.time is None or time.monotonic() - begun + trials.took < seconds_of(request.time)
+            if request.time is None:
+                return True
+            return time.monotonic() - begun + trials.took + guard_seconds(request) < seconds_of(request.time)
 
         place = settled(counts, start, trials.by_search, is_time)
     if place is None:
@@ -158,7 +160,7 @@ class SizeTrials:
         workers: SharedWorkers,
     ) -> None:
         assert request.keep_score is not None
-        self._request, self._data, self._setup, self._store = request, data, setup, store
+        self._request, self._setup, self._store = request, setup, store
         self._observer, self._probe, self._workers = observer, probe, workers
         self._asked, self._least = f"--keep-score {request.keep_score}", kept_score(request.keep_score)
         self._unit, self._genomes = sizes_of_model(setup.facts)

@@ -266,8 +266,8 @@ class ShrinkResult:
     """A shrunk model, or a search without a candidate to export.
 
     Attributes:
-        choices: What was chosen for a dense model, how the number of candidates follows from the time that was given,
-            and the experts' width from the speed, as sentences.
+        choices: Sentences about what was chosen: what is kept, and how it follows from the score, the speed or the time
+            that was given.
         experts_full, experts: Experts per layer before and after; the former is 0 for a dense model, the latter 1 for a
             narrower one and None without a winner.
         layers: Layers that have them.
@@ -343,7 +343,9 @@ class ShrinkResult:
         lines = [f"{check.task}: the candidate {fault}" for check in self.checks for fault in check.faults]
         if self.loops is not None and self.loops.fault is not None:
             lines.append(f"all prompts: the candidate {self.loops.fault}")
-        if self.written is None:
+        if self.table.best is None:
+            lines.append("Nothing was written: every candidate failed.")
+        elif self.written is None:
             lines.append("Nothing was written; force=True exports the winner all the same.")
         else:
             directory, form = self.written.directory, self.written.form

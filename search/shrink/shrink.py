@@ -343,7 +343,8 @@ def _pushed(
 ) -> tuple[str, ...]:
     """Upload a checkpoint to the repository that is asked for, and a quantised one to another; returns the URLs.
 
-    A file beside the run file `path` keeps them, so that a repeated request uploads nothing again.
+    A file beside the run file `path` keeps them, so that a repeated request uploads nothing again. One that has since
+    changed the checkpoint by --sampling doesn't pass for uploaded: the hub refuses the name.
     """
     if request.push is None:
         return ()
@@ -351,14 +352,16 @@ def _pushed(
     if quantised is not None and quantised.kept:
         folders[f"{request.push}-{quantised.kind}"] = quantised.directory
     kept = path.with_name(_PUSHED)
-    done = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    done, found = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}, list[str]()
     with _timed("upload", seconds):
         for repository, folder in folders.items():
-            if repository not in done:
+            key = f"{repository} --sampling" if request.sampling else repository
+            if key not in done:
                 observer.on_stage(f"uploading to {repository}")
-                done[repository] = push(folder, repository, request.public)
+                done[key] = push(folder, repository, request.public)
                 kept.write_text(json.dumps(done), encoding="utf-8")
-    return tuple(done[repository] for repository in folders)
+            found.append(done[key])
+    return tuple(found)
 
 
 def _first_look(request: ShrinkOptions, config: RunConfig, probe: ModelProbe, observer: Observer) -> FirstLook:

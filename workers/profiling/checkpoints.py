@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from moevolve.workers.checkpoints.native import NATIVE_PREFIX
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.engine.tokenizing import context_of
 from moevolve.workers.export.export import export_model
 from moevolve.workers.families.registry import FAMILIES, family_of
 from moevolve.workers.model.resident import ResidentModel
@@ -39,11 +41,11 @@ def check_folder(name: str, trust_remote_code: bool) -> Path:
 
 
 def position_limit(config: ModelConfig) -> int:
-    """Return the maximum number of positions of a model, whose family must be supported."""
+    """Return the number of positions that a model was made for; its family must be supported."""
     settings = load_config(config)
     if not settings.model_type.startswith(NATIVE_PREFIX):
         family_of(settings, config.path)
-    return int(settings.max_position_embeddings)
+    return context_of(settings) or sys.maxsize
 
 
 def export_models(model: ModelConfig, edits: Sequence[tuple[str, Edit]], folder: Path) -> tuple[ProfiledModel, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.columns import Layout
 from moevolve.workers.engine.packed_attention import KINDS, packs
+from moevolve.workers.engine.tokenizing import context_of
 from moevolve.workers.families.base import CORRECTION_BIAS
 from moevolve.workers.families.decoder import decoder_of, softmax_attention
 from moevolve.workers.families.layers import find_moe_layers
@@ -121,7 +123,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
             hidden=hidden,
             vocabulary=int(output.weight.shape[0]),
             intermediate=intermediate,
-            positions=int(model.config.max_position_embeddings),
+            positions=context_of(model.config) or sys.maxsize,
         )
 
 

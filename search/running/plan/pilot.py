@@ -1,6 +1,6 @@
 """Measuring a search: a few of its individuals are evaluated, in a store that is removed afterwards.
 
-They are the search's own first ones, so that what was measured of them need not be measured again.
+Those of the first phase are the search's own first ones, so that what was measured of them need not be measured again.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class Pilot:
         other_seconds: Duration of everything else: starting workers, loading the model, calibrating.
         calibration_seconds: Duration of calibrating alone.
         full_seconds: Duration of evaluating the full model on `search`.
-        hours: Duration of the whole search if all evaluations are like these, with as many workers, its final
-            evaluations included; 0 as long as nothing was scaled to the whole search.
+        hours: Duration of the whole search if all evaluations are like these, with as many workers, from its start to
+            its final evaluations; 0 as long as nothing was scaled to the whole search.
     """
 
     counts: Mapping[str, int]

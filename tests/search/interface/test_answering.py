@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,10 +18,14 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import HarnessTask
 from moevolve.search.cli.app import app
 from moevolve.search.cli.models import _abridged
+from moevolve.search.config.run import TaskSection
 from moevolve.search.interface.answers import Answers
 from moevolve.search.interface.export import CheckpointRequest
-from moevolve.search.running.candidates import find_candidate
+from moevolve.search.running.candidates import _section_of, find_candidate
 from moevolve.store.repository import Store
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.worker import EvaluationWorker
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +64,10 @@ def test_models_run_with_the_threads_of_their_search_unless_others_are_given(
 def test_a_task_of_the_search_has_other_fitnesses_by_its_name_as_by_its_path(
     found: Answers, all_kinds: str, tiny: Any
 ) -> None:
+    for name in (str(tiny.task), load_task(str(tiny.task)).name):
+        section = TaskSection(name=str(tiny.task), counts={"test": 2})
+        found_section = _section_of(SimpleNamespace(tasks=[section]), f"{name}@generate")  # type: ignore[arg-type]
+        assert found_section == section.model_copy(update={"name": f"{tiny.task}@generate"}), "with its own rows"
     named = moevolve.answers(all_kinds, ["eep:0"], task=f"{load_task(str(tiny.task)).name}@generate", limit=None)
     assert [row.answers[1].text for row in named.rows] == [row.answers[1].text for row in found.rows]
     assert (named.task, named.fitness) == (found.task, "generate")
@@ -72,6 +81,22 @@ def test_outcomes_are_those_that_scoring_stores(found: Answers, all_kinds: str, 
         assert [row.answers[place].outcome for row in found.rows] == outcomes.tolist()
         assert found.scores[place] == scored.score
     assert found.examined == len(found.rows) and [row.row for row in found.rows] == list(range(found.examined))
+
+
+def test_a_score_that_cannot_be_had_is_told_with_its_reason(
+    all_kinds: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = str(tiny.task)
+
+    def fail(worker: EvaluationWorker, request: EvaluationRequest, _: object) -> EvaluationReply:
+        own = request.fingerprints if isinstance(request.edit, IdentityEdit) else ()
+        return EvaluationReply(request.ticket, {}, "logits are not finite", 0.1, "w", failed_on=own)
+
+    monkeypatch.setattr(EvaluationWorker, "evaluate", fail)
+    ended = moevolve.evaluate(all_kinds, "full", task=task, split="dev", search="eep", overrides=["engine.threads=3"])
+    assert (ended.score, ended.record.failure) == (None, "logits are not finite")
+    with pytest.raises(UserError, match=r"eep:0 can't be scored on .* \(test\): logits are not finite"):
+        moevolve.evaluate(all_kinds, "eep:0", task=f"{task}@perplexity")
 
 
 def test_texts_are_what_transformers_generates_to_the_end(found: Answers, tiny: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,15 @@ def test_dev_picks_the_one_whose_worst_task_keeps_most_of_the_full_models_score(
     assert means[int(ended.winner.partition(":")[2])] < max(means.values()), "it isn't the best by the mean"
 
 
+def test_without_a_share_of_the_full_models_score_on_dev_the_fitness_decides(store: Store) -> None:
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
+        full = isinstance(edit, IdentityEdit)
+        return (0 if split.split == "dev" else 19) if full else mark(edit, split.split) % 19, -1.0
+
+    ended = launch(store, config(task_aggregation="worst"), sheet)
+    assert ended.winner == f"lab:{store.best_of_search('lab-1')[0].index}" and not ended.reranked
+
+
 def graded(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
     """Scores that differ from split to split."""
     return (19 if isinstance(edit, IdentityEdit) else mark(edit, split.split) % EXAMPLES), -1.0
@@ -335,6 +345,20 @@ def test_random_draws_are_shown_where_they_are_asked_for(store: Store) -> None:
     launch_again = resume(store, config(final={"rerank": 0}), graded)
     assert [one.label for one in launch_again.entries] == ["full model", BEST_LABEL]
     assert launch_again == reported(store)
+
+
+def test_random_draws_of_perplexities_are_averaged_by_their_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = {"a": 1 / 20, "b": 1 / 200}
+    found = {
+        (name, "texts", "test"): SimpleNamespace(score=score, scale="perplexity", failure=None)
+        for name, score in scores.items()
+    }
+    monkeypatch.setattr(Scorer, "__init__", lambda *_: None)
+    monkeypatch.setattr(Scorer, "find", lambda *_: found)
+    monkeypatch.setattr(Scorer, "_shown", lambda *_: [("texts", "test")])
+    rows: Any = [SimpleNamespace(phenotype_hash=name, status="ok") for name in scores]
+    (mean,) = Scorer(None, None, None).mean_scores(rows)  # type: ignore[arg-type]
+    assert 1 / (mean.score or 0) == pytest.approx((20 * 200) ** 0.5)
 
 
 def test_a_report_knows_the_final_settings_of_the_last_resume(store: Store) -> None:

@@ -12,12 +12,15 @@ from disturbed_lab import local_pool, setup_of
 from light_workers import LightWorker
 from waiting import PATIENT_S
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.pools.base import StopRequested
 from moevolve.search.pools.local import LocalPool
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
+from moevolve.search.running.resume import resume
+from moevolve.store.errors import StoreError
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 
@@ -54,6 +57,20 @@ def test_after_a_pause_a_search_does_what_it_did_before(tmp_path: Path) -> None:
     twice = ["evaluating", "paused"] * 2
     assert stages == ["starting workers", *twice, "evaluating", "re-ranking and final scores"]
     assert decided[0] == 0 and 10 <= decided[1] < 60, "the first one comes before all evaluations"
+
+
+def test_a_paused_search_does_not_go_on_with_other_settings(tmp_path: Path) -> None:
+    """They wouldn't reach the driver that has it."""
+    setup = setup_of(f"sqlite:///{tmp_path / 'store.db'}")
+    with Store.open(setup.config.store) as store:
+        register(setup, store)
+        store.acquire("id-lab", "somebody", 60)
+        store.ask("id-lab", "paused")
+        for changes in ({"overrides": ["workers.count=2"]}, {"address": "auto"}):
+            with pytest.raises((UserError, StoreError)):
+                resume(store, "lab", Observer(), **changes)  # type: ignore[arg-type]
+            assert store.control("id-lab").desired_state == "paused"
+        assert resume(store, "lab", Observer()) is None and store.control("id-lab").desired_state == "running"
 
 
 def test_a_search_ends_as_asked_while_it_calibrates(tiny: Any, tmp_path: Path) -> None:

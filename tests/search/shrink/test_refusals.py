@@ -30,6 +30,10 @@ WRONG = {
         )
         for name in ("foo/bar/baz", "", "a b", "small", "me/smäll")
     },
+    "two tasks of one name": (
+        ["--task", "demo-kin", "--task", "demo-kin", "--experts", "50%"],
+        "--task demo-kin: there is another task 'demo-kin'",
+    ),
     "a misspelt key": (
         ["--task", "demo-kin", "--experts", "50%", "--set", "genome.expert=3"],
         "genome.expert: unknown key (did you mean `experts`?)",
@@ -57,6 +61,18 @@ def test_nothing_is_loaded_for_a_wrong_request(tmp_path: Path) -> None:
     for (_, said), answer in zip(WRONG.values(), answers, strict=True):
         assert said in " ".join(answer.split()), answer
     assert not list(tmp_path.iterdir())
+
+
+def test_a_task_without_rows_to_check_the_winner_on_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"text": f"row {number}"} for number in range(9)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"source": {"files": {"search": "rows.jsonl"}}, "prompt": "{{ text }}", "fitness": "perplexity"}
+    (tmp_path / "texts.yaml").write_text(json.dumps(task | {"splits": {"search": {"from": "search"}}}))
+    said = refusal("shrink", DEMO, "--task", "texts.yaml", "--experts", "50%", "-o", "small")
+    assert "there is no `test` split" in said and len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.usefixtures("worker_here")
