@@ -267,7 +267,7 @@ def read_best(
     by: Split = "dev",
     model: str | None = None,
 ) -> list[BestRow]:
-    """The best configurations for a task.
+    """The best candidates for a task.
 
     Only individuals with status `ok` appear, each phenotype (per model) once, under its earliest individual. Rows are
     sorted by score, then mean gold log-probability, then the search's age and the index.

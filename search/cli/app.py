@@ -146,7 +146,7 @@ def _about(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Make mixture-of-experts language models smaller and faster for your tasks, using inference only."""
+    """Make mixture-of-experts and dense language models smaller and faster for your tasks, using inference only."""
 
 
 app = make_app()

@@ -29,7 +29,7 @@ _AGAIN = "give the same command again to go on"
 _PANELS = {
     "Arguments": ("model",),
     "Options": ("data", "experts", "output", "time", "dry_run"),
-    "What to keep, instead of --experts": (
+    "What to keep, by one of these instead of --experts": (
         "neurons",
         "size",
         "speed",

@@ -90,7 +90,7 @@ class SteerRequest(Request):
 class PauseRequest(SteerRequest):
     """Ask a running search to release its workers and wait; `resume` lets it go on where it runs.
 
-    Evaluations in progress are made again later. No individual changes by that.
+    Evaluations in progress are made again later; candidates stay the same.
 
     Raises:
         StoreError: there is no such store or search, or no process runs it.
@@ -127,7 +127,7 @@ class CancelRequest(SteerRequest):
 
 @record
 class ScaleRequest(Request):
-    """Change the number of workers or the priority of a running search; no individual changes by that.
+    """Change the number of workers or the priority of a running search; its candidates stay the same.
 
     Raises:
         StoreError: there is no such store or search, or no process runs it.

@@ -99,7 +99,9 @@ Public = Annotated[bool, about("Let everyone see the repository that --push make
 ModelSettings = Annotated[
     Overrides, about("Change settings of the search's `model.*` or `engine.*` for this once."), SETTINGS
 ]
-RunSettings = Annotated[Overrides, about("Override settings, for example genome.experts=4."), SETTINGS]
+RunSettings = Annotated[
+    Overrides, about("Override settings, for example task_aggregation=worst; repeatable."), SETTINGS
+]
 RunFile = Annotated[
     str | Path | InstanceOf[RunConfig], about("Run configuration (YAML)."), Flag(metavar="CONFIG", kind=Path)
 ]

@@ -1,4 +1,4 @@
-"""The best configurations per task, and Pareto fronts: of score and size, or of all tasks of a search."""
+"""The best candidates per task, and Pareto fronts: of score and size, or of all tasks of a search."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ModelPath = Annotated[
 
 @record
 class BestRequest(Request):
-    """List the best configurations per task.
+    """List the best candidates per task.
 
     Raises:
         StoreError: there is no such store, task or search.
@@ -43,13 +43,13 @@ class BestRequest(Request):
     route = "/best"
     _: KW_ONLY
     task: Annotated[str | None, about("Task to rank for; default: all.", max_length=200)] = None
-    experts: Annotated[PartCount, about("List only configurations with this many experts, or blocks.")] = None
+    experts: Annotated[PartCount, about("List only candidates with this many experts, or blocks of NanoMoE.")] = None
     active: Annotated[PartCount, about("List only configurations with this many active experts.")] = None
     search: Annotated[str | None, about("List only individuals of this search.", max_length=LONGEST_NAME)] = None
     model: ModelPath = None
     split: Annotated[
         ScoredSplit,
-        about("Split whose scores rank. `dev` falls back to `search` for individuals that were not re-ranked."),
+        about("Split whose scores rank. `dev` falls back to `search` for individuals without a score on it."),
     ] = "dev"
     limit: Annotated[int, about("List at most this many configurations per task.", ge=1, le=1000)] = 10
 

@@ -44,7 +44,7 @@ from moevolve.workers.methods.repair.edit import RepairedEdit
 
 @record
 class RecipeRequest(Request):
-    """Write an individual as a recipe: one JSON file with which `apply` makes its checkpoint without the store.
+    """Write an individual as a recipe: one JSON file from which `apply` rebuilds the checkpoint without the store.
 
     The token sequences that a repair was fitted on, which are prompts of yours, are part of it unless they get a file
     of their own. Every tensor of the model is read once, to be hashed.

@@ -71,7 +71,7 @@ class EffectsRequest(Request):
 
 @record
 class AnalyseRequest(Request):
-    """Count which experts a task's prompts activate, how strongly, and which together, before and after.
+    """Count which experts a task's prompts activate in the full model and an individual, how strongly and together.
 
     Raises:
         UserError: there is no such task or split, or the individual can't be run.

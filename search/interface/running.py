@@ -60,7 +60,7 @@ class LaunchRequest(Request):
         str | InstanceOf[Store] | None,
         about(
             "SQLAlchemy URL of the store, made if need be; default: the configuration's. Or "
-            "http(s) URL of a server, which launches its own configuration of this name."
+            "http(s) URL of a server, which launches the run file that it has under this name."
         ),
         Flag("--store --server", kind=str, variables=(SERVER_VARIABLE, STORE_VARIABLE)),
     ] = None
@@ -90,7 +90,7 @@ class LaunchRequest(Request):
 
 @record
 class ResumeRequest(Request):
-    """Continue a search from the store; the population comes out as if it had never stopped.
+    """Continue a search from the store; its candidates are those of an uninterrupted search.
 
     The answer is its final table. A paused search goes on where it runs, and there is no answer.
 
@@ -114,7 +114,7 @@ class ResumeRequest(Request):
 
 @record
 class RetryRequest(ResumeRequest):
-    """Evaluate individuals again that failed because of workers or time limits, and all later ones that saw them.
+    """Evaluate individuals again that failed because of workers or time limits, and later ones that depended on them.
 
     The answer is the search's final table; there is none if there is nothing to retry.
 
@@ -148,7 +148,9 @@ class StudyRequest(Request):
 
     config: Annotated[str | Path | InstanceOf[Study], about("Study (YAML)."), Flag(metavar="CONFIG", kind=Path)]
     _: KW_ONLY
-    overrides: Annotated[Overrides, about("Override settings, for example base.workers.count=4."), SETTINGS] = ()
+    overrides: Annotated[
+        Overrides, about("Override the study's settings, for example base.workers.count=4; repeatable."), SETTINGS
+    ] = ()
     store: NewStore = None
     address: RayAddress = None
 

@@ -40,8 +40,8 @@ class ShrinkOptions(Request):
     neurons: Annotated[
         str | None,
         about(
-            "Share of the neurons to keep, such as 12.5%: of a dense model, or of all experts together, and in how "
-            "many experts is searched."
+            "Share of the neurons to keep, such as 12.5%: of a dense model, or of all experts together, where the "
+            "number of experts that share them is searched. Not of quantised checkpoints."
         ),
     ] = None
     size: Annotated[
@@ -69,7 +69,9 @@ class ShrinkOptions(Request):
         str | None,
         about("Tokens whose KV cache counts towards --size, too, such as 32k; or with --speed, the length of prompts."),
     ] = None
-    batch: Annotated[int | None, about("Sequences in that cache, or generated at once; default: 1.", ge=1)] = None
+    batch: Annotated[
+        int | None, about("Sequences in the KV cache of --size, or generated at once with --speed; default: 1.", ge=1)
+    ] = None
     data: Annotated[
         Sequence[str | Path],
         about(
@@ -80,7 +82,7 @@ class ShrinkOptions(Request):
     ] = ()
     columns: Annotated[
         str | None,
-        about("What columns are, if their names don't tell: prompt=question,answer=response."),
+        about("Columns to read as prompt and answer, if their names don't tell: prompt=question,answer=response."),
         Flag(metavar="NAME=COLUMN,..."),
     ] = None
     metric: Annotated[
@@ -103,8 +105,8 @@ class ShrinkOptions(Request):
     time: Annotated[
         str | None,
         about(
-            "Time for everything, such as 2h: a few candidates are measured first, and as many tried as there is time "
-            "for."
+            "Time for everything, such as 2h: a few candidates are measured first, and as many are tried as there is "
+            "time for. Not with --evaluations."
         ),
     ] = None
     repair: Annotated[
@@ -127,8 +129,8 @@ class ShrinkOptions(Request):
     guard_prompts: Annotated[
         int,
         about(
-            "Most held-out prompts, of all tasks and a small general set, that both models answer; fewer if less show "
-            "that the winner loops no more than the full model.",
+            "Most held-out prompts, of all tasks and a small general set, that both models answer; fewer if they "
+            "suffice to show that the winner loops no more than the full model.",
             ge=1,
         ),
     ] = GUARD_PROMPTS
@@ -168,7 +170,9 @@ class ShrinkOptions(Request):
             ge=1,
         ),
     ] = 3.0
-    min_recovery: Annotated[float, about("Smallest share of the full model's `test` score per task.", ge=0)] = 0.5
+    min_recovery: Annotated[
+        float, about("Smallest share of the full model's `test` score per task, such as 0.9.", ge=0)
+    ] = 0.5
     force: Annotated[
         bool,
         about(
@@ -184,7 +188,7 @@ class ShrinkOptions(Request):
         Literal["fp8", "int4", "gguf-q8_0"] | None,
         about(
             "Also write it with weights of 8 or 4 bits (compressed-tensors), or as a GGUF file of 8 bits, and check "
-            "that."
+            "it like the winner."
         ),
     ] = None
     push: Push = None
@@ -193,6 +197,6 @@ class ShrinkOptions(Request):
         bool,
         about(
             "Only write the run and task files. With --time a few candidates are measured even so, and with --speed "
-            "the model."
+            "the model. Not with --keep-score."
         ),
     ] = False

@@ -1,4 +1,4 @@
-"""Pages about the best configurations of all searches: by task and budget, and score against size."""
+"""Pages about the best candidates of all searches: by task and budget, and score against size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ParetoDep = Annotated[ParetoRequest, Depends(from_form(ParetoRequest))]
 
 @routes.get("/best")
 def show_best(request: Request, server: ServerDep, asked: BestDep) -> HTMLResponse:
-    """The best configurations of a model by task and budget."""
+    """The best candidates of a model by task and budget."""
     asked = _of_one_model(server, asked)
     rows = replace(asked, limit=_ROWS).answer(server.store)
     return render(
@@ -49,7 +49,7 @@ def show_best(request: Request, server: ServerDep, asked: BestDep) -> HTMLRespon
 
 @routes.get("/best.csv")
 def download_best(server: ServerDep, asked: BestDep) -> Response:
-    """The best configurations as CSV."""
+    """The best candidates as CSV."""
     return csv_file("best", replace(asked, limit=_MOST_ROWS).answer(server.store))
 
 
