@@ -216,6 +216,11 @@ class RunConfig(Section):
         """True for the configuration of imported individuals, which can't be run."""
         return not self.phases
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether workers run on GPUs, whose memory isn't the host's."""
+        return self.model.device != "cpu" and (self.model.device != "auto" or self.workers.num_gpus > 0)
+
     def space(self, facts: ModelFacts) -> GenomeSpace[Any]:
         phases = [phase.model_copy(update={"strategy": phase.strategy or self.strategy}) for phase in self.phases]
         return make_space(self.genome, facts, phases)

@@ -72,7 +72,7 @@ def describe_search(config: RunConfig) -> ModelDescription:
         if phase.repair is not None:
             _check_repair(phase.repair, f"phases.{position}.repair", space.kind, facts)
     costs = costs_of(space, outline)
-    needed = launch_memory(config, outline, costs, on_gpu=config.workers.num_gpus > 0)
+    needed = launch_memory(config, outline, costs)
     works = repair_works(config, costs, outline)
     return ModelDescription(config.model, facts, needed, all(work.fault is None for work in works))
 

@@ -364,12 +364,11 @@ def room_for(config: RunConfig) -> tuple[ExpertOffload, int]:
     outline = outline_model(config.model)
     costs = costs_of(config.space(outline.facts), outline)
     device = resolve_device(config.model)
-    on_gpu = device.type == "cuda"
-    places: tuple[ExpertOffload, ...] = ("device", "host", "disk") if on_gpu else ("device", "disk")
+    places: tuple[ExpertOffload, ...] = ("device", "host", "disk") if config.on_gpu else ("device", "disk")
     places = places if outline.facts.experts else places[:1]
     for place in places:
         placed = config.model_copy(update={"model": replace(config.model, expert_offload=place)})
-        needed = launch_memory(placed, outline, costs, on_gpu=on_gpu)
+        needed = launch_memory(placed, outline, costs)
         try:
             check_room(needed, device)
             break

@@ -51,7 +51,6 @@ def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOu
     busy, least = make_schedule(config).in_flight, config.workers.least
     idle = [f"the run's window keeps {busy} of {least} workers busy"] if busy < least else []
     repairs = repair_works(config, costs, outline)
-    on_cpu = config.model.device == "cpu" or (config.model.device == "auto" and not config.workers.num_gpus)
     final = final_models(config)
     return Estimate(
         name=config.name,
@@ -60,9 +59,9 @@ def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOu
         dtype=outline.facts.dtype,
         expert_offload=config.model.expert_offload,
         workers=config.workers.count,
-        on_gpu=not on_cpu,
+        on_gpu=config.on_gpu,
         sizes=model_sizes(outline, costs, described_as(config.phases)),
-        memory=_memory(config, outline, costs, splits, repairs, not on_cpu),
+        memory=_memory(config, outline, costs, splits, repairs),
         splits=splits,
         phases=phase_counts(config, costs),
         ranked=len(final["dev"]),
@@ -78,11 +77,10 @@ def _memory(
     costs: GenomeCosts[Any],
     splits: Iterable[SplitWork],
     repairs: Sequence[RepairWork],
-    on_gpu: bool,
 ) -> dict[str, WorkerMemory]:
     """Memory of a worker by place of the original experts: the device, and the run's other place or the host."""
     passes = [one for split in splits for one in (*split.passes.required, *split.passes.decoding)]
     places: list[ExpertOffload] = ["device"]
     if outline.experts_bytes:
         places.append("host" if config.model.expert_offload == "device" else config.model.expert_offload)
-    return {place: worker_memory(config, outline, costs, passes, on_gpu, place, repairs) for place in places}
+    return {place: worker_memory(config, outline, costs, passes, place, repairs) for place in places}

@@ -33,9 +33,8 @@ def worker_memory(
     outline: ModelOutline,
     costs: GenomeCosts[Any],
     passes: Iterable[Pass],
-    on_gpu: bool,
     place: ExpertOffload,
-    repairs: Sequence[RepairWork] = (),
+    repairs: Sequence[RepairWork],
 ) -> WorkerMemory:
     """Count the memory of a search's worker.
 
@@ -46,7 +45,6 @@ def worker_memory(
     Args:
         config, outline, costs: The run, its model, and the costs of its candidates.
         passes: All forward passes of the run.
-        on_gpu: True if the device has memory of its own.
         place: Place of the original experts, whatever the run says.
         repairs: Memory of its phases' repairs.
     """
@@ -58,7 +56,7 @@ def worker_memory(
         items.append(MemoryItem("candidates' own weights", buffers, 0))
     else:
         layers = len(outline.facts.moe_layers)
-        in_host = outline.pinned_bytes if on_gpu else experts
+        in_host = outline.pinned_bytes if config.on_gpu else experts
         items.append(
             MemoryItem("original experts", experts if place == "device" else 0, in_host if place == "host" else 0)
         )
@@ -67,7 +65,7 @@ def worker_memory(
         items.append(MemoryItem("buffers for candidates' experts", 0 if host and not repairs else buffers, 0))
         layer = experts // layers
         items.append(MemoryItem("one layer's original experts", layer if host else 0, layer if place == "disk" else 0))
-    activations = _activations(outline, passes, on_gpu)
+    activations = _activations(outline, passes, config.on_gpu)
     longest = max((one.longest for one in passes), default=0)
     between = max(_merging(config, outline), costs.calibration_bytes(longest))
     cached = max((_cached(outline, one) for one in passes), default=0)
@@ -92,21 +90,18 @@ def worker_memory(
     if experts:
         kept, *_ = costs.counts(described_as(config.phases)[config.phases[-1].kind])
         exporting = sum(item.device for item in items) + _exported(outline, kept)
-    return WorkerMemory((*items, *needed), _loading(config, outline, on_gpu, place), beside, at_once, exporting)
+    return WorkerMemory((*items, *needed), _loading(config, outline, place), beside, at_once, exporting)
 
 
-def launch_memory(
-    config: RunConfig, outline: ModelOutline, costs: GenomeCosts[Any], on_gpu: bool = True
-) -> NeededMemory:
+def launch_memory(config: RunConfig, outline: ModelOutline, costs: GenomeCosts[Any]) -> NeededMemory:
     """Count the memory that a worker must find when it starts, with passes of the largest size instead of real prompts.
 
     Args:
         config, outline, costs: The run, its model, and the costs of its candidates.
-        on_gpu: True if the device has memory of its own or that isn't known, which takes more host memory.
     """
 
     def taken(place: ExpertOffload, batch_tokens: int) -> WorkerMemory:
-        return worker_memory(config, outline, costs, _largest(batch_tokens, outline), on_gpu, place, repairs)
+        return worker_memory(config, outline, costs, _largest(batch_tokens, outline), place, repairs)
 
     def rank(way: SmallerSettings) -> int:
         # More GPUs and reading from disk count most, then the number of changed settings.
@@ -118,7 +113,7 @@ def launch_memory(
     ways: list[SmallerSettings] = []
     halves = [tokens, *(tokens >> power for power in range(1, 32) if tokens >> power >= _LEAST_BATCH)]
     places: list[ExpertOffload] = [own]
-    if outline.experts_bytes and own == "device" and (config.workers.num_gpus or 0) > 0:
+    if outline.experts_bytes and own == "device" and config.workers.num_gpus > 0:
         places.append("host")
     if outline.experts_bytes and own != "disk":
         places.append("disk")
@@ -127,7 +122,7 @@ def launch_memory(
         for size in halves:
             settings = (*named, *(() if size == tokens else (f"engine.batch_tokens={size}",)))
             ways += _ways(settings, taken(place, size), config)
-    return NeededMemory(taken(own, tokens), config.workers.num_gpus or 0.0, tuple(sorted(ways, key=rank)))
+    return NeededMemory(taken(own, tokens), config.workers.num_gpus, tuple(sorted(ways, key=rank)))
 
 
 def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) -> Iterator[SmallerSettings]:
@@ -157,9 +152,9 @@ def _largest(batch_tokens: int, outline: ModelOutline) -> tuple[Pass, ...]:
     return first, step
 
 
-def _loading(config: RunConfig, outline: ModelOutline, on_gpu: bool, place: ExpertOffload) -> int:
+def _loading(config: RunConfig, outline: ModelOutline, place: ExpertOffload) -> int:
     """Peak of host memory: all weights pass through it; originals that stay are copied to be pinned, layer by layer."""
-    if not on_gpu or config.model.device_map is not None:
+    if not config.on_gpu or config.model.device_map is not None:
         return 0
     if place == "device" or not outline.expert_bytes:
         return outline.weight_bytes
@@ -197,7 +192,7 @@ def _cached(outline: ModelOutline, one: Pass) -> int:
     return (one.retained + one.cached + one.steps * one.tokens) * outline.cache_bytes if one.kept else 0
 
 
-def _activations(outline: ModelOutline, passes: Iterable[Pass], on_gpu: bool = True) -> int:
+def _activations(outline: ModelOutline, passes: Iterable[Pass], on_gpu: bool) -> int:
     """Bytes of one layer's states, or of logits and the last layer's states, whichever is larger.
 
     On a CPU the process keeps what layers freed, unless their tensors are large, and large logits come on top of that.

@@ -67,7 +67,7 @@ def preview(config: RunConfig) -> Preview:
     try:
         found = estimate(config, outline=outline)
     except UserError as error:  # `launch` may still download the data
-        memory = launch_memory(config, outline, costs, on_gpu=config.workers.num_gpus > 0).memory
+        memory = launch_memory(config, outline, costs).memory
         notes = (f"memory is that of the largest batches: {error}",)
         return replace(known, memory=memory, notes=notes)
     memory = found.memory.get(config.model.expert_offload, found.memory["device"])

@@ -92,7 +92,7 @@ def test_worker_memory_of_a_tiny_model_is_what_is_loaded(tiny: Any, tmp_path: Pa
     config = load_run_config(tiny.write_run(tmp_path / "run.yaml", "memory"))
     outline = outline_model(config.model)
     costs = costs_of(make_space(config.genome, outline.facts), outline)
-    found = worker_memory(config, outline, costs, (), on_gpu=False, place="device")
+    found = worker_memory(config, outline, costs, (), "device", ())
     loaded = sum(each.nbytes for each in (*resident.model.parameters(), *resident.model.buffers()))
     assert sum(item.device for item in found.items[:2]) == loaded
     assert found.items[2].device == outline.experts_bytes * 2 // outline.facts.experts

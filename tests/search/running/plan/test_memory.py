@@ -85,10 +85,10 @@ def test_activations_and_caches_are_what_lives_at_once(
     split = SplitTokens.of_lengths("generate", (prompt - read + 1,) * rows, (read - 1,) * rows, (), 2)
     found = passes_of(split, rows * prompt, outline.layout)
     (sure,), (step,) = found.required, found.decoding
-    assert first == pytest.approx(_cached(outline, sure) + _activations(outline, [sure]), rel=0.1)
+    assert first == pytest.approx(_cached(outline, sure) + _activations(outline, [sure], on_gpu=True), rel=0.1)
     # Rows of one length need no mask, so keys and values aren't repeated.
     unmasked = replace(outline, repeated_bytes=0)
-    assert second == pytest.approx(_cached(outline, step) + _activations(unmasked, [step]), rel=0.1)
+    assert second == pytest.approx(_cached(outline, step) + _activations(unmasked, [step], on_gpu=True), rel=0.1)
 
 
 def test_on_a_cpu_large_logits_come_on_top_of_what_layers_freed(tmp_path: Path, faked: None) -> None:
@@ -96,16 +96,16 @@ def test_on_a_cpu_large_logits_come_on_top_of_what_layers_freed(tmp_path: Path, 
     small, large = Pass(512, None, 0, False, 0, 512), Pass(16384, None, 0, False, 0, 512)
     layers = 512 * (outline.attention_bytes + outline.network_bytes)
     freed = _activations(outline, [small], on_gpu=False) - layers
-    logits = _activations(outline, [small]) - 512 * 2 * outline.hidden * outline.facts.dtype_bytes
+    logits = _activations(outline, [small], on_gpu=True) - 512 * 2 * outline.hidden * outline.facts.dtype_bytes
     assert freed == logits > LARGE_BLOCK
     # Tensors of so many tokens go back to the system at once.
-    assert _activations(outline, [large], on_gpu=False) == _activations(outline, [large])
+    assert _activations(outline, [large], on_gpu=False) == _activations(outline, [large], on_gpu=True)
 
 
-def needed(name: str, dtype: str = "bfloat16", on_gpu: bool = True, **changes: Any) -> NeededMemory:
+def needed(name: str, dtype: str = "bfloat16", device: str = "cuda", **changes: Any) -> NeededMemory:
     data: dict[str, Any] = {
         "name": "lab",
-        "model": {"path": find_model(name), "dtype": dtype, "device": "cuda"},
+        "model": {"path": find_model(name), "dtype": dtype, "device": device},
         "tasks": [{"name": "boolq"}],
         "genome": {"experts": 4, "groups": 1},
         "phases": [{"kind": "prune", "evaluations": 40}, {"kind": "merge", "evaluations": 10}],
@@ -116,7 +116,7 @@ def needed(name: str, dtype: str = "bfloat16", on_gpu: bool = True, **changes: A
     config = RunConfig.model_validate(data)
     outline = outline_model(config.model)
     costs = costs_of(config.space(outline.facts), outline)
-    return launch_memory(config, outline, costs, on_gpu)
+    return launch_memory(config, outline, costs)
 
 
 class Card:
@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_refused_with_what_would(
 
 
 def test_a_cpu_has_one_memory(sized: Any) -> None:
-    found = needed("qwen1.5-moe-a2.7b", genome={"experts": 30}, dtype="float32", on_gpu=False)
+    found = needed("qwen1.5-moe-a2.7b", genome={"experts": 30}, dtype="float32", device="cpu")
     sized(1000, 60)
     with pytest.raises(NoRoomError, match=r"this machine has 60 GB free.*model.dtype=bfloat16"):
         check_room(found, CPU)
