@@ -15,11 +15,13 @@ from statistics import mean
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import FinalSection
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.running.calibration import stored_fingerprint
 from moevolve.search.running.execute import PoolFactory, execute
 from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.records import Pilot
 from moevolve.search.running.set_up import with_changes
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, Progress
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Calibration
@@ -43,20 +45,24 @@ def measure(
         individuals: Number of individuals. Every phase gets its share, at least two.
         make_pool: See `execute`.
         on_stage, on_progress: See `Observer`.
-        keep: Store that gets the calibrations and evaluations, so that the search finds them there.
+        keep: Store that gets the calibrations and evaluations, so that the search finds them there. A calibration that
+            it has already isn't made again.
     """
     with tempfile.TemporaryDirectory(prefix="moevolve-pilot-") as folder:
         short = _shortened(setup, individuals, Path(folder))
         begun = time.monotonic()
         with Store.open(short.config.store) as store:
             register(short, store)
+            known = {} if keep is None else _known_calibration(short, store, keep)
+            for fingerprint, content in known.items():
+                store.add_calibration(fingerprint, content)
             observer = Observer(on_stage=lambda stage: on_stage(f"pilot: {stage}"), on_progress=on_progress)
             execute(short, store, observer, make_pool)
             history, search = store.history(short.search_id), store.search(short.search_id)
             tasks = [task.task_fingerprint for task in store.search_tasks(search.id)]
             models = [FULL_MODEL, *(row.phenotype_hash for row in history)]
             found = store.evaluations(models, search.model_fingerprint, search.engine_fingerprint, tasks)
-            calibrations = {each: store.calibration(each) or b"" for each in store.calibrations()}
+            calibrations = {each: store.calibration(each) or b"" for each in store.calibrations() if each not in known}
             if keep is not None:
                 keep.add_evaluations([one for one in found if one.failure is None])
                 for fingerprint, content in calibrations.items():
@@ -66,6 +72,16 @@ def measure(
         wall = time.monotonic() - begun
     calibrating = sum(Calibration.from_bytes(content).seconds for content in calibrations.values())
     return replace(_measured(taken, wall - full), calibration_seconds=calibrating, full_seconds=full)
+
+
+def _known_calibration(short: SearchSetup, store: StoreReader, keep: StoreReader) -> dict[str, bytes]:
+    """The calibration of a recorded search by its fingerprint, if another store has it."""
+    wanted = short.space.measurement
+    if wanted is None:
+        return {}
+    fingerprint = stored_fingerprint(wanted, short.config, store, short.search_id, short.facts.fingerprint)
+    content = keep.calibration(fingerprint)
+    return {} if content is None else {fingerprint: content}
 
 
 def _shortened(setup: SearchSetup, individuals: int, folder: Path) -> SearchSetup:
