@@ -12,7 +12,9 @@ import pytest
 from commands_here import refusal, run_command, worker_here
 from demo_chats import write_chats
 from fake_hub import TOKEN, FakeHub, fake_hub
+from known_experts import known_split
 
+from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.shrink import guard, quantising
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
@@ -115,8 +117,8 @@ def test_two_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
             self.model, self.memory = model.path, dict[str, Any]()
             made.append(self.model)
 
-        def answer(self, edit: Any, *_: Any) -> Any:
-            assert isinstance(edit, IdentityEdit)
+        def answer(self, edit: Any, *splits: Any) -> Any:
+            assert isinstance(edit, IdentityEdit) and all(isinstance(each, PreparedSplit) for each in splits)
             self.memory.setdefault("rows", self.model)
             return self.model, self.memory["rows"]
 
@@ -129,6 +131,6 @@ def test_two_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert made == ["full", "fp8", "full"]
     assert models.has(IdentityEdit()) and not models.has(edit)
-    looks = [guard._of_both(models, edit, models.answer) for _ in range(3)]
+    looks = [guard._of_both(models, edit, [known_split("english")])[0] for _ in range(3)]
     assert looks == 3 * [(("full", "full"), ("fp8", "full"))]
     assert made == ["full", "fp8", "full", "fp8", "full", "fp8"], "each look begins with the model that is there"
