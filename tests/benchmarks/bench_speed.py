@@ -62,7 +62,7 @@ def speeds(name: str, sizes: list[int]) -> list[list[str]]:
             "dtype": "bfloat16",
             "prompt_tokens": 64,
             "one_at_a_time": False,
-            "timed_runs": 3,
+            "timed_runs": 9,
         }
         full, *others = moevolve.profile("sqlite://", [str(place) for place in places], **settings).models
     rows = []
