@@ -159,11 +159,12 @@ def check_edit(
     pairs, loops = _pairs(worker, edit, asked, request, on_stage)
     checks = []
     for probe, each, (_, old), (agreement, new), answers in zip(probes, known, before, after, pairs, strict=True):
-        # What is behind thoughts can be compared if both answers have come to the end of theirs, or neither has.
+        # What is behind thoughts can be compared if both answers have come to the end of theirs, or neither has. Texts
+        # that are continued are no answers: a list in code would pass for JSON.
         structured = [
             (structure_of(one), structure_of(other))
             for (one, _), (other, _) in answers
-            if (_END_OF_THOUGHTS in one) == (_END_OF_THOUGHTS in other)
+            if (_END_OF_THOUGHTS in one) == (_END_OF_THOUGHTS in other) and probe.split.positions != "text"
         ]
         check = TaskCheck(
             task=probe.name,

@@ -261,6 +261,13 @@ def test_the_domain_of_a_lost_expert_is_named(worker: EvaluationWorker, expert: 
     assert said in fault
 
 
+def test_code_that_is_continued_has_no_answers_to_lose(worker: EvaluationWorker) -> None:
+    """A list in it would pass for JSON."""
+    continued = Probe("calls", replace(known_split("calls"), positions="text"), None)
+    (check,), _ = check_edit(worker, IdentityEdit(), [continued], replace(REQUEST, guard_tokens=32))
+    assert (check.prompts, check.structured) == (8, 0)
+
+
 def test_the_general_set_has_five_domains_with_answers() -> None:
     domains = {probe.name.removeprefix("general "): probe.split for probe in general_set()}
     assert list(domains) == ["questions", "code", "json", "german", "spanish"]
