@@ -17,14 +17,13 @@ class Scale:
     Attributes:
         title: Words for the heading of a table or the label of an axis, with the unit and the better direction.
         unit: Unit after a number.
-        differences, deviations: Words that say how differences, and their standard deviations, are shown.
+        differences: Words that say how differences are shown.
         is_reciprocal: True if 1 / score is shown, of which smaller numbers are better, False for 100 * score.
     """
 
     title: str
     unit: str
     differences: str
-    deviations: str
     is_reciprocal: bool = False
 
     def value(self, score: float) -> float:
@@ -67,10 +66,6 @@ class Scale:
             return "-"
         return f"{math.exp(-difference):.2f}x" if self.is_reciprocal else f"{100 * difference:+.1f}"
 
-    def size(self, deviation: float) -> str:
-        """Format a standard deviation of `additive`: in points, or as a factor of at least 1."""
-        return f"{math.exp(deviation):.2f}x" if self.is_reciprocal else f"{100 * deviation:.1f}"
-
     def changes(self, low: float, high: float) -> str:
         """Format the ends of an interval of differences, the smaller number first."""
         return " to ".join(map(self.change, (high, low) if self.is_reciprocal else (low, high)))
@@ -80,13 +75,12 @@ _LEAST = 1e-12
 """Smallest score whose logarithm is taken."""
 
 SCALES: dict[ScaleName, Scale] = {
-    "percent": Scale("score in %", "%", "in points", "in points"),
-    "agreement": Scale("agreement with the full model in %", "%", "in points", "in points"),
+    "percent": Scale("score in %", "%", "in points"),
+    "agreement": Scale("agreement with the full model in %", "%", "in points"),
     "perplexity": Scale(
         "perplexity (ppl), lower is better",
         "ppl",
         "as ratios of perplexities, below 1 is better",
-        "as factors of the perplexity",
         is_reciprocal=True,
     ),
 }

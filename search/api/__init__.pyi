@@ -6,7 +6,6 @@ from ._records import as_data as as_data
 from ._records import load_config as load_config
 from ._records import load_study as load_study
 from ._records import tasks as tasks
-from ._records import write_analysis as write_analysis
 from ._runs import load as load
 from ._verbs import analyse as analyse
 from ._verbs import answers as answers
@@ -56,6 +55,7 @@ from .search.interface.evaluate import Evaluation as Evaluation
 from .search.interface.import_eep import Imported as Imported
 from .search.interface.rankings import Pareto as Pareto
 from .search.interface.recipe_file import Recipe as Recipe
+from .search.interface.results import Analysis as Analysis
 from .search.interface.show import GenomeView as GenomeView
 from .search.interface.show import SearchOverview as SearchOverview
 from .search.loop.final_table import Entry as Entry
@@ -65,7 +65,6 @@ from .search.pools.base import PoolError as PoolError
 from .search.pools.submit import Submitted as Submitted
 from .search.results.comparison import Comparison as Comparison
 from .search.results.effects import Effects as Effects
-from .search.results.expert_usage import Analysis as Analysis
 from .search.results.study import StudyRow as StudyRow
 from .search.running.observer import Observer as Observer
 from .search.running.plan.records import Estimate as Estimate

@@ -1,4 +1,4 @@
-"""Reading configurations and tasks, writing analyses, and records as JSON."""
+"""Reading configurations and tasks, and records as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from moevolve.search.interface.running import StudyRequest
 if TYPE_CHECKING:
     from moevolve.evaluators.tasks.config import TaskConfig
     from moevolve.search.config.study import Study
-    from moevolve.search.results.expert_usage import Analysis
     from moevolve.store.repository import Store
 
 
@@ -51,17 +50,6 @@ def tasks() -> list[TaskConfig]:
     from moevolve.evaluators.preparation.registry import list_tasks, load_task
 
     return [load_task(name) for name in list_tasks()]
-
-
-def write_analysis(analysis: Analysis, folder: str | Path) -> list[Path]:
-    """Write an analysis and its figures into a folder, made if need be, and return the files, `analysis.json` first.
-
-    Raises:
-        UserError: the folder can't be written.
-    """
-    from moevolve.search.report import usage
-
-    return usage.write_analysis(analysis, Path(folder))
 
 
 def as_data(record: Any) -> Any:

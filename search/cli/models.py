@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from moevolve import Analysis, Answers, StoredAnswers
     from moevolve.evaluators.fitness.scoring import Answer
     from moevolve.search.interface.answers import AnswerFilter
+    from moevolve.workers.contract.usage import Usage
 
 _LONGEST = 480
 """Characters of a prompt that are shown without `--whole`, half from its beginning and half from its end."""
@@ -114,22 +114,13 @@ def _answer_stored(request: AnswersRequest, against: str, offset: int, whole: bo
 
 
 @takes(AnalyseRequest)
-def analyse(
-    request: AnalyseRequest,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write figures and analysis.json there.")
-    ] = None,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
-) -> None:
+def analyse(request: AnalyseRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     analysis = moevolve.ask(store, request)
-    written = [] if out is None else moevolve.write_analysis(analysis, out)
     if as_json:
         print_json(analysis)
         return
     _print_layers(analysis)
-    for path in written:
-        output.print(f"wrote {path}", soft_wrap=True)
+    _print_words(analysis.after)
 
 
 def _print_answered(title: str, found: Answers | StoredAnswers, only: AnswerFilter | None, whole: bool) -> None:
@@ -174,15 +165,7 @@ def _abridged(text: str) -> str:
 def _print_layers(analysis: Analysis) -> None:
     after, before = analysis.after, analysis.before
     title = f"{analysis.ref} on {analysis.task} ({analysis.split}): {after.tokens:,} tokens"
-    if after.mixed:
-        rows = [
-            [layer.name, str(len(layer.blocks)), f"{layer.blocks.min():.3f}", f"{layer.blocks.max():.3f}"]
-            for layer in after.mixed
-        ]
-        print_table(title, "linear layer | >blocks | >smallest | >largest", rows)
-        return
     headings = ">layer | >experts | >unused | most used | >evenly used as"
-    headings += " | >neurons: expert | >union" if any(layer.neurons for layer in after.routed) else ""
     headings += " | >before" if before is not None else ""
     rows = []
     for position, layer in enumerate(after.routed):
@@ -191,7 +174,17 @@ def _print_layers(analysis: Analysis) -> None:
         name = layer.origins[top] if layer.origins else top
         row = [str(layer.layer), str(layer.experts), str(int((layer.counts == 0).sum())), f"{name}: {share}"]
         row.append(f"{layer.effective:.1f}")
-        row += [f"{layer.neurons[0]}", f"{100 * layer.neurons[1] / layer.neurons[2]:.0f} %"] if layer.neurons else []
         row += [f"{before.routed[position].effective:.1f}"] if before is not None else []
         rows.append(row)
     print_table(f"{title}, {after.active:.2f} active experts per token", headings, rows)
+
+
+def _print_words(usage: Usage) -> None:
+    """Print the expert that most tokens of each frequent word chose, in some layers (ToMoE, Tab. 4, 8 and 9)."""
+    layers = [usage.routed[place] for place in sorted({0, len(usage.routed) // 2, len(usage.routed) - 1})]
+    rows = [
+        [repr(word), *(f"{counts.argmax()}: {100 * counts.max() / max(1, counts.sum()):.0f} %" for counts in each)]
+        for word, *each in zip(usage.words, *(layer.by_word for layer in layers), strict=True)
+    ]
+    headings = " | ".join(["word", *(f">layer {layer.layer}" for layer in layers)])
+    print_table("the expert that a word's tokens chose most, and its share", headings, rows)

@@ -119,12 +119,12 @@ def _spread(values: tuple[float, float, float] | None, scale: Scale) -> str:
     return scale.text(mean) if low == high else f"{scale.text(mean)} ({scale.interval(low, high)})"
 
 
-@shows(EffectsRequest, "genes")
+@shows(EffectsRequest)
 def effects(found: Effects, _: EffectsRequest) -> None:
     scale = SCALES[found.scale]
     rows = [
         [
-            each.operator,
+            f"{each.phase}: {each.operator}",
             f"{each.individuals:,}",
             f"{each.bests:,}",
             f"{each.better} of {each.children}" if each.children else "-",
@@ -133,25 +133,8 @@ def effects(found: Effects, _: EffectsRequest) -> None:
         ]
         for each in found.operators
     ]
-    headings = "operator | >individuals | >new bests | >better than parents | >gain over best parent | >95 % interval"
-    print_table(f"operators, gains {scale.differences}", headings, rows)
-    if found.choices:
-        rows = [
-            [each.choice, scale.size(each.spread), f"{scale.size(each.low)} to {scale.size(each.high)}"]
-            for each in found.choices
-        ]
-        title = f"how far choices moved the score, {scale.deviations}"
-        print_table(title, "choice | >standard deviation | >95 % interval", rows)
-        rows = [
-            [
-                *(each.choice, each.option, f"{each.individuals:,}"),
-                *(scale.change(each.effect), scale.changes(each.low, each.high)),
-            ]
-            for each in found.options
-        ]
-        headings = "choice | option | >individuals | >effect | >95 % interval"
-        print_table(f"options, the surest first, {scale.differences}", headings, rows)
-    output.print(found.note, soft_wrap=True)
+    headings = "made by | >individuals | >new bests | >better than parents | >gain over best parent | >95 % interval"
+    print_table(f"gains {scale.differences}", headings, rows)
 
 
 def _differing(genomes: Sequence[str]) -> tuple[list[str], str]:

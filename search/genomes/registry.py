@@ -97,11 +97,6 @@ def outline_of(genome: Genome) -> GenomeOutline:
     return replace(outline, settings=(*outline.settings, *repair_rows(genome.settings)))
 
 
-def routing_weights_label(kind: str) -> str | None:
-    """Return the name of a kind's routing weights for the heading of an analysis; None if they have none."""
-    return KINDS[kind].figures.weights if kind in KINDS else None
-
-
 def part_names(kinds: Iterable[str]) -> str:
     """Return what individuals of some kinds consist of, as a heading: "experts", "blocks", or "experts or blocks"."""
     named = set(kinds)

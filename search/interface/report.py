@@ -8,8 +8,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import InstanceOf
-
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.text_files import writing_into
@@ -25,8 +23,6 @@ from moevolve.search.interface.searches import FinalTableRequest
 from moevolve.search.loop.final_table import FinalTable, build_final_table
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.report.fitness import draw_fitness
-from moevolve.search.report.usage import read_analysis
-from moevolve.search.results.expert_usage import Analysis
 from moevolve.search.running.candidates import find_candidate, start_of
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord
@@ -143,25 +139,10 @@ class ReportRequest(_Page):
     route = "/searches/{search}/report"
 
     def answer(self, store: StoreReader) -> bytes:
-        return _page(store, self.search, self.limit)
+        from moevolve.search.report.contents import gather
+        from moevolve.search.report.page import render_page
 
-
-@record
-class AnalysedReportRequest(_Page):
-    """Make a page about a search that shows an analysis, too."""
-
-    _: KW_ONLY
-    analysis: InstanceOf[Analysis]
-
-    def answer(self, store: StoreReader) -> bytes:
-        return _page(store, self.search, self.limit, self.analysis)
-
-
-def _page(store: StoreReader, search: str, limit: int, analysis: Analysis | None = None) -> bytes:
-    from moevolve.search.report.contents import gather
-    from moevolve.search.report.page import render_page
-
-    return render_page(gather(store, search, limit, analysis)).encode()
+        return render_page(gather(store, self.search, self.limit)).encode()
 
 
 @record
@@ -171,26 +152,14 @@ class ReportFileRequest(_Page):
     The answer is the final table as the page has it; its `gaps` are the missing measurements.
 
     Raises:
-        UserError: the analysis is of another search, or the file can't be written.
+        UserError: the file can't be written.
         StoreError: there is no such store or search.
     """
 
     path: Annotated[Path, about("HTML file to write."), Flag("-o --output", "FILE")]
-    _: KW_ONLY
-    analysis: Annotated[
-        Path | InstanceOf[Analysis] | None,
-        about(
-            "Folder that `analyse -o` wrote, to show too. Python also takes an analysis itself; a server takes neither."
-        ),
-        Flag("--analysis", "DIR", Path),
-    ] = None
 
     def answer(self, ask: Ask) -> FinalTable:
-        if self.analysis is None:
-            page = ask(ReportRequest(self.search, limit=self.limit))
-        else:
-            found = read_analysis(self.analysis) if isinstance(self.analysis, Path) else self.analysis
-            page = ask(AnalysedReportRequest(self.search, limit=self.limit, analysis=found))
+        page = ask(ReportRequest(self.search, limit=self.limit))
         with writing_into(self.path.parent):
             self.path.write_bytes(page)
         return ask(FinalTableRequest(self.search))

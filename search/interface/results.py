@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated
 
 from pydantic import Field
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.records import short_repr
+from moevolve.evaluators.types import Split
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.interface.parameters import IndividualRef, ModelPath, SearchRef, Task, TaskSplit
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL
 from moevolve.search.results.comparison import Comparison, compare_searches
 from moevolve.search.results.effects import Effects, effects
-from moevolve.search.results.expert_usage import Analysis, analyse
 from moevolve.search.running.candidates import find_candidate, prepared_split
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import CourseAxis
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.usage import Usage
 
 
 @record
@@ -48,25 +51,34 @@ class CompareRequest(Request):
 
 @record
 class EffectsRequest(Request):
-    """Estimate what moved the score in a search: operators, layers, experts and settings, with 95 % intervals.
-
-    Scores are explained by a sum over what genomes choose, fitted by Bayesian linear regression. Nothing is evaluated.
+    """Tell what came of the individuals that each operator made in each phase. Nothing is evaluated.
 
     Raises:
         StoreError: there is no such store or search.
-        UserError: the search was stored without the facts of its model.
     """
 
     route = "/searches/{search}/effects"
     search: SearchRef
-    _: KW_ONLY
-    limit: Annotated[int, about("List at most this many options, the surest ones first.", ge=1, le=1000)] = 20
-    genes: Annotated[
-        bool, about("List the varying settings and sizes of each individual, too, for a chart."), Flag("--genes")
-    ] = False
 
     def answer(self, store: StoreReader) -> Effects:
-        return effects(store, self.search, self.limit, self.genes)
+        return effects(store, self.search)
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """How a split's prompts and answers use an individual's experts.
+
+    Attributes:
+        before: The full model's usage; None where that has no experts to compare with.
+    """
+
+    __repr__ = short_repr
+
+    ref: str
+    task: str
+    split: Split
+    before: Usage | None = field(repr=False)
+    after: Usage = field(repr=False)
 
 
 @record
@@ -88,5 +100,16 @@ class AnalyseRequest(Request):
     def answer(self, store: StoreReader) -> Analysis:
         if self.individual == FULL:
             raise UserError(f"{FULL}: an analysis compares an individual with the full model; name one as SEARCH:INDEX")
+        from moevolve.workers.worker import EvaluationWorker
+
         found = find_candidate(store, self.individual, model=self.model, task=self.task)
-        return analyse(found, prepared_split(found, self.task, self.split), self.tokens)
+        split = prepared_split(found, self.task, self.split)
+        worker = EvaluationWorker(found.config.model, found.config.engine)
+        try:
+            after = worker.analyse(found.edit, split, self.tokens)
+        except CandidateError as error:
+            raise UserError(f"{self.individual} can't be run: {error}") from None
+        if not after.routed:
+            raise UserError(f"{self.individual} has no experts to choose among")
+        before = worker.analyse(IdentityEdit(), split, self.tokens) if found.facts.moe_layers else None
+        return Analysis(self.individual, split.task, split.split, before, after)

@@ -23,7 +23,6 @@ from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.setup import calibration_rows_note
 from moevolve.search.report.lineage import main_line
 from moevolve.search.results.effects import Effects, effects
-from moevolve.search.results.expert_usage import Analysis
 from moevolve.search.results.kept import SizePoint, kept_by_size
 from moevolve.search.running.calibration import calibration_notes, stored_calibration
 from moevolve.search.running.candidates import find_candidate, start_of
@@ -31,8 +30,8 @@ from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
 
-_MAX_REASON, _OPTIONS = 160, 10
-"""Longest reason of a failure in characters, and number of options among the effects."""
+_MAX_REASON = 160
+"""Longest reason of a failure in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class ReportContents:
         graph: Ancestors of the best individual; None if there is no best.
         line: Main line of these ancestors, oldest first.
         failures: The most frequent first.
-        effects, genome: None if there is no best individual, or genomes can't be read.
+        genome: None if there is no best individual, or genomes can't be read.
         start: Genome that the method starts from, if any.
         notes: Remarks on what is missing or special.
         commands: Purpose and text of commands that continue from here.
@@ -87,28 +86,24 @@ class ReportContents:
     graph: LineageGraph | None = field(repr=False)
     line: tuple[LineageNode, ...] = field(repr=False)
     failures: tuple[FailureGroup, ...]
-    effects: Effects | None = field(repr=False)
+    effects: Effects = field(repr=False)
     costs: SearchCosts
     genome: Genome | None = field(repr=False)
     start: Genome | None = field(repr=False)
     notes: tuple[str, ...]
     commands: tuple[tuple[str, str], ...] = field(repr=False)
     provenance: tuple[tuple[str, str], ...] = field(repr=False)
-    analysis: Analysis | None = field(repr=False)
     sizes: tuple[SizePoint, ...] = field(repr=False)
 
 
-def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | None = None) -> ReportContents:
+def gather(store: StoreReader, name: str, limit: int = 5) -> ReportContents:
     """Collect the contents of a search's report, with `limit` of the best individuals. Nothing is evaluated or written.
 
     Raises:
         StoreError: there is no such search.
-        UserError: the analysis belongs to another search.
     """
     search = store.search(name)
     config = parse_stored_config(search.config)
-    if analysis is not None and analysis.search_id != search.id:
-        raise UserError(f"the analysis is of {analysis.ref}, which is no individual of search {search.name}")
     history = store.history(search.id)
     table = build_final_table(store, search, config, history)
     candidate, start, notes = None, None, []
@@ -143,14 +138,13 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
         graph=graph,
         line=() if graph is None else tuple(nodes[index] for index in main_line(graph)),
         failures=group_failures(search, history),
-        effects=None if candidate is None else effects(store, search.id, _OPTIONS),
+        effects=effects(store, search.id),
         costs=store.costs(search),
         genome=None if candidate is None or candidate.genome is None else base_genome(candidate.genome),
         start=start,
         notes=(*notes, *_calibration_notes(store, search, config), *measured),
         commands=tuple(_commands(search, table, config)),
         provenance=tuple(_provenance(store, search)),
-        analysis=analysis,
         sizes=kept_by_size(store, search),
     )
 
@@ -255,10 +249,7 @@ def _commands(search: SearchRecord, table: FinalTable, config: RunConfig) -> lis
         if table.tasks:
             names = [section.name for section in config.tasks] or list(table.tasks)
             task = shlex.quote(names[0])
-            commands += [
-                ("its experts at work, for this page too", f"moevolve analyse {ref} --task {task} -o ./analysis"),
-                ("this page again", f"moevolve report {name} -o report.html --analysis ./analysis"),
-            ]
+            commands.append(("its experts at work", f"moevolve analyse {ref} --task {task}"))
     return commands
 
 

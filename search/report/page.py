@@ -13,20 +13,12 @@ from moevolve.search.report.contents import ReportContents
 from moevolve.search.report.fitness import KEPT_CAPTION, fitness_figure, kept_figure, size_figure
 from moevolve.search.report.lineage import lineage_figure
 from moevolve.search.report.rendering import FOLDER, environment
-from moevolve.search.report.usage import figures_of
 
 if TYPE_CHECKING:
     from moevolve.search.drawing import Figure
 
 _LINE = 12
 """Number of ancestors listed from the main line: the oldest one and the latest ones."""
-_EXPERT_TITLES = {
-    "usage": "Experts at work, all layers",
-    "activations": "Activations per expert",
-    "together": "Experts that are active together",
-    "words": "Experts by word",
-    "mixing": "Mixing matrices at work",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +78,7 @@ def _verdict(contents: ReportContents) -> str:
 
 
 def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
-    """Figures by section: `course`, `searched`, `lineage`, `experts`; a section without figures has no entry."""
+    """Figures by section: `course`, `searched`, `lineage`; a section without figures has no entry."""
     found: dict[str, list[ReportFigure]] = {}
     winner, genome, full = contents.standings.winner, contents.genome, contents.full
     scored = {row.index: row.fitness for row in contents.history if row.fitness is not None}
@@ -112,11 +104,6 @@ def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
         ancestors = len(contents.graph.nodes) - 1
         caption = f"{winner} and the {ancestors} individuals it descends from, joined to their children."
         found["lineage"] = [_figure("lineage", "Ancestors", caption, lineage_figure(contents.graph, "best found"))]
-    if contents.analysis is not None:
-        found["experts"] = [
-            _figure(f"experts-{name}", _EXPERT_TITLES[name], caption, figure)
-            for name, (figure, caption) in figures_of(contents.analysis).items()
-        ]
     return found
 
 

@@ -50,7 +50,6 @@ def test_texts() -> None:
     assert PERCENT.interval(0.5, 0.75) == "50.0 - 75.0" and PERPLEXITY.interval(0.1, 0.125) == "8.000 - 10.00"
     assert PERCENT.change(-0.012) == "-1.2" and PERCENT.changes(-0.01, 0.02) == "-1.0 to +2.0"
     assert PERPLEXITY.changes(-math.log(2), math.log(4)) == "0.25x to 2.00x"
-    assert PERCENT.size(0.012) == "1.2" and PERPLEXITY.size(math.log(1.5)) == "1.50x"
 
 
 def test_the_scale_of_a_mean_is_the_one_that_its_scores_share() -> None:

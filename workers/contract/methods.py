@@ -21,7 +21,7 @@ from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Calibration, Edit, Tokens
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.contract.usage import MixedLayer, RoutedLayer
+from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.families.layers import DenseLayer, MoELayer
 
 if TYPE_CHECKING:
@@ -258,7 +258,6 @@ class Method:
         routing: Reader of the routing decision by type of the routing module. It applies whatever edit the model has.
         described: Adds what the edit says about the experts to a counted layer. Its arguments are the counted layer,
             the layer's number among the counted layers, and the edit.
-        mixed: Reads the block-mixed linear layers from an edited decoder. Its arguments are the decoder and the edit.
         module_uses: Function from (module, model config) to `ModuleUse`, by class name of modules that hold matrices
             in native checkpoints (`native.py.jinja`).
     """
@@ -269,5 +268,4 @@ class Method:
     calibrators: Mapping[type, Calibrator] = field(default_factory=dict)
     routing: Mapping[type[nn.Module], RoutingReader] = field(default_factory=dict)
     described: Callable[[RoutedLayer, int, Any], RoutedLayer] = lambda layer, _position, _edit: layer
-    mixed: Callable[[nn.Module, Any], tuple[MixedLayer, ...]] = lambda _decoder, _edit: ()
     module_uses: Mapping[str, Callable[[Any, Any], ModuleUse]] = field(default_factory=dict)

@@ -38,7 +38,6 @@ class RoutedLayer:
         together: Number of tokens that chose both of two experts, int64 [E, E], with `counts` on the diagonal.
         by_word: Number of tokens that chose each expert, for each of `Usage.words`, int64 [words, E].
         origins: Original expert with the largest coefficient in each of EEP's new experts; empty for other edits.
-        neurons: Neurons of one expert, of the union of all experts, and of the dense network; empty for MoE layers.
         effective: Effective number of experts: exp of the entropy of the experts' shares in `counts`.
     """
 
@@ -48,7 +47,6 @@ class RoutedLayer:
     together: WholeNumbers = field(repr=False)
     by_word: WholeNumbers = field(repr=False)
     origins: tuple[int, ...] = ()
-    neurons: tuple[int, ...] = ()
 
     @property
     def experts(self) -> int:
@@ -65,29 +63,12 @@ class RoutedLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class MixedLayer:
-    """The mixing matrix M of one block-mixed linear layer (NanoMoE).
-
-    Attributes:
-        name: Name of the linear layer, such as `layers.0.mlp.up_proj`.
-        variant: Variant of the blocks, `I`, `II` or `III`.
-        blocks: Size of every block, float64 [K, K]: `a_ij` for variant I, the root mean square of the r singular values
-            (`|M_ij|_F / sqrt(r)`) for variants II and III. An identity block has size 1 in all of them.
-    """
-
-    name: str
-    variant: str
-    blocks: RealNumbers = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Usage:
     """Expert usage of one model on one split.
 
     Attributes:
         tokens: Number of tokens that were run, the same in every layer.
         routed: Layers with experts, in order of depth; empty for a dense model.
-        mixed: Block-mixed linear layers, in order of depth.
         words: Text of the most frequent tokens, at most `WORDS`, in descending order of frequency.
         active: Mean number of experts per token and layer; below k where dynamic skipping applies.
     """
@@ -96,7 +77,6 @@ class Usage:
 
     tokens: int
     routed: tuple[RoutedLayer, ...] = field(default=(), repr=False)
-    mixed: tuple[MixedLayer, ...] = field(default=(), repr=False)
     words: tuple[str, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]

@@ -31,7 +31,7 @@ from moevolve.workers.contract.edits import (
 )
 from moevolve.workers.contract.fitting import RowsMeasurement
 from moevolve.workers.contract.methods import RoutingReader
-from moevolve.workers.contract.usage import WORDS, MixedLayer, RoutedLayer, Usage
+from moevolve.workers.contract.usage import WORDS, RoutedLayer, Usage
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.families.decoder import decoder_of
 from moevolve.workers.methods.registry import calibrator_of, method_of, routing_reader
@@ -183,19 +183,16 @@ def analyse_usage(
         raise UserError("there are no prompts to analyse")
     words = _Words(sequences)
     with resident.edited(edit), ExitStack() as stack:
-        decoder = decoder_of(resident.model)
-        counters = _watch(decoder, stack, words)
+        counters = _watch(decoder_of(resident.model), stack, words)
         for row in resident.rows(sequences):
             words.set_row(row)
             resident.run(row)
         counted = [counter.counted() for counter in counters]
         base = underlying(edit)
-        mixed: tuple[MixedLayer, ...] = ()
         if not isinstance(base, IdentityEdit):
             method = method_of(type(base))
             counted = [method.described(layer, position, base) for position, layer in enumerate(counted)]
-            mixed = method.mixed(decoder, base)
-        return Usage(sum(map(len, sequences)), tuple(counted), mixed, tuple(map(name, words.ids)))
+        return Usage(sum(map(len, sequences)), tuple(counted), tuple(map(name, words.ids)))
 
 
 def _watch(decoder: nn.Module, stack: ExitStack, words: _Words) -> list[_Counter]:

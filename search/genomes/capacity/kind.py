@@ -92,7 +92,6 @@ class CapacityFigures(GenomeFigures[CapacityGenome]):
     """Layers as rows, and original experts as columns; the colour is a kept expert's width."""
 
     subject = "kept experts"
-    weights = "routing weights"
 
     def page(self, genome: CapacityGenome, start: CapacityGenome | None) -> tuple[Figure, str]:
         with drawing(3.4) as figure:

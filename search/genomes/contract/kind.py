@@ -44,11 +44,9 @@ class GenomeFigures(Generic[G]):
 
     Attributes:
         subject: Plural noun for what is drawn, such as `matrices`.
-        weights: Name of the experts' routing weights in the heading of an analysis; None if they have none.
     """
 
     subject: ClassVar[str] = ""
-    weights: ClassVar[str | None] = None
 
     def has_figure(self, genome: G, start: G | None) -> bool:
         """Say whether there is something to draw, by default if `page` is implemented; other methods require it."""

@@ -61,7 +61,6 @@ class EepFigures(GenomeFigures[EepGenome]):
     """Router mapping and expert merging, group by group, or of a genome that only prunes the experts kept per layer."""
 
     subject = "experts"
-    weights = "routing weights"
 
     def page(self, genome: EepGenome, start: EepGenome | None) -> tuple[Figure, str]:
         """Draw a row per group of layers, router mapping left of expert merging."""

@@ -129,7 +129,6 @@ class ToMoeFigures(GenomeFigures[ToMoeGenome]):
     """
 
     subject = "widths"
-    weights = "router's softmax"
 
     def page(self, genome: ToMoeGenome, start: ToMoeGenome | None) -> tuple[Figure, str]:
         edit = genome.express()

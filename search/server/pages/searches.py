@@ -16,6 +16,7 @@ from moevolve.search.interface.searches import SearchesRequest, SearchOrder
 from moevolve.search.loop.final_table import build_final_table
 from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
+from moevolve.search.results.effects import effects
 from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep, ServerState
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
 from moevolve.search.server.pages.launching import arrival_page, search_or_launch
@@ -156,6 +157,15 @@ def show_standings(request: Request, server: ServerDep, search: SearchPath) -> H
     config = parse_stored_config(record.config)  # may fail, so it comes before reading all individuals
     found = build_final_table(server.store, record, config, server.store.history(record.id))
     return _part(request, record, "standings", "Final table of", found=found, splits=SCORED)
+
+
+@routes.get("/searches/{search}/effects")
+def show_effects(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
+    """What came of each operator's individuals."""
+    record = server.store.search(search)
+    read = partial(effects, server.store, record.id)
+    found = server.listings.cached(f"effects of {record.id}", read)
+    return _part(request, record, "effects", "What mattered in", found=found)
 
 
 @routes.get("/searches/{search}/costs")

@@ -31,7 +31,7 @@ FUNCTIONS = {
         "stop",
         "stored_answers",
     ),
-    *("stored_answers", "study", "submit", "tasks", "watch", "write_analysis"),
+    *("stored_answers", "study", "submit", "tasks", "watch"),
 }
 RECORDS = {
     *("Analysis", "Answers", "AskedRow", "BestRow", "Study", "StudyRow", "Comparison", "Control"),

@@ -24,7 +24,6 @@ from moevolve.search.interface.request import one_line_errors
 from moevolve.search.interface.results import CompareRequest, EffectsRequest
 from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest
 from moevolve.search.interface.show import GenomeRequest, GenomeView, LineageRequest, OverviewRequest, ShowRequest
-from moevolve.search.results.effects import ChoiceEffect, Effects, GeneRow
 from moevolve.search.server.api.requests import REQUESTS
 from moevolve.search.server.app import make_app
 from moevolve.search.server.client import RemoteService
@@ -40,7 +39,7 @@ QUESTIONS: list[Any] = [
     OverviewRequest("lab"),
     ControlRequest("lab"),
     FinalTableRequest("lab-1"),
-    EffectsRequest("lab", limit=3, genes=True),
+    EffectsRequest("lab"),
     BestRequest(task="rte", limit=2),
     BestRequest(search="alpha", split="search"),
     CompareRequest(["lab", "alpha"], by="hours"),
@@ -88,17 +87,10 @@ def view(request: GenomeRequest, store: StoreReader) -> GenomeView:
     return GenomeView(request.individual, outline, request.against, outline)
 
 
-def what_mattered(request: EffectsRequest, store: StoreReader) -> Effects:
-    """In the place of effects, for which the search's genomes would have to be read."""
-    rows = (GeneRow(1, 0.5, (1.5, "local", None)),)
-    return Effects(request.search, 3, None, (), (ChoiceEffect("lambda", 0.1, 0.0, 0.25),), (), ("a", "b", "c"), rows)
-
-
 FAKES: dict[Any, Any] = {
     PlotRequest: picture,
     ReportRequest: picture,
     GenomeRequest: view,
-    EffectsRequest: what_mattered,
 }
 
 

@@ -6,14 +6,12 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 import numpy as np
-import pytest
 from search_samples import HISTORY, history_row
 
 from moevolve.evaluators.scales import SCALES
 from moevolve.search.drawing import BLUE, INK, spread, to_svg
-from moevolve.search.report import fitness, lineage, usage
+from moevolve.search.report import fitness, lineage
 from moevolve.store.records import LineageGraph, LineageNode
-from moevolve.workers.contract.usage import RoutedLayer, Usage
 
 
 def line(axes: Any, label: str) -> list[tuple[float, float]]:
@@ -100,61 +98,6 @@ def test_the_lineage_has_all_ancestors_and_edges() -> None:
 
 def test_panels_are_spread_over_all_layers() -> None:
     assert [spread(*each).tolist() for each in ((3, 6), (32, 4), (1, 4))] == [[0, 1, 2], [0, 10, 21, 31], [0]]
-
-
-def routed(layer: int, counts: list[int], origins: tuple[int, ...] = ()) -> RoutedLayer:
-    together = np.diag(counts) + np.ones((len(counts), len(counts)), dtype=np.int64) - np.eye(len(counts), dtype=int)
-    by_word = np.stack([counts, np.zeros(len(counts), dtype=int)])
-    return RoutedLayer(layer, np.array(counts), np.array(counts) / 2, together, by_word, origins)
-
-
-BEFORE = Usage(10, (routed(0, [4, 6, 8, 2]), routed(2, [1, 2, 3, 4])))
-AFTER = Usage(10, (routed(0, [9, 5], (2, 0)), routed(2, [3, 4], (1, 1))))
-BOTH = {"full model": BEFORE, "individual": AFTER}
-
-
-def test_new_experts_are_shown_where_they_come_from() -> None:
-    found = usage.on_originals(AFTER.routed[0], AFTER.routed[0].counts, 4)
-    assert found.tolist() == pytest.approx([5, np.nan, 9, np.nan], nan_ok=True)
-    merged = usage.on_originals(AFTER.routed[1], AFTER.routed[1].counts, 4)
-    assert merged.tolist() == pytest.approx([np.nan, 7, np.nan, np.nan], nan_ok=True)
-    assert usage.share_map(BEFORE, 4).tolist() == [[40, 60, 80, 20], [10, 20, 30, 40]]
-
-
-def test_usage_is_drawn_before_and_after() -> None:
-    left, right, *_ = usage.map_figure(BOTH).axes
-    assert (left.get_title(), right.get_title()) == ("full model", "individual")
-    assert left.images[0].get_array().tolist() == [[40, 60, 80, 20], [10, 20, 30, 40]]
-    assert left.images[0].get_clim() == right.images[0].get_clim() == (0, 90)
-    assert [label.get_text() for label in left.get_yticklabels()] == ["0", "2"]
-
-
-def test_bars_are_counts_and_weights() -> None:
-    grid = usage.bars_figure(BOTH, "routing weights").axes
-    heights = [[[bar.get_height() for bar in bars] for bars in axes.containers] for axes in grid]
-    assert heights[0] == [[4, 6, 8, 2], [5, 0, 9, 0]] and heights[1] == [[2, 3, 4, 1], [2.5, 0, 4.5, 0]]
-    assert heights[2] == [[1, 2, 3, 4], [0, 7, 0, 0]]
-    alone = usage.bars_figure({"individual": BEFORE}, None).axes
-    assert len(alone) == 2 and [[bar.get_height() for bar in bars] for bars in alone[0].containers] == [[4, 6, 8, 2]]
-    many = Usage(10, tuple(routed(layer, list(range(20))) for layer in range(2)))
-    whole = usage.bars_figure({"individual": many}, "softmax").axes
-    assert len(whole) == 4 and len({axes.get_subplotspec().colspan.start for axes in whole}) == 1
-
-
-def test_pairs_leave_an_expert_with_itself_out() -> None:
-    panels = [axes for axes in usage.together_figure(BOTH).axes if axes.images]
-    assert [axes.get_title() for axes in panels[:2]] == ["layer 0, full model", "layer 0, individual"]
-    shown = np.ma.filled(panels[1].images[0].get_array().astype(float), np.nan)
-    assert shown.tolist() == [pytest.approx([np.nan, 10], nan_ok=True), pytest.approx([10, np.nan], nan_ok=True)]
-    assert [label.get_text() for label in panels[1].get_xticklabels()] == ["2", "0"]
-
-
-def test_words_are_shares_of_what_their_tokens_chose() -> None:
-    found = Usage(10, AFTER.routed, words=("a\n", "$b"))
-    first, last = usage.words_figure(found).axes[:2]
-    assert first.images[0].get_array().tolist() == [[pytest.approx(900 / 14), pytest.approx(500 / 14)], [0, 0]]
-    assert [axes.get_title() for axes in (first, last)] == ["layer 0", "layer 2"]
-    assert [label.get_text() for label in first.get_yticklabels()] == ["a\\n", "$b"]
 
 
 def test_an_svg_takes_the_colours_of_its_page_and_refers_to_itself_only() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.interface.results import AnalyseRequest
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
@@ -73,20 +71,6 @@ def test_a_finished_search_is_reported_completely(all_kinds: str, kind: str) -> 
         assert f"and per token {used:.0f} % of those it uses" in text
         for words in ("Widths of tomoe:", *SAID, f"moevolve export {table.winner}"):
             assert words in text
-
-
-def test_an_analysis_is_shown(all_kinds: str, tiny: Any, tmp_path: Path) -> None:
-    with Store.open(all_kinds) as store:
-        analysis = AnalyseRequest("eep:0", task=str(tiny.task), tokens=50).answer(store)
-        with pytest.raises(UserError, match="eep:0, which is no individual of search tomoe"):
-            gather(store, "tomoe", analysis=analysis)
-    (tmp_path / "analysis.json").write_text(json.dumps(moevolve.as_data(analysis)))
-    command = ["report", "eep", "-o", str(tmp_path / "r.html"), "--analysis", str(tmp_path), "--store", all_kinds]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    text = check_report((tmp_path / "r.html").read_text()).text
-    for words in ("Experts of eep:", *SAID, "Experts at work", "active together", "eep:0 on pick, dev"):
-        assert words in text
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ same, else a checkpoint with its own modelling code.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -263,7 +262,6 @@ FACTORLLM = Method(
         CmoeMeasurement: calibrate_cmoe,
     },
     routing={FactorizedNetwork: _read_routing},
-    described=lambda layer, _, edit: replace(layer, neurons=(edit.width // edit.experts, edit.width, edit.width)),
     module_uses={
         "FactorizedNetwork": lambda module, config: network_use(
             module, config, active=config.factor_active, of=config.factor_experts

@@ -33,7 +33,6 @@ from moevolve.workers.contract.methods import (
     Resident,
     host_tensor,
 )
-from moevolve.workers.contract.usage import MixedLayer
 from moevolve.workers.families.decoder import decoder_of
 from moevolve.workers.families.layers import find_linears
 from moevolve.workers.families.registry import family_of
@@ -190,32 +189,6 @@ def _measure_moments(decoder: nn.Module, linears: Mapping[str, nn.Linear], rows:
     return moments
 
 
-def _mixed_layers(decoder: nn.Module, edit: NanoMoeEdit) -> tuple[MixedLayer, ...]:
-    modules = dict(decoder.named_modules())
-    layers = []
-    for name in edit.layers:
-        module = modules[name]
-        assert isinstance(module, BlockMixedLinear)
-        layers.append(MixedLayer(name, edit.form.variant, _block_sizes(edit.form.variant, module.mixing)))
-    return tuple(layers)
-
-
-def _block_sizes(variant: str, mixing: Tensor | None) -> NDArray[np.float64]:
-    """One number per block of M; see `MixedLayer`."""
-    if mixing is None:
-        return np.ones((1, 1))
-    parameters: NDArray[np.float64] = mixing.double().cpu().numpy()
-    if variant == "I":
-        return parameters
-    if variant == "II":
-        return np.sqrt((parameters**2).mean(axis=-1))
-    diagonal, alpha, beta = parameters
-    # |diag(c) + alpha beta^T|_F^2 without forming the matrix.
-    square = (diagonal**2).sum(-1) + 2 * (diagonal * alpha * beta).sum(-1)
-    square += (alpha**2).sum(-1) * (beta**2).sum(-1)
-    return np.sqrt(np.maximum(square, 0) / diagonal.shape[-1])
-
-
 class NanoMoeExporter:
     """Exports block-mixed models."""
 
@@ -282,6 +255,5 @@ NANOMOE = Method(
     edit=NanoMoeEdit,
     applicator=NanoMoeApplicator,
     exporter=NanoMoeExporter(),
-    mixed=_mixed_layers,
     module_uses={"BlockMixedLinear": block_mixed_linear_use},
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from moevolve.workers.checkpoints.state import empty_model, layer_state, layers_
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import Blueprint, Method, ModuleUse, Resident, host_tensor
-from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.families.base import EXPERT_ALIGNMENT
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.shared.dense import (
@@ -45,11 +43,6 @@ if TYPE_CHECKING:
 def _read_routing(network: MaskedNetwork, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:
     logits, chosen = choose_expert(args[0].reshape(-1, args[0].shape[-1]), network.router)
     return nn.functional.one_hot(chosen, logits.shape[-1]), torch.softmax(logits, dim=-1)
-
-
-def _with_neurons(layer: RoutedLayer, position: int, edit: ToMoeEdit) -> RoutedLayer:
-    union = int(edit.kept[layer.layer].any(axis=0).sum())
-    return replace(layer, neurons=(int(edit.widths[layer.layer]), union, edit.width))
 
 
 class ToMoeExporter:
@@ -282,7 +275,6 @@ TOMOE = Method(
     exporter=ToMoeExporter(),
     calibrators={ToMoeMeasurement: calibrate_tomoe},
     routing={MaskedNetwork: _read_routing},
-    described=_with_neurons,
     module_uses={
         # The native network holds the neurons that any expert keeps, of which a token uses one expert's.
         "MaskedNetwork": lambda module, config: network_use(
