@@ -1,11 +1,10 @@
-"""Opening stores, asking them or servers, and functions made from requests."""
+"""Opening stores, asking them, and functions made from requests."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from textwrap import fill
@@ -14,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_args, get
 from pydantic.fields import FieldInfo
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.interface.opening import is_server, opened_reader, opened_store, refuse_server
+from moevolve.search.interface.opening import opened_reader, opened_store
 from moevolve.search.interface.request import (
     Answered,
     Request,
@@ -32,7 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_STORE = "URL of the store, or of a server; or an open store, which is left open."
+_STORE = "URL of the store, or an open store, which is left open."
 
 
 def open_store(url: str, *, create: bool = False) -> Store:
@@ -44,9 +43,7 @@ def open_store(url: str, *, create: bool = False) -> Store:
 
     Raises:
         StoreError: the store can't be opened; the message says why.
-        UserError: the URL is a server's.
     """
-    refuse_server(url)
     return Store.open(url, create)
 
 
@@ -57,9 +54,7 @@ def open_reader(url: str) -> StoreReader:
 
     Raises:
         StoreError: the store can't be opened; the message says why.
-        UserError: the URL is a server's.
     """
-    refuse_server(url)
     return StoreReader.open(url)
 
 
@@ -67,14 +62,13 @@ def ask(store: str | StoreReader | None, request: Answered[T], **further: Any) -
     """Make any request that a store answers.
 
     Args:
-        store: URL of the store or of the server that answers, or an open store, which is left open. Profiles of
-            checkpoint folders alone need none.
+        store: URL of the store, or an open store, which is left open. Profiles of checkpoint folders alone need none.
         request: A use case of `moevolve.search.interface`.
         further: What its `answer` takes besides, such as `on_stage` of a `ProfileRequest`.
 
     Raises:
         StoreError: there is no such store, or what the request's record says.
-        UserError: a server is asked for what only works on the store itself, or what the request's record says.
+        UserError: what the request's record says.
     """
     return _answer(store, request, **further)
 
@@ -82,21 +76,12 @@ def ask(store: str | StoreReader | None, request: Answered[T], **further: Any) -
 def _answer(store: str | StoreReader | None, request: Any, **further: Any) -> Any:
     kind: type[Request] = type(request)
     first, _ = answer_parameters(kind)
-    if first == "ask":
-        return request.answer(partial(ask, store), **further)
     if kind.opens:
         return request.answer(store, **further)
-    where = store if first == "store" else getattr(request, "store", None)
-    if isinstance(where, str) and is_server(where):
-        from moevolve.search.server.client import RemoteService
-
-        with RemoteService(where) as server:
-            # A server answers at once, without stages.
-            return server.ask(request, **{name: each for name, each in further.items() if name != "on_stage"})
     if first is None:
         return request.answer(**further)
     if store is None:
-        raise UserError("say which store, or which server, answers this")
+        raise UserError("say which store answers this")
     # Requests that write refuse an open store that is for reading only.
     with opened_store(store) if kind.writes else opened_reader(store) as opened:  # type: ignore[arg-type]
         return request.answer(opened, **further)

@@ -61,7 +61,7 @@ class Run(FinalTable):
 
     @classmethod
     def of(cls, table: FinalTable, store: str) -> Self:
-        """Make the run of a final table and the URL of the search's store or server."""
+        """Make the run of a final table and the URL of the search's store."""
         run = cls(**vars(table))
         object.__setattr__(run, "_store", store)  # no field: it may contain a password, and is no part of the table
         return run
@@ -100,7 +100,7 @@ def load(store: str | StoreReader, search: str) -> Run:
     """Load a stored search as `launch` returns it, without continuing it: its final table as far as it is measured.
 
     Args:
-        store: URL of the store, or of a server; or an open store, which is left open.
+        store: URL of the store, or an open store, which is left open.
         search: Name or id of the search.
 
     Raises:

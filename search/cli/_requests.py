@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 import moevolve
 from moevolve.search.cli.output.console import print_csv, print_json
-from moevolve.search.interface.parameters import SERVER_VARIABLE, STORE_VARIABLE
+from moevolve.search.interface.parameters import STORE_VARIABLE
 from moevolve.search.interface.request import (
     Request,
     default_of,
@@ -37,10 +37,9 @@ StoreOption = Annotated[
     str,
     typer.Option(
         "--store",
-        "--server",
         metavar="URL",
-        envvar=[SERVER_VARIABLE, STORE_VARIABLE],
-        help="SQLAlchemy URL of the store, or http(s) URL of a server.",
+        envvar=STORE_VARIABLE,
+        help="SQLAlchemy URL of the store.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -64,7 +63,7 @@ def takes(
 
 
 def shows(kind: type[Request], *but: str, csv: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command of a function that prints an answer: it asks the store or the server, and can print JSON instead.
+    """Make a command of a function that prints an answer: it asks the store, and can print JSON instead.
 
     The function takes the answer, the request, and its own options.
 

@@ -85,7 +85,7 @@ _EXAMPLES = {
         "moevolve launch run.yaml --set genome.experts=4",
         "moevolve launch run.yaml --submit http://HEAD:8265 --name second",
     ),
-    "watch": ("moevolve watch demo", "moevolve watch demo --server http://HOST:8080"),
+    "watch": ("moevolve watch demo",),
     "resume": ("moevolve resume demo",),
     "searches": ("moevolve searches --status running", "moevolve searches --sort test --csv > searches.csv"),
     "show": ("moevolve show demo", "moevolve show demo:137", "moevolve show demo:137 --against demo:0"),

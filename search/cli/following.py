@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @takes(WatchRequest)
 def watch(request: WatchRequest, store: StoreOption = DEFAULT_STORE) -> None:
-    """Follow a search, in a store or on a server, until it ends. Ctrl-C ends the watching only; the search goes on."""
+    """Follow a search until it ends. Ctrl-C ends the watching only; the search goes on."""
     with exit_with_message("the search goes on", ()):
         last = _follow(request, store)
     status = "its driver is gone: resume it" if last.is_orphaned else last.search.status_reason

@@ -253,10 +253,7 @@ def watched(
             begun.append(config)
             where = shlex.quote(without_password(config.store))
             hint = again or f"continue with: moevolve resume {config.name} --store {where}"
-            message = f"{INTERRUPTED}, {hint}"
-            if config.store.startswith("http"):
-                message = f"the search goes on; end it with: moevolve stop {config.name} --server {where}"
-            stack.enter_context(exit_with_message(message, moevolve.PoolError, hint, stopped=stopped))
+            stack.enter_context(exit_with_message(f"{INTERRUPTED}, {hint}", moevolve.PoolError, hint, stopped=stopped))
             if not names:
                 names.append(config.name)
                 shown = stack.enter_context(watch(config.name))

@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.records import short_repr
+from moevolve.search.interface.opening import opened_reader
 from moevolve.search.interface.parameters import SearchRef
-from moevolve.search.interface.request import Ask, Request, about, record
-from moevolve.search.interface.searches import SearchRequest
+from moevolve.search.interface.request import Request, about, record
 from moevolve.search.running.steer import steer
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import Control, DesiredState, SearchRecord
@@ -61,17 +61,19 @@ class WatchRequest(Request):
         StoreError: there is no such store or search.
     """
 
+    opens = True  # it stays open while the search is followed
     search: SearchRef
 
-    def answer(self, ask: Ask) -> Iterator[SearchState]:
+    def answer(self, store: str | StoreReader) -> Iterator[SearchState]:
         last = None
-        while last is None or not last.ended:
-            found = SearchState(ask(SearchRequest(self.search)), ask(ControlRequest(self.search)))
-            if found != last:
-                yield found
-            last = found
-            if not last.ended:
-                time.sleep(_POLL_S)
+        with opened_reader(store) as opened:
+            while last is None or not last.ended:
+                found = SearchState(opened.search(self.search), ControlRequest(self.search).answer(opened))
+                if found != last:
+                    yield found
+                last = found
+                if not last.ended:
+                    time.sleep(_POLL_S)
 
 
 @record

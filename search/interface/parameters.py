@@ -25,7 +25,6 @@ Overrides = Mapping[str, Any] | Sequence[str]
 
 SETTINGS = Flag("--set", "KEY=VALUE", list[str])
 STORE_VARIABLE = "MOEVOLVE_STORE"
-SERVER_VARIABLE = "MOEVOLVE_SERVER"
 
 SearchRef = Annotated[str, about("Name or id of the search.", max_length=LONGEST_NAME)]
 IndividualRef = Annotated[

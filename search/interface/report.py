@@ -18,7 +18,7 @@ from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.interface.parameters import SearchRef
-from moevolve.search.interface.request import Ask, Flag, Request, about, one_line_errors, record
+from moevolve.search.interface.request import Flag, Request, about, one_line_errors, record
 from moevolve.search.interface.searches import FinalTableRequest
 from moevolve.search.loop.final_table import FinalTable, build_final_table
 from moevolve.search.loop.scores import full_fitness
@@ -72,11 +72,11 @@ class PlotFileRequest(_Drawing):
 
     path: Annotated[Path, about("Picture to write (.png, .svg, .pdf)."), Flag("-o --output")]
 
-    def answer(self, ask: Ask) -> None:
+    def answer(self, store: StoreReader) -> None:
         form: Any = self.path.suffix.lstrip(".")
         with one_line_errors():
             request = PlotRequest(self.search, individual=self.individual, form=form)
-        picture = ask(request)
+        picture = request.answer(store)
         with writing_into(self.path.parent):
             self.path.write_bytes(picture)
 
@@ -158,8 +158,8 @@ class ReportFileRequest(_Page):
 
     path: Annotated[Path, about("HTML file to write."), Flag("-o --output", "FILE")]
 
-    def answer(self, ask: Ask) -> FinalTable:
-        page = ask(ReportRequest(self.search, limit=self.limit))
+    def answer(self, store: StoreReader) -> FinalTable:
+        page = ReportRequest(self.search, limit=self.limit).answer(store)
         with writing_into(self.path.parent):
             self.path.write_bytes(page)
-        return ask(FinalTableRequest(self.search))
+        return FinalTableRequest(self.search).answer(store)

@@ -5,9 +5,7 @@ and the HTTP route; a parameter's type, default, range and description are state
 fields are arguments of commands, the others are options. Its method `answer` does the work and returns records. What
 `answer` takes says what it needs:
 
-- `store`, an open store; with `opens` it may also be a URL or None.
-- `ask`, with which it asks the same store or server for something else.
-- Neither of them. A field `store` of the request may then name a server, which answers instead.
+- `store`, an open store; with `opens` it may also be a URL or None. Without it, the request needs no store.
 - Further parameters by keyword, such as an observer, which are no part of the request. Python functions have them, too.
 """
 
@@ -37,7 +35,7 @@ class Request:
 
     Attributes:
         route: HTTP path under /api, with the request's positional fields in braces; None where the answer needs
-            something that a server doesn't offer to its clients, such as the model.
+            something that servers don't offer, such as the model.
         writes: True if the answer needs a store that it can write to. Its route is a POST.
         opens: True if the answer opens the store itself, from a URL or an open store.
         needs_one: Names of parameters of which at least one must be given, where none of them is required by itself.
@@ -54,15 +52,9 @@ class Request:
 
 
 class Answered(Protocol[T_co]):
-    """A request that a store or a server answers with a `T_co`."""
+    """A request that is answered with a `T_co`."""
 
     def answer(self, store: Any, /) -> T_co: ...
-
-
-class Ask(Protocol):
-    """Asks the same store or server for something else."""
-
-    def __call__(self, request: Answered[T], /) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +109,7 @@ def answer_type(kind: Any) -> Any:
 
 
 def answer_parameters(kind: Any) -> tuple[str | None, dict[str, inspect.Parameter]]:
-    """What `answer` takes: `store`, `ask` or None, and its further parameters, which have defaults."""
+    """What `answer` takes: `store` or None, and its further parameters, which have defaults."""
     given = list(inspect.signature(kind.answer).parameters.values())[1:]
     further = {each.name: each for each in given if each.kind is inspect.Parameter.KEYWORD_ONLY}
     hints = _hints(kind.answer, list(further))

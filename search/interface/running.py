@@ -15,10 +15,8 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.config.study import Study, StudyCell, load_study
 from moevolve.search.interface.opening import opened_store
 from moevolve.search.interface.parameters import (
-    SERVER_VARIABLE,
     SETTINGS,
     SILENT,
-    STORE_VARIABLE,
     Insecure,
     NewSearchName,
     NewStore,
@@ -56,14 +54,7 @@ class LaunchRequest(Request):
     config: RunFile
     _: KW_ONLY
     overrides: RunSettings = ()
-    store: Annotated[
-        str | InstanceOf[Store] | None,
-        about(
-            "SQLAlchemy URL of the store, made if need be; default: the configuration's. Or "
-            "http(s) URL of a server, which launches the run file that it has under this name."
-        ),
-        Flag("--store --server", kind=str, variables=(SERVER_VARIABLE, STORE_VARIABLE)),
-    ] = None
+    store: NewStore = None
     name: NewSearchName = None
     address: RayAddress = None
     or_resume: Annotated[bool, about("Continue the search of this name if it exists.")] = False

@@ -10,7 +10,7 @@ from pydantic import InstanceOf
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
-from moevolve.search.interface.opening import opened_store, refuse_server
+from moevolve.search.interface.opening import opened_store
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.running.calibration import stored_fingerprint
 from moevolve.search.running.weights import stored_facts
@@ -38,7 +38,6 @@ class UpgradeRequest(Request):
 
     def answer(self, store: str | StoreReader) -> Upgrade:
         url = store if isinstance(store, str) else store.url  # an open store has the newest schema already
-        refuse_server(url)
         return schema.upgrade(url)
 
 

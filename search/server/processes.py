@@ -24,8 +24,8 @@ from moevolve.store.repository import Store
 
 _TAIL_BYTES = 1 << 16
 """Bytes of a log's end that are read, some hundreds of lines: a page shows no more, and a log may grow for days."""
-_SERVER_VARIABLES = ("MOEVOLVE_SERVER", "MOEVOLVE_TOKEN", "MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
-"""Environment variables that commands must not inherit: with them they would ask a server instead of the store."""
+_SERVER_VARIABLES = ("MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
+"""Environment variables that are for the server alone."""
 _KEEP_SCORE = "--keep-score"
 _ONE_SIZE = re.compile(r"(?P<shrink>.+?)-\d+(-one-shots)?")
 """Names of the searches of a shrink with --keep-score, which makes one or two for each size that it tries."""

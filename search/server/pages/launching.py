@@ -15,13 +15,12 @@ from starlette.concurrency import run_in_threadpool
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
-from moevolve.search.config.files import as_override, load_run_config
+from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.interface.request import one_line_errors
 from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
 from moevolve.search.server.dependencies import NameQuery, ServerDep, ServerState
-from moevolve.search.server.guard import browser_scheme
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.pages.views import Tone
 from moevolve.search.server.planning import (
@@ -175,8 +174,6 @@ def show_launch(
         fields=fields,
         further=[f"{key} = {json.dumps(value)}" for key, value in asked.overrides.items() if key not in own],
         settable=LAUNCH_SETTINGS,
-        server=f"{browser_scheme(request.scope, request.headers)}://{request.url.netloc}",
-        changes=[as_override(key, value) for key, value in asked.overrides.items()],
     )
 
 

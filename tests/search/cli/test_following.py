@@ -9,16 +9,11 @@ from typing import Any
 
 import pytest
 from search_lab import UnrulyPool, drive, run_config, start
-from served_here import in_thread
-from server_tokens import WRITE
 from store_samples import search, split
 
 import moevolve
 from moevolve.search.interface import control
 from moevolve.search.interface.control import ControlRequest, SearchState, WatchRequest
-from moevolve.search.interface.searches import SearchRequest
-from moevolve.search.server.app import make_app
-from moevolve.search.server.settings import ServerSettings
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 
@@ -57,14 +52,6 @@ def test_watching_ends_with_the_search(store: Store, in_process: Any) -> None:
     assert in_process("watch", "ghost", "--store", store.url).returncode == 2
 
 
-def test_a_server_is_watched_too(store: Store, in_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
-    monkeypatch.setenv("MOEVOLVE_TOKEN", WRITE)
-    with in_thread(make_app(store, ServerSettings.model_validate({"store": store.url}))) as (port, _):
-        done = in_process("watch", "lab", "--server", f"http://127.0.0.1:{port}")
-    assert done.returncode == 0 and "lab: finished" in done.stdout, done.stderr
-
-
 def states(store: Store) -> list[SearchState]:
     """A search that starts, evaluates, stands still for a moment, and is stopped."""
     record = replace(store.search("lab"), status="running")
@@ -84,8 +71,10 @@ def states(store: Store) -> list[SearchState]:
 def test_states_are_yielded_when_they_change(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "_POLL_S", 0.0)
     found = states(store)
-    answers = {SearchRequest: iter(one.search for one in found), ControlRequest: iter(one.control for one in found)}
-    seen = list(WatchRequest("lab").answer(lambda request: next(answers[type(request)])))  # type: ignore[arg-type]
+    records, controls = iter([one.search for one in found]), iter([one.control for one in found])
+    monkeypatch.setattr(Store, "search", lambda *_: next(records))
+    monkeypatch.setattr(ControlRequest, "answer", lambda *_: next(controls))
+    seen = list(WatchRequest("lab").answer(store))
     assert seen == [each for place, each in enumerate(found) if place != 2]
 
 

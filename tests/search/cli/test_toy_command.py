@@ -22,7 +22,6 @@ from moevolve.search.cli.output.console import output
 from moevolve.search.interface.request import Request, about, record
 from moevolve.search.server.api import requests as routes
 from moevolve.search.server.app import make_app as make_server
-from moevolve.search.server.client import RemoteService
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.reader import StoreReader
 
@@ -100,11 +99,9 @@ def test_python_and_a_server_have_it_too(store: str, monkeypatch: pytest.MonkeyP
         counted(store, least=-1)
     assert counted.__name__ == "count_individuals" and "Leave out searches with fewer." in str(counted.__doc__)
     monkeypatch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
-    monkeypatch.setenv("MOEVOLVE_TOKEN", WRITE)
     with moevolve.open_store(store) as opened:
         app = make_server(opened, ServerSettings.model_validate({"store": store}))
-        service = RemoteService("http://localhost:8080")
-        monkeypatch.setattr(service, "_http", TestClient(app, service.url, headers=service._http.headers))
-        assert service.ask(CountIndividualsRequest(least=2)) == {"three": 3}
-        described = service._http.get("/api/openapi.json").json()["paths"]["/api/counts"]["get"]
+        client = TestClient(app, "http://localhost", headers={"authorization": f"Bearer {WRITE}"})
+        assert client.get("/api/counts?least=2").json() == {"three": 3}
+        described = client.get("/api/openapi.json").json()["paths"]["/api/counts"]["get"]
     assert described["parameters"][0]["description"] == "Leave out searches with fewer."

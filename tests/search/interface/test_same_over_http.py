@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from pydantic import TypeAdapter
 from search_lab import UnrulyPool, drive, run_config, start
-from served_here import in_thread
 from server_tokens import WRITE
+from starlette.testclient import TestClient
 from store_samples import judged, scored, search, split
 
 import moevolve
@@ -17,16 +18,14 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.interface.answers import StoredAnswersRequest
 from moevolve.search.interface.control import CancelRequest, ControlRequest, PauseRequest, ScaleRequest, StopRequest
-from moevolve.search.interface.evaluate import EvaluateRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import PlotRequest, ReportRequest
-from moevolve.search.interface.request import one_line_errors
+from moevolve.search.interface.request import answer_type, one_line_errors, path_fields
 from moevolve.search.interface.results import CompareRequest, EffectsRequest
 from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest
 from moevolve.search.interface.show import GenomeRequest, GenomeView, LineageRequest, OverviewRequest, ShowRequest
 from moevolve.search.server.api.requests import REQUESTS
 from moevolve.search.server.app import make_app
-from moevolve.search.server.client import RemoteService
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.reader import StoreReader
@@ -95,21 +94,30 @@ FAKES: dict[Any, Any] = {
 
 
 @pytest.fixture(scope="module")
-def served(store: Store) -> Iterator[RemoteService]:
-    """The service of a server of this store, which runs in this process."""
+def client(store: Store) -> Iterator[TestClient]:
+    """A client of a server of this store, which runs in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
-        patch.setenv("MOEVOLVE_TOKEN", WRITE)
         for kind, fake in FAKES.items():
             patch.setattr(kind, "answer", fake)
         app = make_app(store, ServerSettings.model_validate({"store": store.url}))
-        with in_thread(app) as (port, _), RemoteService(f"http://127.0.0.1:{port}") as service:
-            yield service
+        headers = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}
+        yield TestClient(app, "http://localhost", headers=headers)
 
 
-def test_a_server_answers_as_its_store_does(store: Store, served: RemoteService) -> None:
+def asked(client: TestClient, question: Any) -> Any:
+    """The response to a request that is sent over HTTP, to its route."""
+    kind = type(question)
+    values = TypeAdapter(kind).dump_python(question, mode="json", exclude_none=True)
+    path = "/api" + kind.route.format(**{name: quote(str(value), safe="") for name, value in values.items()})
+    others = {name: value for name, value in values.items() if name not in path_fields(kind.route)}
+    return client.post(path, json=others) if kind.writes else client.get(path, params=others)
+
+
+def test_a_server_answers_as_its_store_does(store: Store, client: TestClient) -> None:
     for question in QUESTIONS:
-        here, there = question.answer(store), served.ask(question)
+        here, response, kind = question.answer(store), asked(client, question), answer_type(type(question))
+        there = response.content if kind is bytes else TypeAdapter(kind).validate_json(response.content)
         if isinstance(question, PauseRequest | StopRequest | CancelRequest | ScaleRequest):
             assert (there.owner, there.desired_state, there.workers) == (here.owner, here.desired_state, here.workers)
         else:
@@ -117,22 +125,21 @@ def test_a_server_answers_as_its_store_does(store: Store, served: RemoteService)
     assert {type(question) for question in QUESTIONS} == set(REQUESTS)
 
 
-WRONG: list[tuple[Any, type[Exception], str]] = [
-    (ShowRequest("lab:60"), NotFoundError, "no individual 'lab:60'; nearest: lab:59"),
-    (StopRequest("lab"), StoreError, "isn't being run"),
-    (ScaleRequest("beta"), UserError, "say how many workers"),
-    (ShowRequest("a ?c#d%:1"), NotFoundError, "a ?c#d%"),
+WRONG: list[tuple[Any, type[Exception], int, str]] = [
+    (ShowRequest("lab:60"), NotFoundError, 404, "no individual 'lab:60'; nearest: lab:59"),
+    (StopRequest("lab"), StoreError, 409, "isn't being run"),
+    (ScaleRequest("beta"), UserError, 422, "say how many workers"),
+    (ShowRequest("a ?c#d%:1"), NotFoundError, 404, "a ?c#d%"),
 ]
 
 
-def test_what_is_wrong_is_the_same_error(store: Store, served: RemoteService) -> None:
-    for question, error, said in WRONG:
-        for answer in (partial(moevolve.ask, store), served.ask):
-            with pytest.raises(error) as caught:
-                answer(question)
-            assert said in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="this needs the store itself, and the model"):
-        served.ask(EvaluateRequest("lab:1", task="rte"))
+def test_what_is_wrong_is_the_same_error(store: Store, client: TestClient) -> None:
+    for question, error, status, said in WRONG:
+        with pytest.raises(error) as caught:
+            moevolve.ask(store, question)
+        refused = asked(client, question)
+        assert refused.status_code == status and refused.json()["detail"] == str(caught.value)
+        assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

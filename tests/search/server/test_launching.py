@@ -193,7 +193,6 @@ def test_a_form_shows_the_run_file(client: TestClient, store: Store, runs: Path,
     assert page.texts_of("option") == ["the run file's", "gone", "tiny"]
     tasks = {found["value"] for found in page.all("input") if found.get("type") == "checkbox"}
     assert {"boolq", "eep/boolq"} < tasks and not [found for found in page.all("input") if "disabled" in found]
-    assert "moevolve launch small --server http://localhost:8080 --name calm" in page.text
     shown = page.text[page.text.index("All settings as YAML") :]
     assert f"store: {store.url}" in shown
     stored(store, load_run_config(runs / "small.yaml"), "calm")
@@ -275,7 +274,7 @@ def test_a_form_is_disabled_for_a_read_token(client: TestClient) -> None:
     reader = TestClient(client.app, "http://localhost", headers=headers)
     page = page_of(reader, "/launch?configuration=small")
     assert all("disabled" in found for found in page.all("button", "input", "textarea", "select"))
-    assert "needs a token of scope write" in page.text and "moevolve launch small" in page.text
+    assert "needs a token of scope write" in page.text
     refused = reader.post("/api/searches/check", json={"configuration": "small"}, headers={"x-moevolve": "1"})
     assert refused.status_code == 403
 
