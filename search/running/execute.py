@@ -22,7 +22,6 @@ from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.lease_heartbeat import LeaseHeartbeat
 from moevolve.search.running.loggers.feeding import feeding_loggers
 from moevolve.search.running.observer import Observer, logged_as
-from moevolve.search.running.webhooks import posting_webhooks
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import CancelledError, LeaseLostError
 from moevolve.store.events import asker
@@ -137,7 +136,6 @@ def execute(
     with (
         logged_as(setup.config.name),
         LeaseHeartbeat(store, setup.search_id, workers.lease_s, workers.priority, share.request) as heartbeat,
-        posting_webhooks(store, setup.search_id),
         feeding_loggers(setup, store, observer) as observer,
     ):
         lease = heartbeat.lease

@@ -55,12 +55,8 @@ def make_app(store: Store, settings: ServerSettings) -> Guard:
 
 
 def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
-    """The application without access control.
-
-    Raises:
-        UserError: the key of a webhook isn't in the environment.
-    """
-    processes = ProcessRunner(settings.store, settings.logs.resolve(), settings.webhooks)
+    """The application without access control."""
+    processes = ProcessRunner(settings.store, settings.logs.resolve())
     server = ServerState(
         writer=store,
         settings=settings,

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.running.webhooks import WebhookSection, environment_of
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.events import ASKER_VARIABLE, asker
 from moevolve.store.records import Control, DesiredState
@@ -82,17 +81,11 @@ class ProcessRunner:
         store: URL of the store that the commands use. It is passed in the environment, because other users of the
             machine can read command lines.
         logs: Folder for the log files.
-        webhooks: Addresses that searches notify when they end.
-
-    Raises:
-        UserError: the key of a webhook isn't in the environment.
     """
 
-    def __init__(self, store: str, logs: Path, webhooks: Sequence[WebhookSection] = ()) -> None:
-        for target in webhooks:
-            _ = target.secret
+    def __init__(self, store: str, logs: Path) -> None:
         self._logs = logs
-        self._environment = {"MOEVOLVE_STORE": store, "COLUMNS": _COLUMNS, **environment_of(webhooks)}
+        self._environment = {"MOEVOLVE_STORE": store, "COLUMNS": _COLUMNS}
         self._started: dict[str, _Started] = {}
         self._lock = threading.Lock()
 

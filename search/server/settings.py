@@ -19,7 +19,6 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.yaml_files import explain_validation, read_yaml
 from moevolve.search.genomes.contract.phases import Section
-from moevolve.search.running.webhooks import WebhookSection
 
 Scope = Literal["read", "write"]
 SCOPES: tuple[Scope, ...] = ("read", "write")
@@ -59,7 +58,6 @@ class ServerSettings(Section):
         exports: Folder that exports and shrunk checkpoints are written to; None turns both off.
         logs: Folder for the logs of searches and exports started by the server.
         address: Ray cluster that launched searches join; None starts Ray on this machine for each search.
-        webhooks: Addresses that are notified when searches launched by the server end.
     """
 
     store: str = "sqlite:///moevolve.db"
@@ -75,7 +73,6 @@ class ServerSettings(Section):
     exports: Path | None = None
     logs: Path = Path("moevolve-logs")
     address: str | None = None
-    webhooks: tuple[WebhookSection, ...] = ()
 
     @field_validator("hosts")
     @classmethod

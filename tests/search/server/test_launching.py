@@ -19,11 +19,9 @@ from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 
 import moevolve
-from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.running.plan.preview import preview
-from moevolve.search.running.webhooks import VARIABLE, WebhookSection, targets_of_environment
 from moevolve.search.server.app import make_app
 from moevolve.search.server.processes import Job, ProcessRunner
 from moevolve.search.server.settings import ServerSettings
@@ -348,17 +346,13 @@ def test_an_export_is_started_with_its_options_and_its_state_is_shown(
     assert "/just/written" in page.text and not polls(page, part)
 
 
-def test_processes_get_the_servers_store_and_webhooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_get_the_servers_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "environment"
     script.write_text("#!/bin/sh\nenv\n")
     script.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(script))
     monkeypatch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
-    target = WebhookSection.model_validate({"url": "https://hook.example/T0KEN", "secret_env": "THEIR_KEY"})
-    with pytest.raises(UserError, match="environment variable THEIR_KEY: set it"):
-        ProcessRunner("sqlite://", tmp_path, (target,))
-    monkeypatch.setenv("THEIR_KEY", "a key of theirs")
-    runner = ProcessRunner("sqlite:///lab.db", tmp_path, (target,))
+    runner = ProcessRunner("sqlite:///lab.db", tmp_path)
     for name in ("one", "two", "one"):
         runner.start(name, ["launch"])
         while runner.job(name).running:
@@ -366,8 +360,6 @@ def test_processes_get_the_servers_store_and_webhooks(tmp_path: Path, monkeypatc
     assert [(one.name, one.exit_code) for one in runner.jobs()] == [("two", 0), ("one", 0)], "the latest comes last"
     given = dict(line.partition("=")[::2] for line in runner.log("one").splitlines())
     assert given["MOEVOLVE_STORE"] == "sqlite:///lab.db" and "MOEVOLVE_WRITE_TOKEN" not in given
-    monkeypatch.setenv(VARIABLE, given[VARIABLE])
-    assert targets_of_environment() == (target,)
 
 
 def test_a_name_with_slashes_reads_no_log_elsewhere(tmp_path: Path) -> None:
