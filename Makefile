@@ -13,7 +13,7 @@ FOLDERS := $(PRODUCT) tests configs
 # Otherwise every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test bench-test lint format bench bench-real matrix gpu lab clean
+.PHONY: demo test bench-test lint format bench matrix gpu lab clean
 
 demo: $(INSTALLED)
 	@mkdir -p .demo
@@ -43,17 +43,13 @@ bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_store.py
 	$(BIN)/python tests/benchmarks/bench_driver.py
 	$(BIN)/python tests/benchmarks/bench_busy.py
-	$(BIN)/python tests/benchmarks/bench_edits.py
 	$(BIN)/python tests/benchmarks/bench_kernels.py
 	$(BIN)/python tests/benchmarks/bench_repair.py
-	$(BIN)/python tests/benchmarks/bench_disk.py
 	$(BIN)/python tests/benchmarks/bench_search.py
 
+# Every family and format in every test of them.
 matrix: $(STAMP)
-	$(BIN)/python tests/benchmarks/matrix.py
-
-bench-real: $(STAMP)
-	$(BIN)/python tests/benchmarks/bench_real.py --readme
+	$(BIN)/pytest -m family_matrix
 
 # What a machine with torch and transformers of its own, and no network, lacks: the product and libraries, as wheels.
 GPU_LACKS := alembic annotated-types datasets dill gguf greenlet mako multiprocess pydantic pydantic-core sqlalchemy \

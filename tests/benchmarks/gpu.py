@@ -1,7 +1,7 @@
 """Runs everything that needs a GPU on the GPU of this machine, in some minutes: `make gpu`.
 
     make gpu [PYTHON=python3] [OPTIONS="--only kernels repair --seconds 300 --out FOLDER"]
-    make gpu OPTIONS=--rehearse                           # on a CPU, with a metered device and narrow models
+    make gpu OPTIONS=--rehearse                           # on a CPU, with a second device and narrow models
 
 - kernels: bench_kernels.py at the shapes of Mixtral-8x7B, Qwen3-30B-A3B, GPT-OSS-20B and Llama-2-7B.
 - tests: the tests that are marked `gpu`.
@@ -46,9 +46,6 @@ LIMITS = {
     "llama-3-8b": 60,
     "repair": 40,
 }
-VERBS = ("load", "full", "prune", "calibrate reap", "merge", "repair")
-# Those after which the model is no longer loaded.
-EXPORT_VERBS = ("export", "reload", "profile")
 # Settings of narrow models, for a rehearsal.
 NARROW: dict[str, dict[str, Any]] = {
     "mixtral-8x7b": {"hidden_size": 384, "intermediate_size": 1344, "num_attention_heads": 4, "num_key_value_heads": 1},
@@ -146,22 +143,21 @@ def published_model(part: str, options: argparse.Namespace) -> Iterator[Figure]:
     """The lab's verbs on one model, and for a mixture of experts the pace of evaluations."""
     import torch
     from real_size.checkpoint import write_checkpoint
-    from real_size.cuda import CudaDevice
-    from real_size.meter import MeteredDevice
     from real_size.published import SPECS
-    from real_size.verbs import DENSE_VERBS, UNLOADED, Session
+    from real_size.verbs import DENSE_VERBS, EXPERT_VERBS, EXPORT_VERBS, Session
+    from second_device import second_device
 
     torch.set_num_threads(1)
     changes = NARROW[part] if options.rehearse else {}
     spec = replace(SPECS[part], layers=2 if SPECS[part].retained else 1, changes=changes)
-    used: Any = MeteredDevice(80 * 10**9).installed() if options.rehearse else nullcontext(CudaDevice())
-    with used as device, tempfile.TemporaryDirectory(prefix="moevolve-gpu-", dir=options.scratch) as scratch:
+    used: Any = second_device() if options.rehearse else nullcontext()
+    with used, tempfile.TemporaryDirectory(prefix="moevolve-gpu-", dir=options.scratch) as scratch:
         started = time.perf_counter()
         model = write_checkpoint(spec, Path(scratch, "model"))
         task = write_texts(Path(scratch, "task"), *((4, 30) if options.rehearse else (128, 420)))
         yield Figure(part, "writing the checkpoint", time.perf_counter() - started, "s", note=spec.scaled)
-        session = Session(spec, model, task, "device", device, BATCH_TOKENS[0])
-        yield from verbs(part, session, VERBS if spec.retained else tuple(v for v in DENSE_VERBS if v not in UNLOADED))
+        session = Session(spec, model, task, BATCH_TOKENS[0])
+        yield from verbs(part, session, EXPERT_VERBS if spec.retained else DENSE_VERBS)
         if spec.retained:
             yield from pace(part, session, Card.measured(256 if options.rehearse else 8192))
             # `rows` freezes what it finds, so a model that is still loaded would stay.
@@ -171,18 +167,12 @@ def published_model(part: str, options: argparse.Namespace) -> Iterator[Figure]:
 
 def write_texts(directory: Path, rows: int, words: int) -> Path:
     """A task of the lab whose questions follow as many words of the reference text that comes with Python."""
-    from real_size.runs import write_task
+    from real_size.verbs import write_task
 
-    path = write_task(directory, rows)
     text = " ".join(topics.values()).split()
-    for number, file in enumerate(sorted(directory.glob("*.jsonl"))):
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        lines = lines[: max(4, rows // 8)] if file.stem == "calibration" else lines
-        for row, line in enumerate(lines):
-            start = (number * rows + row) * words % (len(text) - words)
-            line["passage"] = " ".join([*text[start : start + words - row % 16], line["passage"]])
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    starts = (row * words % (len(text) - words) for row in range(3 * rows))
+    texts = [" ".join(text[start : start + words - row % 16]) for row, start in enumerate(starts)]
+    return write_task(directory, texts, rows, max(4, rows // 8))
 
 
 def verbs(part: str, session: Any, names: Sequence[str]) -> Iterator[Figure]:
@@ -194,8 +184,8 @@ def verbs(part: str, session: Any, names: Sequence[str]) -> Iterator[Figure]:
             yield Figure(part, row.verb, None, "s", note=f"failed: {row.failure}")
             continue
         yield Figure(part, row.verb, row.seconds, "s", note=row.note)
-        share = row.device / row.planned if row.planned else None
-        yield Figure(part, f"{row.verb}, peak memory", row.device / 1e9, "GB", share, "plan")
+        share = row.peak / row.planned if row.planned else None
+        yield Figure(part, f"{row.verb}, peak memory", row.peak / 1e9, "GB", share, "plan")
 
 
 def pace(part: str, session: Any, card: Card) -> Iterator[Figure]:
@@ -214,7 +204,9 @@ def pace(part: str, session: Any, card: Card) -> Iterator[Figure]:
     yield Figure(part, "copy", card.bytes / 1e9, "GB/s")
     setup = set_up(session.config("full"), "gpu")
     (split,), facts, config = setup.prepared["search"], setup.facts, setup.config
-    worker, resident = session._held(), session._held().resident
+    worker, resident = session.held(), session.held().resident
+    # The last candidate's experts are still in the model.
+    worker.evaluate(EvaluationRequest(IdentityEdit(), (split.ref,)), (split,))
     tokens = PromptMeter(config.model, config.engine).tokens(split)
     stored = sum(each.numel() for layer in decoder_layers(resident.model) for each in layer.parameters())
     active = stored - len(facts.moe_layers) * (facts.experts - facts.active) * facts.expert_parameters
@@ -230,7 +222,7 @@ def pace(part: str, session: Any, card: Card) -> Iterator[Figure]:
     yield Figure(part, "plain transformers, 4096 at once", tokens.read / plain, "tokens/s", floor / plain, limit)
 
     for verb in ("full", "prune", "merge", "repair"):
-        setup = session._set_up(verb)
+        setup = session.setup(verb)
         times = []
         for seed in range(3):
             rng, phase = np.random.default_rng(seed), setup.config.phases[0]

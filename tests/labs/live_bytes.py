@@ -1,7 +1,6 @@
 """Counts the bytes of all tensors that operations make, as long as they live: what a device would have to hold.
 
-For models on the CPU, and for fake tensors, which hold nothing. The metered device of `tests/labs/real_size` counts
-what goes to a GPU, apart from the host, and within a capacity.
+For models on the CPU, and for fake tensors, which hold nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Edits, repairs and the engine on a GPU against the same on the CPU, on tiny models in float32.
 
-Without a GPU they run on the lab's metered device, which finds tensors of two devices in one operator, too.
+Without a GPU they run on the lab's second device, which finds tensors of two devices in one operator, too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dense_edits import divided, head_masks, masked
 from edit_checks import Residents, assert_close, logits
 from engine_samples import Numbers, answers, edit_of_family, others, words_split
 from family_samples import representatives
-from real_size.meter import MeteredDevice
 from repair_samples import rows_of, sequences_of
+from second_device import second_device
 from torch import Tensor
 
 from moevolve.evaluators.types import PreparedSplit
@@ -43,7 +43,7 @@ ROWS = rows_of(sequences_of([21] * 12))
 
 
 def gpu() -> AbstractContextManager[Any]:
-    return nullcontext() if torch.cuda.is_available() else MeteredDevice().installed()
+    return nullcontext() if torch.cuda.is_available() else second_device()
 
 
 def check(here: ResidentModel, config: ModelConfig, edits: list[Edit], tokens: Tensor, tolerance: float = 1e-4) -> None:
@@ -54,6 +54,12 @@ def check(here: ResidentModel, config: ModelConfig, edits: list[Edit], tokens: T
         found = [logits(there, edit, tokens.to("cuda")).cpu() for edit in edits]
     for pair in zip(found, expected, strict=True):
         assert_close(*pair, tolerance)
+
+
+def test_what_is_left_on_the_host_is_found() -> None:
+    here = torch.ones(2, 2)
+    with gpu(), pytest.raises(RuntimeError, match="same device"):
+        torch.mm(here.to("cuda"), here)
 
 
 @pytest.mark.parametrize("expert_offload", ["device", "host", "disk"])

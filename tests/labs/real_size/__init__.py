@@ -1,1 +1,1 @@
-"""The lab of real size: published models of few layers, a metered device, and processes with limited host memory."""
+"""The lab of real size: published models of few layers, and what a GPU is asked of them."""

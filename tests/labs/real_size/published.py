@@ -28,9 +28,6 @@ class Spec:
         changes: settings that aren't the published ones, beside the number of layers.
         retained: experts that candidates keep in the lab's searches, about half.
         router_space: of these searches.
-        placements: where original experts stay, one run each.
-        card: bytes of the accelerator that the model is run on by the project's files.
-        scales: whether, with originals on the host, the accelerator is as much smaller as the model has fewer layers.
     """
 
     name: str
@@ -39,9 +36,6 @@ class Spec:
     retained: int = 0
     changes: dict[str, Any] = field(default_factory=dict)
     router_space: str = "probs"
-    placements: tuple[str, ...] = ("device",)
-    card: int = 80 * 10**9
-    scales: bool = False
 
     @property
     def published(self) -> dict[str, Any]:
@@ -57,12 +51,6 @@ class Spec:
         return config | {name: place % config["vocab_size"] for name, place in ids.items()}
 
     @property
-    def experts(self) -> int:
-        """Routed experts of a layer."""
-        names = ("num_local_experts", "num_experts", "n_routed_experts")
-        return next((int(self.config[name]) for name in names if name in self.config), 0)
-
-    @property
     def scaled(self) -> str:
         """What isn't as published, for people."""
         share = [f"{self.layers} of {self.published['num_hidden_layers']} layers"]
@@ -73,12 +61,12 @@ class Spec:
 SPECS = {
     spec.name: spec
     for spec in (
-        Spec("mixtral-8x7b", 2, retained=4, placements=("host",), scales=True),
+        Spec("mixtral-8x7b", 2, retained=4),
         Spec("mixtral-8x22b", 1, retained=4),
         Spec("qwen1.5-moe-a2.7b", 2, retained=30),
         Spec("qwen2-57b-a14b", 1, retained=32),
         Spec("qwen3-30b-a3b", 1, retained=64),
-        Spec("olmoe-1b-7b", 2, retained=32, placements=("device", "host")),
+        Spec("olmoe-1b-7b", 2, retained=32),
         Spec("deepseek-v2-lite", 2, dense=1, retained=32),
         # One layer of 256 experts is 11 GB in FP8 and 23 GB unpacked.
         Spec("deepseek-v3", 2, dense=1, retained=16, changes={"n_routed_experts": 32}),

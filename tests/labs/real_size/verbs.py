@@ -1,9 +1,9 @@
-"""What is asked of a model of the lab, verb by verb, under a metered device; and what `plan` says of it."""
+"""What is asked of a published model on a GPU, verb by verb, and the memory that `plan` predicts for it."""
 
 from __future__ import annotations
 
 import gc
-import re
+import json
 import shutil
 import time
 import traceback
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
-from moevolve.search.config.files import as_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import baseline_offspring
@@ -27,53 +26,59 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.records import Estimate
 from moevolve.search.running.set_up import set_up
-from moevolve.workers.contract.capacity import NeededMemory, NoRoomError, check_room
+from moevolve.workers.contract.capacity import NeededMemory
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit
+from moevolve.workers.contract.facts import DTYPE_BYTES
 from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.profiling.passes import PromptMeter
 from moevolve.workers.worker import EvaluationWorker
-from real_size.cuda import CudaDevice
-from real_size.meter import MeteredDevice
-from real_size.predicted import predicted
-from real_size.published import SPECS, Spec
-from real_size.runs import run_config
+from real_size.published import Spec
 
-BASELINES = ("frequency", "reap", "naee")
-"""`soft_activation` is measured with `frequency`; `hc_smoe` merges, and comes later."""
-UNLOADED = ("plan", "prompts")
-"""For which files may have holes."""
-EXPERT_VERBS = (
-    *UNLOADED,
-    *("load", "full", "prune", "skip"),
-    *(f"calibrate {name}" for name in BASELINES),
-    # In this order: answers of the full model put away what candidates of baselines ran on.
-    *("answers", "analyse"),
-    # From here on the model has buffers for experts that aren't the originals, which it keeps.
-    *("merge", "calibrate hc_smoe", "repair", "export", "reload", "profile"),
-)
-DENSE_VERBS = (*UNLOADED, "load", "full", "start nanomoe", "start tomoe", "start factorllm")
-"""A start is a calibration and the first candidate."""
-_FEW = {
-    "groups": 1,
-    "naee_subsets": 2,
-    "skipping_tokens": 128,
-}
-_SECTIONS: dict[str, dict[str, Any]] = {
-    "skip": {"dynamic_skipping": True, "active": 2},
-    "export": {"router_space": "logits"},
-}
-_PHASES = {"merge": "merge", "hc_smoe": "merge", "repair": "repair"}
+# From `merge` on the model has buffers for experts that aren't the originals, which it keeps.
+EXPERT_VERBS = ("load", "full", "prune", "calibrate reap", "merge", "repair")
+# After these the model is no longer loaded.
+EXPORT_VERBS = ("export", "reload", "profile")
+# A start is a calibration and the first candidate.
+DENSE_VERBS = ("load", "full", "start nanomoe", "start tomoe", "start factorllm")
 _DENSE: dict[str, dict[str, Any]] = {
     "nanomoe": {"kind": "nanomoe", "rank": 128},
     "tomoe": {"kind": "tomoe"},
     "factorllm": {"kind": "factorllm", "experts": 4, "active": 2},
 }
+_PRUNE = {"kind": "prune", "evaluations": 2, "initial": 0}
+_TUNE = {"kind": "tune", "evaluations": 2, "initial": 2, "init": ["start"]}
+_MONTHS = ("January", "March", "May", "July", "August", "October", "November", "December")
+_PROMPT = "{{ passage }}\\nQuestion: {{ question }}\\nAnswer:"
 
-_OPT: dict[str, dict[str, Any]] = {"nanomoe": {"layers": "*.fc?"}, "tomoe": {"attention": False}}
-"""What is said otherwise for a family without gates and rotary positions."""
+
+def write_task(directory: Path, texts: list[str], rows: int, measured: int) -> Path:
+    """Write a task of questions after passages, with its data; returns its file.
+
+    Args:
+        directory: its folder.
+        texts: what passages of each split begin with, one after the other.
+        rows: questions of the split `search`.
+        measured: questions of the split `calibration`; few, because each takes a pass over all weights.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    splits = {"calibration": measured, "search": rows, "test": rows}
+    for position, (split, count) in enumerate(splits.items()):
+        lines = []
+        for row in range(count):
+            name = _MONTHS[(row + 3 * position) % len(_MONTHS)]
+            passage = f"{texts[(position * rows + row) % len(texts)]} {name} is when the {row} of them came back."
+            lines.append({"passage": passage, "question": f"When did the {row} come back?", "answer": name})
+        (directory / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = "".join(f"    {split}: {split}.jsonl\n" for split in splits)
+    sources = "".join(f"  {split}: {{from: {split}}}\n" for split in splits)
+    text = f"description: questions of the lab\nsource:\n  files:\n{files}splits:\n{sources}"
+    text += f'prompt: "{_PROMPT}"\nanswer: "{{{{ answer }}}}"\nmatching: {{kind: exact}}\nmax_new_tokens: 2\n'
+    path = directory / "lab.yaml"
+    path.write_text(text)
+    return path
 
 
 @dataclass(frozen=True)
@@ -81,22 +86,18 @@ class Row:
     """One verb on one model.
 
     Attributes:
-        model, originals, verb: which.
-        device, host: peak bytes that were measured.
-        planned, planned_host: what `plan` says; None where it says nothing.
-        seconds: of this machine, for nothing but knowing what a run of the matrix takes.
+        verb: which.
+        seconds: what it took.
+        peak: most bytes in tensors on the device.
+        planned: the same as `plan` predicts it; None where it predicts nothing.
         failure: why there is no result; None if there is one.
         note: what else was found.
     """
 
-    model: str
-    originals: str
     verb: str
-    device: int
-    host: int
+    seconds: float
+    peak: int
     planned: int | None = None
-    planned_host: int | None = None
-    seconds: float = 0.0
     failure: str | None = None
     note: str = ""
 
@@ -104,21 +105,16 @@ class Row:
 class Session:
     """One process that holds a model, as a worker does, and is asked for one thing after another."""
 
-    def __init__(
-        self, spec: Spec, model: Path, task: Path, originals: str, device: MeteredDevice | CudaDevice, batch: int = 2048
-    ) -> None:
+    def __init__(self, spec: Spec, model: Path, task: Path, batch: int) -> None:
         """Take a checkpoint; nothing is loaded yet.
 
         Args:
             spec: which model.
             model: its folder.
             task: from `write_task`.
-            originals: where original experts stay.
-            device: within its `installed`.
             batch: tokens of a forward pass.
         """
-        self.spec, self.model, self.task, self.originals, self.device = spec, model, task, originals, device
-        self._batch = batch
+        self.spec, self.model, self.task, self._batch = spec, model, task, batch
         self.worker: EvaluationWorker | None = None
         self._exported = model.with_name(f"{model.name}-exported")
         self._logits: Tensor | None = None
@@ -130,56 +126,51 @@ class Session:
         # Modules and classes of what is imported stay: going through them again takes longer than many a verb.
         gc.freeze()
         for verb in verbs:
-            gc.collect()
-            self.device.reset()
+            self._reset()
             began = time.perf_counter()
             failure, note = None, ""
+            name, _, of = verb.partition(" ")
             try:
-                note = self.do(verb) or ""
+                doing: Callable[..., str | None] = getattr(self, f"_{name}", self._sampled)
+                note = (doing(verb) if doing == self._sampled else doing(of) if of else doing()) or ""
+                torch.cuda.synchronize()
             except Exception as error:  # noqa: BLE001 - a row that fails is a result
                 failure = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 traceback.print_exc()
                 del error
-            reading, seconds = self.device.read(), time.perf_counter() - began
-            planned, planned_host = self._planned(verb)
-            yield Row(
-                self.spec.name,
-                self.originals,
-                verb,
-                reading.device,
-                reading.host,
-                planned,
-                planned_host,
-                seconds,
-                failure,
-                note,
-            )
+            peak, seconds = torch.cuda.max_memory_allocated(), time.perf_counter() - began
+            yield Row(verb, seconds, peak, None if failure else self.planned(verb), failure, note)
         gc.unfreeze()
         shutil.rmtree(self._exported, ignore_errors=True)
 
-    def do(self, verb: str) -> str | None:
-        """One verb."""
-        name, _, of = verb.partition(" ")
-        doing: Callable[..., str | None] = getattr(self, f"_{name}")
-        return doing(of) if of else doing()
-
     def config(self, verb: str) -> RunConfig:
         """The search that a verb is asked of."""
-        name, _, of = verb.partition(" ")
-        if not self.spec.retained:
-            section, phases = _DENSE[of or "tomoe"], "tune"
-            if self.spec.published["model_type"] == "opt":
-                section = section | _OPT.get(of or "tomoe", {})
+        _, _, of = verb.partition(" ")
+        if self.spec.retained:
+            section = {"kind": "eep", "experts": self.spec.retained, "router_space": self.spec.router_space}
+            section |= {"groups": 1} | ({"router_space": "logits"} if verb == "export" else {})
+            phases: list[dict[str, Any]] = [dict(_PRUNE)]
         else:
-            section = {"kind": "eep", "experts": self.spec.retained, "router_space": self.spec.router_space} | _FEW
-            section |= _SECTIONS.get(name, {})
-            if of == "naee":
-                section["experts"] = self.spec.experts - 1
-            phases = _PHASES.get(of or name, "prune")
-        section = section | {"calibration_tokens": self._tokens[1]}
-        init = (of,) if of and self.spec.retained else ()
-        made = run_config(self.spec, self.model, self.task, section, phases, init, self.originals, self._batch)
-        return as_run_config(made, [f"phases.0.repair.tokens={self._tokens[-1]}"]) if phases == "repair" else made
+            section, phases = _DENSE[of or "tomoe"], [_TUNE]
+        if verb == "merge":
+            phases.append(_PRUNE | {"kind": "merge", "group_rate": 1, "entry_rate": 0.5})
+        elif verb == "repair":
+            phases[0]["repair"] = {"tokens": self._tokens[-1], "ridge_lambdas": [0.01]}
+        elif verb.startswith("calibrate"):
+            phases[0] |= {"init": [of], "initial": 1}
+        model = {"path": str(self.model), "dtype": self.spec.published["dtype"], "device": "cuda"}
+        settings: dict[str, Any] = {
+            "name": "lab",
+            "model": model,
+            "tasks": [{"name": str(self.task)}],
+            "genome": section | {"calibration_tokens": self._tokens[1]},
+            "phases": phases,
+            "window": 1,
+            "workers": {"num_gpus": 1},
+            "engine": {"threads": 1, "batch_tokens": self._batch},
+            "final": {"rerank": 0, "test": False},
+        }
+        return RunConfig.model_validate(settings)
 
     @cached_property
     def _tokens(self) -> list[int]:
@@ -191,123 +182,70 @@ class Session:
         meter = PromptMeter(ModelConfig(str(self.model)), EngineConfig())
         return [meter.most_tokens(split.head(count + 1)) for count in range(len(split.examples))]
 
-    def _held(self) -> EvaluationWorker:
+    def held(self) -> EvaluationWorker:
+        """The worker, which loads the model when it is first asked for."""
         if self.worker is None:
             config = self.config("merge" if self.spec.retained else "load")
-            needed = NeededMemory(self.estimate(config).memory[self.originals], 1.0)
+            needed = NeededMemory(self.estimate(config).memory["device"], 1.0)
             self.worker = EvaluationWorker(config.model, config.engine, needed=needed)
         return self.worker
 
-    def _plan(self) -> str:
-        """What `launch` does on a card of three quarters of what is needed: refuses, and says what would fit.
-
-        Nothing does where one layer's experts alone take more.
-        """
-        config = self.config("merge" if self.spec.retained else "load")
-        needed, whole = _needed(config), self.device.capacity
-        self.device.capacity = needed.memory.device * 3 // 4
-        try:
-            fits = self._refused(config, needed)
-            if fits:
-                check_room(_needed(as_run_config(config, fits)), torch.device("cuda", 0))
-        finally:
-            self.device.capacity = whole
-        return (
-            f"{needed.memory.device / 1e9:.2f} GB needed; on 3/4 of it refused, {' '.join(fits) or 'no setting'} fits"
-        )
-
-    def _prompts(self) -> str:
-        """What the model is asked first, and what is scored of its answer, as its tokens say it."""
-        config = self.config("full")
-        meter = PromptMeter(config.model, config.engine)
-        ((asked, scored, _),) = meter.texts(set_up(config, "lab-1").prepared["search"][0].head(1))
-        print(f"asked:\n{asked}\nscored:\n{scored}", flush=True)
-        return f"asked …{asked[-64:]!r}, scored {scored!r}"
-
-    def _refused(self, config: RunConfig, needed: NeededMemory) -> list[str]:
-        """The settings that a refusal names; nothing may have been loaded."""
-        try:
-            EvaluationWorker(config.model, config.engine, needed=needed)
-        except NoRoomError as error:
-            if self.device.peak:
-                raise
-            return re.findall(r"--set (\S+?)(?=[ ;])", str(error))
-        raise RuntimeError("it was loaded")
-
-    def _load(self) -> None:
-        self._held()
-
-    def _full(self) -> str:
-        return self._score(set_up(self.config("full"), "lab-1"), IdentityEdit())
-
-    def _set_up(self, verb: str) -> SearchSetup:
+    def setup(self, verb: str) -> SearchSetup:
         """What a search begins with: calibrated where it needs that."""
         setup = set_up(self.config(verb), "lab-1")
         measurement = setup.space.measurement
         if measurement is None:
             return setup
-        made = self._held().calibrate(measurement, setup.prepared["calibration"])
+        made = self.held().calibrate(measurement, setup.prepared["calibration"])
         return replace(setup, space=setup.space.calibrated(Calibration.from_bytes(made)))
+
+    def _reset(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+    def _unload(self) -> None:
+        self.worker = None
+        self._reset()
 
     def _score(self, setup: SearchSetup, edit: Edit) -> str:
         splits = setup.prepared["search"]
-        reply = self._held().evaluate(EvaluationRequest(edit, tuple(split.ref for split in splits)), splits)
+        reply = self.held().evaluate(EvaluationRequest(edit, tuple(split.ref for split in splits)), splits)
         if reply.failure is not None:
             raise RuntimeError(reply.failure)
         (result,) = reply.results.values()
         return f"log-probability {result.gold_logprob:.3f}"
 
+    def _load(self) -> None:
+        self.held()
+
+    def _full(self) -> str:
+        return self._score(set_up(self.config("full"), "lab-1"), IdentityEdit())
+
     def _sampled(self, verb: str) -> str:
-        setup = self._set_up(verb)
+        setup = self.setup(verb)
         return self._score(setup, sampled(setup).express())
 
-    def _prune(self) -> str:
-        return self._sampled("prune")
-
-    def _repair(self) -> str:
-        return self._sampled("repair")
-
-    def _skip(self) -> str:
-        return self._sampled("skip")
-
-    def _start(self, kind: str) -> str:
-        return self._sampled(f"start {kind}")
-
     def _merge(self) -> str:
-        setup = self._set_up("merge")
+        setup = self.setup("merge")
         rng = np.random.default_rng(1)
         merged = setup.space.breed(rng, setup.config.phases[1], (sampled(setup),)).genome
         return self._score(setup, merged.express())
 
     def _calibrate(self, name: str) -> str:
-        setup = self._set_up(f"calibrate {name}")
+        setup = self.setup(f"calibrate {name}")
         made = baseline_offspring(name, setup.space, setup.config.phases[-1]).genome
         return self._score(setup, made.express())
 
-    def _analyse(self) -> str:
-        setup = self._set_up("analyse")
-        usage = self._held().analyse(sampled(setup).express(), setup.prepared["search"][0], 64)
-        return f"{len(usage.routed)} layers counted"
-
-    def _answers(self) -> str:
-        setup = self._set_up("answers")
-        split = setup.prepared["search"][0].head(4)
-        worker = self._held()
-        (full,), (pruned,) = (worker.answer(each, split) for each in (IdentityEdit(), sampled(setup).express()))
-        differ = sum(one.text != other.text for one, other in zip(full, pruned, strict=True))
-        return f"{differ} of {len(full)} answers differ"
-
     def _export(self) -> str:
         """As the command does it: in a process that holds no model before; pruned, for a stock checkpoint."""
-        setup = self._set_up("export")
+        setup = self.setup("export")
         edit = sampled(setup).express()
-        resident = self._held().resident
+        resident = self.held().resident
         with resident.edited(edit):
-            self._logits = logits(resident.model, probe(resident))
+            self._logits = logits(resident.model)
         del resident
-        self.worker = None
-        gc.collect()
-        self.device.reset()
+        self._unload()
         report = export_model(setup.config.model, edit, self._exported, ExportCard("lab", self.spec.name, ""))
         return f"{report.form}, {report.size_bytes / 1e9:.2f} GB"
 
@@ -315,18 +253,14 @@ class Session:
         """With plain `transformers`, and compared with the edited model of the process before."""
         from transformers import AutoModelForCausalLM
 
-        self.worker = None
-        gc.collect()
-        self.device.reset()
+        self._unload()
         assert self._logits is not None and self._exported.is_dir(), "there is no export"
         model = AutoModelForCausalLM.from_pretrained(self._exported, dtype="auto")
         torch.nn.Module.to(model, "cuda")
-        found = logits(model.eval(), torch.arange(3, 35, device="cuda")[None])
+        found, largest = logits(model.eval()), float(self._logits.abs().max())
         difference = float((found - self._logits).abs().max())
-        if not difference <= 0.03 * max(1.0, float(self._logits.abs().max())):
-            raise RuntimeError(
-                f"logits differ by {difference:.3g}, the largest is {float(self._logits.abs().max()):.3g}"
-            )
+        if not difference <= 0.03 * max(1.0, largest):
+            raise RuntimeError(f"logits differ by {difference:.3g}, the largest is {largest:.3g}")
         return f"logits differ by {difference:.2g} at most"
 
     def _profile(self) -> str:
@@ -334,23 +268,24 @@ class Session:
         from moevolve.workers.profiling.process import ProfiledProcess
         from moevolve.workers.profiling.report import ProfiledModel, ProfileSettings
 
-        self.worker = None
-        gc.collect()
-        self.device.reset()
+        self._unload()
         settings = ProfileSettings((1,), 32, 2, 1, "cuda", threads=1)
         reply = ProfiledProcess(ProfiledModel("", str(self._exported)), settings).measure(1)
         return f"peak {(reply.peak_bytes or 0) / 2**30:.2f} GiB"
 
-    # -- what is planned
-
-    def _planned(self, verb: str) -> tuple[int | None, int | None]:
-        try:
-            if verb in UNLOADED:
-                return None, None
-            return predicted(self.spec, self.originals, self.device.capacity, verb, self.estimate(self.config(verb)))
-        except Exception:  # noqa: BLE001 - shown as no plan
-            traceback.print_exc()
-            return None, None
+    def planned(self, verb: str) -> int:
+        """Peak bytes on the device that `plan` predicts for the part of a run that a verb is."""
+        found = self.estimate(self.config(verb))
+        memory, candidate = found.memory["device"], found.sizes[-1]
+        items = {item.title: item.device for item in memory.items}
+        if verb in ("reload", "profile"):
+            return (candidate.parameters or 0) * DTYPE_BYTES[found.dtype]
+        if verb == "load":
+            return sum(items.get(title, 0) for title in ("weights outside of experts", "original experts"))
+        if verb == "export":
+            return memory.exporting
+        # The full model is scored before anything is measured or merged.
+        return memory.device - (items["what merging or calibrating takes beyond these"] if verb == "full" else 0)
 
     def estimate(self, config: RunConfig) -> Estimate:
         """What `plan` says of a run on this device."""
@@ -360,35 +295,15 @@ class Session:
         return self._estimates[key]
 
 
-def _needed(config: RunConfig) -> NeededMemory:
-    needed = set_up(config, "lab-1").needed
-    assert needed is not None
-    return needed
-
-
 def sampled(setup: SearchSetup) -> Genome:
     """A random individual of the first phase."""
     genome: Genome = setup.space.sample(np.random.default_rng(0), setup.config.phases[0]).genome
     return genome
 
 
-def probe(resident: Any) -> Tensor:
-    """Some tokens."""
-    return torch.arange(3, 35, device=resident.device)[None]
-
-
 @torch.inference_mode()
-def logits(model: Any, tokens: Tensor) -> Tensor:
-    """Of a model, on the host: float32 [tokens, vocabulary]."""
+def logits(model: Any) -> Tensor:
+    """Of a model for some tokens, on the host: float32 [tokens, vocabulary]."""
+    tokens = torch.arange(3, 35, device="cuda")[None]
     found: Tensor = model(input_ids=tokens, use_cache=False).logits[0].float().cpu()
     return found
-
-
-def verbs_of(name: str) -> tuple[str, ...]:
-    """What is asked of a model; routing groups let no baseline choose among all experts at once."""
-    spec = SPECS[name]
-    if not spec.retained:
-        return DENSE_VERBS
-    grouped = int(spec.config.get("n_group") or 1) > 1
-    refused = [f"calibrate {each}" for each in ("naee", "hc_smoe")] if grouped else []
-    return tuple(verb for verb in EXPERT_VERBS if verb not in refused)
