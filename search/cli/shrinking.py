@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING
 import typer
 
 import moevolve
-from moevolve.evaluators.scales import SCALES
 from moevolve.search.cli._requests import JsonOption, takes
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
 from moevolve.search.cli.output.final_table import print_entries
 from moevolve.search.cli.running import watched
 from moevolve.search.shrink.page import advice
 from moevolve.search.shrink.request import ShrinkRequest
-from moevolve.search.text import memory_size
-from moevolve.workers.export.folder import how_to_load
+from moevolve.workers.export.folder import how_to_load, how_to_quantise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moevolve import ShrinkResult
     from moevolve.search.shrink.loops import Loops
-    from moevolve.search.shrink.page import QuantisedCheckpoint, TaskCheck
+    from moevolve.search.shrink.page import TaskCheck
 
 _AGAIN = "give the same command again to go on"
 _PANELS = {
@@ -32,33 +30,21 @@ _PANELS = {
     "What to keep, by one of these instead of --experts": (
         "neurons",
         "size",
-        "speed",
-        "context",
-        "batch",
         "keep_score",
         "active",
         "kind",
     ),
-    "Data": ("tasks", "weights", "columns", "metric"),
+    "Data": ("tasks", "columns", "metric"),
     "Search": ("evaluations", "repair", "seed", "overrides", "store"),
-    "Checks before the export": (
-        "guard_prompts",
-        "guard_tokens",
-        "guard_time",
-        "min_recovery",
-        "max_perplexity_ratio",
-        "max_looping",
-        "max_broken",
-        "force",
-    ),
-    "Output": ("custom_code", "quantise", "sampling", "push", "public"),
+    "Checks before the export": ("guard_time", "force"),
+    "Output": ("custom_code", "push"),
 }
 """Parameters as help shows them, the most used first; typer adds its own options to `Options`."""
 
 
 @takes(ShrinkRequest, panels=_PANELS)
 def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
-    failures = (moevolve.PoolError, moevolve.ExportError, moevolve.ProfileError)
+    failures = (moevolve.PoolError, moevolve.ExportError)
     with exit_with_message(f"interrupted, {_AGAIN}", failures):
         found, _ = watched(partial(moevolve.shrink, **request.arguments()), again=_AGAIN, name="shrink")
     if as_json:
@@ -71,14 +57,12 @@ def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
         for gain in (found.code_gain, found.gain):
             if gain is not None:
                 output.print(str(gain), soft_wrap=True)
-        for url in found.pushed:
-            output.print(f"uploaded to {url}", soft_wrap=True)
+        if found.pushed is not None:
+            output.print(f"uploaded to {found.pushed}", soft_wrap=True)
         for choice in found.choices if found.sizes else ():  # what was found comes last
             output.print(choice, soft_wrap=True)
-    if isinstance(found, moevolve.ShrinkResult):
-        refused = found.quantised is not None and not found.quantised.kept
-        if found.written is None or refused:
-            raise typer.Exit(1)
+    if isinstance(found, moevolve.ShrinkResult) and found.written is None:
+        raise typer.Exit(1)
 
 
 def _print_page(found: ShrinkResult) -> None:
@@ -97,7 +81,10 @@ def _print_page(found: ShrinkResult) -> None:
     headings = " | >".join(sides[0]).replace(">experts", "experts")
     print_table(f"{found.model}, kept: {best.summary}", headings, [list(side.values()) for side in sides])
     if found.speed is not None:
-        output.print(f"tokens/s and memory are those of plain transformers on {found.speed.device}", soft_wrap=True)
+        output.print(
+            f"tokens/s and memory are those of plain transformers and one sequence on {found.speed.device}",
+            soft_wrap=True,
+        )
     took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in found.seconds.items())
     output.print(f"took {took}", soft_wrap=True)
     if found.sizes:
@@ -110,21 +97,11 @@ def _print_page(found: ShrinkResult) -> None:
     for title, names in written.changes:
         output.print(f"{title}: {names}", soft_wrap=True)
     output.print(how_to_load(written.directory, written.form), soft_wrap=True)
-    if found.quantised is not None:
-        _print_quantised(found.quantised)
     output.print(
         f"the search is {found.table.search} in {found.store}; its settings are in {found.run_file}", soft_wrap=True
     )
-
-
-def _print_quantised(found: QuantisedCheckpoint) -> None:
-    _print_checks(found.checks, found.loops)
-    done = "wrote" if found.kept else "did not keep"
-    scores = ", ".join(f"{each.task} {SCALES[each.scale].phrase(each.score)}" for each in found.entry.scores)
-    output.print(
-        f"{done} {found.directory} ({found.kind}, weight files {memory_size(found.weight_bytes)}; on test: {scores})",
-        soft_wrap=True,
-    )
+    for line in how_to_quantise(written.directory, written.form):
+        output.print(line, soft_wrap=True)
 
 
 def _print_checks(checks: Sequence[TaskCheck], loops: Loops | None) -> None:

@@ -90,7 +90,7 @@ def _repository(name: str | None) -> str | None:
 
 Push = Annotated[
     str | None,
-    about("Upload the verified checkpoint to a new repository of the hub, which is private unless --public is given."),
+    about("Upload the verified checkpoint to a new private repository of the hub."),
     Flag(metavar="OWNER/NAME"),
     AfterValidator(_repository),
 ]

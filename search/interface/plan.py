@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import KW_ONLY, replace
 from typing import TYPE_CHECKING, Annotated
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import Split
 from moevolve.search.config.files import as_override, as_run_config, find_model, override_lines
-from moevolve.search.config.run import RunConfig
 from moevolve.search.interface.parameters import OnStage, RunFile, RunSettings
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.running.weights import resolved_model_path
 
-if TYPE_CHECKING:  # they load torch and Ray
-    from moevolve.search.running.execute import PoolFactory
-    from moevolve.search.running.plan.records import Estimate, Pilot
+if TYPE_CHECKING:  # they load torch
+    from moevolve.search.running.plan.records import Estimate
     from moevolve.search.running.plan.workload import Prompts
 
 
@@ -64,7 +59,10 @@ class EstimateRequest(Request):
         found = estimate(config, self._prompts())
         if self.pilot is None:
             return found
-        return replace(found, pilot=run_pilot(config, found, self.pilot, on_stage=on_stage))
+        from moevolve.search.running.launch import set_up_new
+        from moevolve.search.running.plan.pilot import measure
+
+        return replace(found, pilot=measure(set_up_new(config), self.pilot, on_stage=on_stage))
 
     def _prompts(self) -> Prompts | None:
         from moevolve.search.running.plan.workload import Prompts
@@ -75,26 +73,3 @@ class EstimateRequest(Request):
             if value is not None:
                 raise UserError(f"{name} goes with --prompt-tokens: without it lengths are those of the tasks' data")
         return None
-
-
-def run_pilot(
-    config: RunConfig,
-    planned: Estimate,
-    individuals: int,
-    make_pool: PoolFactory | None = None,
-    on_stage: Callable[[str], None] = lambda _: None,
-) -> Pilot:
-    """Measure a few individuals, and scale to the whole search; see `set_up` and `measure` for the errors."""
-    from moevolve.search.running.launch import set_up_new
-    from moevolve.search.running.plan.counts import final_models
-    from moevolve.search.running.plan.pilot import measure
-    from moevolve.search.running.plan.repairs import candidates_kept
-
-    found = measure(set_up_new(config), individuals, make_pool, on_stage=on_stage)
-    total = sum(found.together(count.kind, count.different) for count in planned.phases)
-    tokens = Counter[Split]()
-    for split in planned.splits:
-        tokens[split.split] += split.tokens
-    total += found.final(final_models(config), tokens, candidates_kept(planned.repairs))
-    total += found.other_seconds + found.full_seconds
-    return replace(found, hours=total / 3600)

@@ -42,7 +42,7 @@ LAUNCH_SETTINGS = (
 """Settings and whole sections that a launch may change. None of them refers to a file or to another machine."""
 _NOT_COMPARED = ("name", "store", "workers.address", "model.revision", "model.own_dtype")
 """Settings that may differ between two launches of the same search."""
-_CHOSEN_HERE = ("model", "data", "tasks", "output", "store", "overrides", "dry_run", "metric", "push", "public")
+_CHOSEN_HERE = ("model", "data", "tasks", "output", "store", "overrides", "dry_run", "metric", "push")
 """Parameters of a shrink that the server chooses, that are names here, that are programs, or that publish."""
 SHRINK_OPTIONS = tuple(name for name in fields_of(ShrinkRequest) if name not in _CHOSEN_HERE)
 """Parameters that a client may give as the command takes them."""

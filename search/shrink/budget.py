@@ -1,4 +1,4 @@
-"""What to keep: a number or a share of experts or neurons, or what fits a size or is as fast as asked; and the time."""
+"""What to keep: a number or a share of experts or neurons, or what fits a size; and the time."""
 
 from __future__ import annotations
 
@@ -23,72 +23,38 @@ LONGEST = 1.2
 
 @dataclass(frozen=True, slots=True)
 class SizeBudget:
-    """What a checkpoint and its KV cache may take.
+    """What a checkpoint's weight files may take.
 
     Attributes:
         text: The size as the user gave it.
-        size: Bytes of both together.
-        positions: Positions in the KV cache, of all sequences together.
+        size: The same in bytes.
     """
 
     text: str
     size: int
-    positions: int
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedBudget:
-    """How fast a checkpoint has to generate.
-
-    Attributes:
-        text: The speed as the user gave it.
-        times: Tokens per second, as a multiple of the full model's.
-        sequences: Number of sequences that are generated at once.
-        prompt_tokens: Length of their prompts; None for the usual one of profiles.
-    """
-
-    text: str
-    times: float
-    sequences: int
-    prompt_tokens: int | None
-
-
-def budget_of(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
-    """Read the size or the speed that a request asks for; None if it asks for experts, neurons or active neurons.
+def budget_of(request: ShrinkOptions) -> SizeBudget | None:
+    """Read the size that a request asks for; None if it asks for experts, neurons, active neurons or a score.
 
     Raises:
-        UserError: It asks for several or none of them, for all experts or neurons, or a share, size, speed or length
-            isn't one.
+        UserError: It asks for several or none of them, for all experts or neurons, or a share or size isn't one.
     """
-    given = (request.experts, request.neurons, request.size, request.speed, request.keep_score, request.active)
+    given = (request.experts, request.neurons, request.size, request.keep_score, request.active)
     if sum(each is not None for each in given) != 1:
         raise UserError(
-            "give one of --experts (for example 50%), --neurons (for example 12.5%), --size (for example 16GiB), "
-            "--speed (for example 1.5x) and --keep-score (for example 99%), or of a dense model --active (for example "
-            "50%)"
+            "give one of --experts (for example 50%), --neurons (for example 12.5%), --size (for example 16GiB) and "
+            "--keep-score (for example 99%), or of a dense model --active (for example 50%)"
         )
     _check_shares(request)
     if request.kind is not None and request.active is None:
-        raise UserError(f"--kind {request.kind} is of --active, which isn't given")
-    length = None if request.context is None else _tokens(request.context)
-    sequences = request.batch or 1
-    if request.speed is not None:
-        times = quantity(request.speed.lower(), {"x": 1})
-        if times is None or times <= 1:
-            raise UserError(
-                f"--speed {request.speed}: give a factor above 1, such as 1.5x; at 1x it is that fast already"
-            )
-        return SpeedBudget(request.speed, times, sequences, length)
-    if request.size is not None:
-        if request.batch is not None and length is None:
-            raise UserError("--batch: say with --context how long the sequences are")
-        size = quantity(request.size.lower(), _UNITS)
-        if size is None:
-            raise UserError(f"--size {request.size}: give a number with a unit, such as 16GiB, 700MB or 1.5TB")
-        return SizeBudget(request.size, int(size), (length or 0) * sequences)
-    if request.context is not None or request.batch is not None:
-        raise UserError("--context and --batch are of --size and --speed, of which none is given")
-    return None
+        raise UserError(f"--kind {request.kind} requires --active")
+    if request.size is None:
+        return None
+    size = quantity(request.size.lower(), _UNITS)
+    if size is None:
+        raise UserError(f"--size {request.size}: give a number with a unit, such as 16GiB, 700MB or 1.5TB")
+    return SizeBudget(request.size, int(size))
 
 
 def _check_shares(request: ShrinkOptions) -> None:
@@ -110,14 +76,6 @@ def _check_shares(request: ShrinkOptions) -> None:
 def _count(text: str) -> int:
     """Read a number of experts; 0 if it isn't one."""
     return int(text) if text.strip().isdecimal() else 0
-
-
-def _tokens(text: str) -> int:
-    """Read the number of tokens of --context."""
-    found = re.fullmatch(r"\s*(\d+)\s*([kK]?)\s*", text)
-    if found is None or not int(found[1]):
-        raise UserError(f"--context {text}: give a number of tokens, such as 4096 or 32k (of 1,024 tokens)")
-    return int(found[1]) * (1024 if found[2] else 1)
 
 
 def kept_share(wanted: str, option: str = "--neurons") -> float:
@@ -182,46 +140,39 @@ def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
     )
 
 
-def fitting_experts(budget: SizeBudget, sizes: FileSizes, cache: int, experts: int, groups: RoutingGroups) -> int:
-    """The largest number of kept experts with which the weight files and the KV cache fit.
+def fitting_experts(budget: SizeBudget, sizes: FileSizes, experts: int, groups: RoutingGroups) -> int:
+    """The largest number of kept experts with which the weight files fit.
 
     Args:
         budget: What they may take.
         sizes: Sizes of the files.
-        cache: Bytes of the KV cache per position.
         experts, groups: See `kept_experts`.
 
     Raises:
         UserError: The fewest experts don't fit, or all of them do; the message says what they take.
     """
     possible = possible_experts(experts, groups)
-    cached = cache * budget.positions
-    _check_larger(budget, sizes.total(experts), cached)
-    fitting = [count for count in possible if sizes.total(count) + cached <= budget.size]
+    _check_larger(budget, sizes.total(experts))
+    fitting = [count for count in possible if sizes.total(count) <= budget.size]
     if fitting:
         return fitting[-1]
     least = possible[0]
     raise UserError(
-        f"--size {budget.text}: the smallest that this model can be is {memory_size(sizes.total(least) + cached)}"
-        f"{_besides(cached)}, with {least} of {experts} experts"
+        f"--size {budget.text}: the smallest that this model can be is {memory_size(sizes.total(least))}, with {least} "
+        f"of {experts} experts"
     )
 
 
-def _check_larger(budget: SizeBudget, whole: int, cached: int) -> None:
+def _check_larger(budget: SizeBudget, whole: int) -> None:
     """Raise an error if the whole model fits the budget."""
-    if whole + cached <= budget.size:
+    if whole <= budget.size:
         raise UserError(
-            f"--size {budget.text}: the model is that small already, it takes {memory_size(whole + cached)}"
-            f"{_besides(cached)}; give a smaller size"
+            f"--size {budget.text}: the model is that small already, it takes {memory_size(whole)}; give a smaller size"
         )
 
 
-def _besides(cached: int) -> str:
-    return f", {memory_size(cached)} of them for the KV cache" if cached else ""
-
-
-def fitting_share(budget: SizeBudget, sizes: FileSizes, cache: int, experts: int) -> float:
-    """The largest share of the experts' neurons with which the weight files and the KV cache fit.
+def fitting_share(budget: SizeBudget, sizes: FileSizes, experts: int) -> float:
+    """The largest share of the experts' neurons with which the weight files fit.
 
     All experts are kept, only narrower, so that with any number of them the files fit. For arguments see
     `fitting_experts`.
@@ -229,12 +180,11 @@ def fitting_share(budget: SizeBudget, sizes: FileSizes, cache: int, experts: int
     Raises:
         UserError: There is no room for neurons, or for all of them; the message says what is taken.
     """
-    cached = cache * budget.positions
-    _check_larger(budget, sizes.total(experts), cached)
-    rest = sizes.total(experts) - experts * sizes.neurons + cached
+    _check_larger(budget, sizes.total(experts))
+    rest = sizes.total(experts) - experts * sizes.neurons
     if rest >= budget.size:
         raise UserError(
-            f"--size {budget.text}: what isn't neurons of experts takes {memory_size(rest)} already{_besides(cached)}"
+            f"--size {budget.text}: what isn't neurons of experts takes {memory_size(rest)} already; give a larger size"
         )
     return math.floor(1e6 * (budget.size - rest) / (experts * sizes.neurons)) / 1e6
 

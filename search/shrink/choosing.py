@@ -24,7 +24,6 @@ from moevolve.search.genomes.repaired import base_space
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.budget import (
     SizeBudget,
-    SpeedBudget,
     budget_of,
     fitting_experts,
     fitting_share,
@@ -34,7 +33,6 @@ from moevolve.search.shrink.budget import (
 )
 from moevolve.search.shrink.dense import dense_settings
 from moevolve.search.shrink.options import ShrinkOptions
-from moevolve.search.shrink.speed import chosen_share, seconds_by_share
 from moevolve.search.shrink.timing import fewest, shortened
 from moevolve.search.strategies.schedule import largest_window
 from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, weight_bytes
@@ -63,7 +61,6 @@ class Sizes:
         own_form: True if smaller checkpoints can only have the checkpoint's own form, so that experts keep their width.
         narrows: False if the checkpoint has to be stock, and a stock one can't have narrower experts.
         files: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own form if it has to be that.
-        cache_bytes: Bytes of the KV cache per position.
     """
 
     facts: ModelFacts
@@ -71,7 +68,6 @@ class Sizes:
     own_form: bool
     narrows: bool
     files: FileSizes
-    cache_bytes: int
 
 
 def folder_of(request: ShrinkOptions) -> Path:
@@ -80,7 +76,7 @@ def folder_of(request: ShrinkOptions) -> Path:
         return Path(request.output)
     model = Path(request.model)
     stem = model.stem if model.suffix == ".gguf" else model.resolve().name if model.exists() else model.name
-    given = (request.active, request.experts, request.neurons, request.size, request.speed, request.keep_score)
+    given = (request.active, request.experts, request.neurons, request.size, request.keep_score)
     budget = next((each for each in given if each), "small")
     return Path(f"{stem}-{budget.replace('%', 'pct')}")
 
@@ -114,25 +110,19 @@ def settings_of(
     repaired = request.repair == "auto" or (request.repair is None and repairs)
     genome: dict[str, Any] = {}  # its kind is that of the preset
     budget = budget_of(request)
-    if request.neurons is not None or isinstance(budget, SpeedBudget):
+    if request.neurons is not None:
         _check_narrowing(request, sizes, repaired)
     filled = repaired and not sizes.own_form and sizes.narrows
     if request.neurons is not None:
         genome["neuron_share"], preset = kept_share(request.neurons), "counts"
-    elif isinstance(budget, SpeedBudget):
-        on_stage("timing narrower experts")
-        share, text = chosen_share(budget, probe.call(seconds_by_share, config, budget))
-        choices.append(text)
-        genome |= {"experts": facts.experts, "neuron_share": share}
-        preset = "counts"
     elif budget is not None and filled:
-        genome["neuron_share"] = fitting_share(budget, sizes.files, sizes.cache_bytes, facts.experts)
+        genome["neuron_share"] = fitting_share(budget, sizes.files, facts.experts)
         preset = "counts"
     else:
         preset = _whole_experts(facts, repaired)
         genome["experts"] = _experts(request, budget, sizes)
     data |= {"genome": genome, "preset": preset}
-    if request.keep_score is None and request.speed is None:
+    if request.keep_score is None:
         choices.append(_kept(request, data, facts))
     return _placed(data, request, probe), choices
 
@@ -155,7 +145,7 @@ def _experts(request: ShrinkOptions, budget: SizeBudget | None, sizes: Sizes) ->
     """The number of experts to keep, which for --keep-score is the largest until one is found."""
     count, groups = sizes.facts.experts, sizes.facts.rule.groups
     if budget is not None:
-        return fitting_experts(budget, sizes.files, sizes.cache_bytes, count, groups)
+        return fitting_experts(budget, sizes.files, count, groups)
     if request.experts is not None:
         return kept_experts(request.experts, count, groups)
     return possible_experts(count, groups)[-2]
@@ -210,7 +200,7 @@ def _kept(request: ShrinkOptions, data: dict[str, Any], facts: ModelFacts) -> st
 
 def _option(request: ShrinkOptions) -> str:
     """The option that says how much is kept, with its value."""
-    given = {"experts": request.experts, "neurons": request.neurons, "size": request.size, "speed": request.speed}
+    given = {"experts": request.experts, "neurons": request.neurons, "size": request.size}
     return next(f"--{name} {value}" for name, value in given.items() if value is not None)
 
 
@@ -236,7 +226,7 @@ def base_settings(request: ShrinkOptions, tasks: Sequence[str]) -> dict[str, Any
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", folder_of(request).resolve().name).lstrip("-._") or "shrink",
         "seed": request.seed,
         "model": {"path": request.model},
-        "tasks": _weighted(request, tasks),
+        "tasks": _named(tasks),
         "genome": {"experts": 1},  # until the model's number is known
         "window": _WINDOW,
     }
@@ -251,27 +241,19 @@ def on_gpus(data: dict[str, Any], request: ShrinkOptions, probe: ModelProbe) -> 
     return _override(data, request)
 
 
-def _weighted(request: ShrinkOptions, tasks: Sequence[str]) -> list[dict[str, Any]]:
-    """The tasks with the weights that the request gives them, by name.
+def _named(tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """The tasks' sections.
 
     Raises:
-        UserError: Two tasks have one name, a weight isn't NAME=NUMBER, its number isn't above 0, or there is no task of
-            its name.
+        UserError: Two tasks have one name.
     """
-    sections: dict[str, dict[str, Any]] = {}
+    names = set[str]()
     for task in tasks:
         name = Path(task).stem if task.endswith(".yaml") else task
-        if name in sections:
+        if name in names:
             raise UserError(f"--task {task}: there is another task {name!r}; rename the file, or leave one out")
-        sections[name] = {"name": task}
-    for given in request.weights:
-        name, _, number = given.rpartition("=")
-        if re.fullmatch(r"\d+(\.\d+)?", number) is None or not float(number):
-            raise UserError(f"--weight {given}: give NAME=NUMBER, a number above 0, for example chats=2")
-        if name not in sections:
-            raise UserError(f"--weight {given}: there is no task {name!r}; there are: {', '.join(sections)}")
-        sections[name]["weight"] = float(number)
-    return list(sections.values())
+        names.add(name)
+    return [{"name": task} for task in tasks]
 
 
 def _override(data: dict[str, Any], request: ShrinkOptions) -> dict[str, Any]:
@@ -315,7 +297,7 @@ def sizes_of(config: RunConfig, stock: bool) -> Sizes:
     own_form = quantised or only_inside(facts.family)
     files = file_sizes(model, "source" if own_form else "stock") if facts.experts else FileSizes(0, 0, 0)
     narrows = not (stock and facts.experts) or width_obstacle(meta_model(model)) is None
-    return Sizes(facts, quantised, own_form, narrows, files, outline.cache_bytes)
+    return Sizes(facts, quantised, own_form, narrows, files)
 
 
 def planned_bytes(config: RunConfig) -> int:

@@ -24,7 +24,7 @@ def dense_settings(request: ShrinkOptions, dense: DenseFacts) -> tuple[dict[str,
     Raises:
         UserError: The request asks for what only mixtures of experts have, or the networks can't be divided so.
     """
-    given = {"experts": request.experts, "size": request.size, "speed": request.speed}
+    given = {"experts": request.experts, "size": request.size}
     for name, value in given.items():
         if value is not None:
             raise UserError(

@@ -27,9 +27,7 @@ from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.running.candidates import Candidate, prepared_split
 from moevolve.search.shrink.loops import Loops, compared, discordant, is_clear, is_loop, looks_at
-from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.page import TaskCheck
-from moevolve.search.shrink.timing import guard_seconds
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
@@ -40,15 +38,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _KNOWN = 100.0
 """Perplexity of the full model above which it doesn't know a general domain, which then isn't judged."""
-_FEWEST = 2
-"""Fewest broken answers that are a fault. A single one may be chance where answers are few."""
+_PROMPTS = 560
+"""With so many prompts a doubling of the full model's loops is found with a probability of 0.8; see `power` in
+`moevolve.search.shrink.loops`."""
+# A tenth of the full model's answers with JSON or calls without them breaks what reads them, and a single one may be
+# chance where answers are few.
+_MOST_BROKEN, _FEWEST_BROKEN = 0.1, 2
+# A quarter of the experts, unrepaired, has 2.4 times the full model's perplexity on text that it was chosen for (the
+# README at the top): with more a domain is lost.
+_MOST_PERPLEXITY = 3.0
+# Half of the full model's score is left of a task that is lost rather than harder.
+_LEAST_RECOVERY = 0.5
 _ROWS = 16
 """Prompts of every domain that are compared by perplexity and agreement, and the fewest that are answered, if there are
 so many."""
 PIECE = 500
 """Fewest characters of a row that is made of running text, where a task reads windows: a hundred tokens or more."""
 _LONG, _SHORT = 512, 48
-"""Tokens of the longest answers, if nothing else is asked for and there is time, and if there isn't."""
+"""Tokens of the longest answers, if the data has no longer ones and there is time, and if there isn't."""
 _END_OF_THOUGHTS = "</think>"
 _CALLS = re.compile(
     r"<function=[^>]+>.*?</function>"  # Qwen3-Coder
@@ -86,8 +93,8 @@ class Probe:
 OnStage = Callable[[str], None]
 Checks = tuple[tuple[TaskCheck, ...], Loops]
 """A check of every task, then of every domain of the general set; and the loops of all of them."""
-_ADAPTER = TypeAdapter(tuple[tuple[str, str | None, int, int | None, str | None], Checks])
-"""Kept checks, after what they were made of: search, winner, and what limits the answers."""
+_ADAPTER = TypeAdapter(tuple[tuple[str, str | None, float], Checks])
+"""Kept checks, after what they were made of: search, winner, and seconds for the answers."""
 
 
 class Answering(Protocol):
@@ -106,24 +113,23 @@ class Answering(Protocol):
 def check_winner(
     subject: Candidate,
     table: FinalTable,
-    request: ShrinkOptions,
+    seconds: float,
     path: Path,
     load: Callable[[], Answering],
     on_stage: OnStage = lambda _: None,
 ) -> Checks:
     """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
 
-    The file at `path` keeps the result, so that a request with other limits loads no model again; `load` makes the
-    worker that answers.
+    The file at `path` keeps the result, so that a repeated request loads no model again; `load` makes the worker that
+    answers, which has so many seconds for that.
     """
-    of = subject.search.id, table.winner, request.guard_prompts, request.guard_tokens, request.guard_time
+    of = subject.search.id, table.winner, seconds
     kept = read_kept(path, _ADAPTER)
     if kept is None or kept[0] != of:
-        kept = of, _answered(subject, table, request, load, on_stage)
+        kept = of, _answered(subject, table, seconds, load, on_stage)
         path.write_bytes(_ADAPTER.dump_json(kept))
     checks, loops = kept[1]
-    judged = tuple(replace(check, faults=faults_of(check, request)) for check in checks)
-    return judged, loops.judged(request.max_looping)
+    return tuple(replace(check, faults=faults_of(check)) for check in checks), loops.judged()
 
 
 def read_kept(path: Path, adapter: TypeAdapter[T]) -> T | None:
@@ -135,11 +141,11 @@ def read_kept(path: Path, adapter: TypeAdapter[T]) -> T | None:
 
 
 def _answered(
-    subject: Candidate, table: FinalTable, request: ShrinkOptions, load: Callable[[], Answering], on_stage: OnStage
+    subject: Candidate, table: FinalTable, seconds: float, load: Callable[[], Answering], on_stage: OnStage
 ) -> Checks:
     probes = [*_held_out(subject, table), *general_set()]
     try:
-        return check_edit(load(), subject.edit, probes, request, on_stage)
+        return check_edit(load(), subject.edit, probes, seconds, on_stage)
     except CandidateError as error:
         raise UserError(f"{table.winner} can't be run: {error}") from None
 
@@ -148,7 +154,7 @@ def check_edit(
     worker: Answering,
     edit: Edit,
     probes: Sequence[Probe],
-    request: ShrinkOptions,
+    seconds: float,
     on_stage: OnStage = lambda _: None,
 ) -> Checks:
     """Compare an edited model with the unedited one on each domain; nothing is a fault yet."""
@@ -156,7 +162,7 @@ def check_edit(
     before, after = (_scores(worker, each, probes) for each in (IdentityEdit(), edit))
     known = [not probe.general or texts * _KNOWN >= 1 for probe, (_, texts) in zip(probes, before, strict=True)]
     asked = [probe.split if each else probe.split.head(0) for probe, each in zip(probes, known, strict=True)]
-    pairs, loops = _pairs(worker, edit, asked, request, on_stage)
+    pairs, loops = _pairs(worker, edit, asked, seconds, on_stage)
     checks = []
     for probe, each, (_, old), (agreement, new), answers in zip(probes, known, before, after, pairs, strict=True):
         # What is behind thoughts can be compared if both answers have come to the end of theirs, or neither has. Texts
@@ -246,16 +252,15 @@ _Answer = tuple[str, bool]
 
 
 def _pairs(
-    worker: Answering, edit: Edit, splits: Sequence[PreparedSplit], request: ShrinkOptions, on_stage: OnStage
+    worker: Answering, edit: Edit, splits: Sequence[PreparedSplit], seconds: float, on_stage: OnStage
 ) -> tuple[list[list[tuple[_Answer, _Answer]]], Loops]:
     """Pairs of both models' answers to the same prompts by domain, for as long as they are needed and there is time."""
-    seconds = guard_seconds(request)
     # By turns of all domains, so that each has its share of the prompts, however many there will be.
     turns = zip_longest(*([(place, row) for row in range(len(each.examples))] for place, each in enumerate(splits)))
-    order = [each for turn in turns for each in turn if each is not None][: request.guard_prompts]
+    order = [each for turn in turns for each in turn if each is not None][:_PROMPTS]
     least = min(len(order), sum(min(_ROWS, len(each.examples)) for each in splits))
     looks = looks_at(len(order), least)
-    tokens = request.guard_tokens or _longest(worker, edit, splits, least, seconds)
+    tokens = _longest(worker, edit, splits, least, seconds)
     asked = [free(each, tokens) for each in splits]
     pairs: list[list[tuple[_Answer, _Answer]]] = [[] for _ in splits]
     done, spent = 0, 0.0
@@ -366,25 +371,25 @@ def free(split: PreparedSplit, tokens: int) -> PreparedSplit:
     )
 
 
-def faults_of(check: TaskCheck, request: ShrinkOptions) -> tuple[str, ...]:
-    """What exceeds the request's limits, each as the end of a sentence that begins with the candidate."""
+def faults_of(check: TaskCheck) -> tuple[str, ...]:
+    """What exceeds the limits, each as the end of a sentence that begins with the candidate."""
     if not check.known:
         return ()
     faults = []
-    if check.broken >= _FEWEST and check.broken > request.max_broken * check.structured:
+    if check.broken >= _FEWEST_BROKEN and check.broken > _MOST_BROKEN * check.structured:
         faults.append(f"lost {check.broken} of the full model's {check.structured} answers with JSON or tool calls")
-    if check.perplexity is None or (check.perplexity > request.max_perplexity_ratio and not check.graded):
+    if check.perplexity is None or (check.perplexity > _MOST_PERPLEXITY and not check.graded):
         times = "far more than" if check.perplexity is None else f"{check.perplexity:.1f} times"
-        faults.append(f"has {times} the full model's perplexity, more than {request.max_perplexity_ratio:g} times")
+        faults.append(f"has {times} the full model's perplexity, more than {_MOST_PERPLEXITY:g} times")
     if check.unscored is not None:
         faults.append(f"can't be compared with the full model on `test`: {check.unscored}")
-    if check.recovery is not None and check.recovery < request.min_recovery:
-        least = f"{request.min_recovery:.0%}"
+    if check.recovery is not None and check.recovery < _LEAST_RECOVERY:
         if SCALES[check.scale].is_reciprocal:
-            most = f"{1 / request.min_recovery:.3g} times (--min-recovery {least})"
+            most = f"{1 / _LEAST_RECOVERY:.3g} times"
             faults.append(f"has {check.recovered} the full model's perplexity on `test`, more than {most}")
         else:
-            faults.append(f"keeps {100 * check.recovery:.0f} % of the full model's score, less than {least}")
+            kept = f"{100 * check.recovery:.0f} % of the full model's score"
+            faults.append(f"keeps {kept}, less than {_LEAST_RECOVERY:.0%}")
     return tuple(faults)
 
 

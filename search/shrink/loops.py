@@ -52,7 +52,7 @@ class Loops:
         p: One-sided p-value of the exact McNemar test for the winner's share being larger.
         power: Probability with which such a test, which may end before all prompts are answered, finds a doubling of
             3.6 %.
-        fault: How the request's limit is exceeded, as the end of a sentence that begins with the candidate.
+        fault: That there are more, as the end of a sentence that begins with the candidate.
     """
 
     prompts: int
@@ -70,9 +70,9 @@ class Loops:
         """The winner's share of loops minus the full model's."""
         return (self.shrunk - self.full) / self.prompts
 
-    def judged(self, most: float) -> Loops:
-        """The same with a fault if the test finds that there are more than the full model's share and `most`."""
-        if self.p > ALPHA or self.more <= most:
+    def judged(self) -> Loops:
+        """The same with a fault if the test finds that the winner has more."""
+        if self.p > ALPHA:
             return replace(self, fault=None)
         fault = f"repeats itself in {self.shrunk} of {self.prompts} answers, the full model in {self.full}"
         return replace(self, fault=f"{fault} (p = {self.p:.2g})")

@@ -7,12 +7,8 @@ from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Annotated, Literal
 
-from moevolve.search.interface.parameters import NewStore, Public, Push, RunSettings
+from moevolve.search.interface.parameters import NewStore, Push, RunSettings
 from moevolve.search.interface.request import Flag, Request, about, record
-
-GUARD_PROMPTS = 560
-"""With so many prompts a doubling of the full model's loops is found with a probability of 0.8; see `power` in
-`moevolve.search.shrink.loops`."""
 
 
 @record
@@ -51,26 +47,12 @@ class ShrinkOptions(Request):
             "where they can't be narrower."
         ),
     ] = None
-    speed: Annotated[
-        str | None,
-        about(
-            "Tokens per second to reach, as a multiple of the model's, such as 1.5x: experts keep as many of their "
-            "neurons as that allows on this machine."
-        ),
-    ] = None
     keep_score: Annotated[
         str | None,
         about(
             "Share of the full model's score to keep, such as 99%: the fewest experts (or neurons of a dense model) "
             "that keep it on `dev` with a confidence of 95 % are searched for."
         ),
-    ] = None
-    context: Annotated[
-        str | None,
-        about("Tokens whose KV cache counts towards --size, too, such as 32k; or with --speed, the length of prompts."),
-    ] = None
-    batch: Annotated[
-        int | None, about("Sequences in the KV cache of --size, or generated at once with --speed; default: 1.", ge=1)
     ] = None
     data: Annotated[
         Sequence[str | Path],
@@ -91,11 +73,6 @@ class ShrinkOptions(Request):
         Flag(metavar="FILE.py:FUNCTION"),
     ] = None
     tasks: Annotated[Sequence[str], about("An existing task, by name or path; repeatable."), Flag("--task")] = ()
-    weights: Annotated[
-        Sequence[str],
-        about("Weight of a task in the mean, by the name of its file; default: 1; repeatable."),
-        Flag("--weight", "NAME=NUMBER"),
-    ] = ()
     output: Annotated[
         str | Path | None,
         about("New folder of the checkpoint; default: named after MODEL and what is kept."),
@@ -126,77 +103,25 @@ class ShrinkOptions(Request):
     seed: Annotated[int, about("Seed of the search.", ge=0)] = 0
     overrides: RunSettings = ()
     store: NewStore = None
-    guard_prompts: Annotated[
-        int,
-        about(
-            "Most held-out prompts, of all tasks and a small general set, that both models answer; fewer if they "
-            "suffice to show that the winner loops no more than the full model.",
-            ge=1,
-        ),
-    ] = GUARD_PROMPTS
-    guard_tokens: Annotated[
-        int | None,
-        about(
-            "Longest of these answers, in tokens; default: the data's longest, and at least 512, if there is time.",
-            ge=16,
-        ),
-    ] = None
     guard_time: Annotated[
         str | None,
-        about("Longest time for these answers; default: a tenth of --time, or else a quarter of the search's."),
+        about(
+            "Longest time for both models' answers to held-out prompts, which are compared before the export; default: "
+            "a tenth of --time, or else a quarter of the search's."
+        ),
     ] = None
-    max_looping: Annotated[
-        float,
-        about(
-            "Largest share of answers that may repeat themselves beyond the full model's share, if a paired test "
-            "finds more at all.",
-            ge=0,
-            le=1,
-        ),
-    ] = 0.0
-    max_broken: Annotated[
-        float,
-        about(
-            "Largest share of the full model's answers with JSON or calls of tools that may have none any more.",
-            ge=0,
-            le=1,
-        ),
-    ] = 0.1
-    max_perplexity_ratio: Annotated[
-        float,
-        about(
-            "Largest perplexity of prompts and answers, as a multiple of the full model's; not of tasks whose answers "
-            "are right or wrong.",
-            ge=1,
-        ),
-    ] = 3.0
-    min_recovery: Annotated[
-        float, about("Smallest share of the full model's `test` score per task, such as 0.9.", ge=0)
-    ] = 0.5
     force: Annotated[
         bool,
         about(
-            "Go on although the full model's answers are mostly wrong or --time is too short, and export a winner "
-            "beyond these limits."
+            "Go on although the full model's answers are mostly wrong or --time is too short, and export a winner that "
+            "fails the checks."
         ),
     ] = False
-    sampling: Annotated[
-        bool,
-        about("Write sampling against loops (min_p 0.05, repetition_penalty 1.1) into its generation_config.json."),
-    ] = False
-    quantise: Annotated[
-        Literal["fp8", "int4", "gguf-q8_0"] | None,
-        about(
-            "Also write it with weights of 8 or 4 bits (compressed-tensors), or as a GGUF file of 8 bits, and check "
-            "it like the winner."
-        ),
-    ] = None
     push: Push = None
-    public: Public = False
     dry_run: Annotated[
         bool,
         about(
-            "Only write the run and task files. With --time a few candidates are measured even so, and with --speed "
-            "the model. Not with --keep-score."
+            "Only write the run and task files. With --time a few candidates are measured even so. Not with "
+            "--keep-score."
         ),
     ] = False

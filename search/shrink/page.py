@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import SCALES, ScaleName
-from moevolve.search.loop.final_table import Entry, FinalTable
+from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.results.gain import Gain
 from moevolve.search.results.kept import SizePoint
 from moevolve.search.shrink.loops import Loops
@@ -50,13 +50,11 @@ class Speed:
     """How fast the full model and a new checkpoint generate, and in how much memory, in plain `transformers`.
 
     Attributes:
-        sequences: Number of sequences at once.
         device: Name of the device.
-        full, shrunk: New tokens per second, of all sequences together.
+        full, shrunk: New tokens per second, one sequence at once.
         full_bytes, shrunk_bytes: Peak memory; None if it can't be measured.
     """
 
-    sequences: int
     device: str
     full: float
     shrunk: float
@@ -88,7 +86,7 @@ class TaskCheck:
         unscored: Why the winner or the full model has no score on `test`; None if both have one, or none was asked for.
         scale: Scale that the scores on `test` are shown on.
         general: True for a domain of the general set that ships.
-        faults: What exceeds the request's limits, each as the end of a sentence that begins with the candidate.
+        faults: What exceeds the limits, each as the end of a sentence that begins with the candidate.
     """
 
     task: str
@@ -134,8 +132,7 @@ def advice(checks: Sequence[TaskCheck]) -> str | None:
         return None
     return (
         f"{', '.join(lost)}: the data has no such text, so nothing kept what it needs; give some with another --data "
-        "FILE, which then has as many rows in the calibration as every other file (with --weight NAME=0.25 its score "
-        "counts for less), keep more of the model, or raise --max-perplexity-ratio"
+        "FILE, which then has as many rows in the calibration as every other file, or keep more of the model"
     )
 
 
@@ -240,34 +237,13 @@ class FirstLook:
         return [*lines, *map(str, self.routing)]
 
 
-@dataclass(frozen=True, slots=True)
-class QuantisedCheckpoint:
-    """The new checkpoint once more in fewer bits, if the checks let it pass.
-
-    Attributes:
-        kind: Its format.
-        weight_bytes: Size of its weight files.
-        entry: Its scores on `test`.
-        checks, loops: What its answers are like, as of the winner.
-        kept: False if the checks refused it, so that it was removed.
-    """
-
-    kind: str
-    directory: Path
-    weight_bytes: int
-    entry: Entry
-    checks: tuple[TaskCheck, ...]
-    loops: Loops
-    kept: bool
-
-
 @dataclass(frozen=True)
 class ShrinkResult:
     """A shrunk model, or a search without a candidate to export.
 
     Attributes:
-        choices: Sentences about what was chosen: what is kept, and how it follows from the score, the speed or the time
-            that was given.
+        choices: Sentences about what was chosen: what is kept, and how it follows from the score or the time that was
+            given.
         experts_full, experts: Experts per layer before and after; the former is 0 for a dense model, the latter 1 for a
             narrower one and None without a winner.
         layers: Layers that have them.
@@ -281,8 +257,7 @@ class ShrinkResult:
         loops: How often it repeats itself; None without a winner.
         written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
         speed: Measured speeds; None if nothing was written, or they couldn't be measured.
-        quantised: The new checkpoint in fewer bits; None if that wasn't asked for, or nothing was written.
-        pushed: URLs of the repositories of the hub that have the new checkpoint and the quantised one.
+        pushed: URL of the repository of the hub that has the new checkpoint; None without one.
     """
 
     __repr__ = short_repr
@@ -305,8 +280,7 @@ class ShrinkResult:
     loops: Loops | None = None
     written: Written | None = None
     speed: Speed | None = None
-    quantised: QuantisedCheckpoint | None = None
-    pushed: tuple[str, ...] = ()
+    pushed: str | None = None
 
     def sides(self) -> list[dict[str, str]]:
         """The model before and after, as rows of a table; empty if nothing was written."""
@@ -321,7 +295,7 @@ class ShrinkResult:
         before = ["before", full, parameter_count(self.table.parameters_full), memory_size(self.weight_bytes)]
         after = ["after", kept, parameter_count(best.parameters), memory_size(written.weight_bytes)]
         if speed is not None:
-            names += [f"tokens/s ({speed.sequences} at once)", "peak memory"]
+            names += ["tokens/s", "peak memory"]
             before += [f"{speed.full:.4g}", memory_size(speed.full_bytes)]
             after += [f"{speed.shrunk:.4g} ({speed.times:.2f}x)", memory_size(speed.shrunk_bytes)]
         return [dict(zip(names, cells, strict=True)) for cells in (before, after)]
@@ -338,7 +312,7 @@ class ShrinkResult:
         ]
 
     def _repr_html_(self) -> str:
-        from moevolve.workers.export.folder import how_to_load  # which takes a while
+        from moevolve.workers.export.folder import how_to_load, how_to_quantise  # which takes a while
 
         lines = [f"{check.task}: the candidate {fault}" for check in self.checks for fault in check.faults]
         if self.loops is not None and self.loops.fault is not None:
@@ -350,7 +324,11 @@ class ShrinkResult:
         else:
             directory, form = self.written.directory, self.written.form
             lines.append(f"{directory} is the {form} checkpoint of {self.table.winner}.")
-            lines += how_to_load(directory, form).splitlines() if directory.is_dir() else ["It has been removed since."]
+            if directory.is_dir():
+                lines += [*how_to_load(directory, form).splitlines(), *how_to_quantise(directory, form)]
+            else:
+                lines.append("It has been removed since.")
         lines += [str(gain) for gain in (self.gain, self.code_gain) if gain is not None]
         tables = [html_table(rows) for rows in (self.sides(), self.size_rows()) if rows]
-        return "".join([self.table._repr_html_(), *tables, html_lines([*lines, *self.choices, *self.pushed])])
+        pushed = [] if self.pushed is None else [self.pushed]
+        return "".join([self.table._repr_html_(), *tables, html_lines([*lines, *self.choices, *pushed])])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -28,14 +27,14 @@ _RUN_FILE = "run.yaml"
 _SIZES_FILE = "sizes.yaml"
 """Settings of the searches of --keep-score, which are kept as those of a run file are."""
 _MARKED = (
-    *("model", "active", "kind", "experts", "neurons", "size", "speed", "context", "batch", "data", "tasks", "weights"),
-    *("columns", "metric", "keep_score", "evaluations", "time", "repair", "custom_code", "seed"),
+    *("model", "active", "kind", "experts", "neurons", "size", "keep_score", "data", "tasks", "columns", "metric"),
+    *("evaluations", "time", "repair", "custom_code", "seed"),
 )
 """Parameters of a request that its run file depends on, besides the overrides."""
 _KEPT_ROWS = 576
 """Most rows of `dev` for --keep-score. Of 192 rows all can be right, and it isn't known yet that 99 % are."""
 _CHOICE = "# "
-"""Start of the comments, after the first line, that say what is kept, and what was chosen for a speed, a time ..."""
+"""Start of the comments, after the first line, that say what is kept, and what was chosen for a time or a score."""
 
 
 def files_of(request: ShrinkOptions) -> Path:
@@ -65,7 +64,7 @@ def run_file(
 
     def render(chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...] | None:
         # There is no task before the chats are rendered.
-        config = parsed(on_gpus(base_settings(replace(request, weights=()), ["chats"]), request, probe))
+        config = parsed(on_gpus(base_settings(request, ["chats"]), request, probe))
         return probe.call(render_chats, config, chats)
 
     observer.on_stage("reading the data")
@@ -91,9 +90,9 @@ def run_file(
         with writing_into(folder):
             begun_file.write_text(_mark(request) + yaml.safe_dump(data, allow_unicode=True), encoding="utf-8")
         check(parsed(data))
-        data, text = smallest(request, data, probe, workers, observer, begun)
+        data, text = smallest(request, data, probe, workers.lend, observer)
         choices = [text]
-    elif request.time is not None:
+    if request.time is not None:
         check(parsed(data))
         evaluations, text = plan_time(request, parsed(data), begun, probe, workers.lend, observer)
         data, choices = with_evaluations(data, evaluations), [*choices, text]

@@ -28,33 +28,28 @@ from moevolve.search.running.execute import execute, ray_pool
 from moevolve.search.running.launch import recorded, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.study import SharedWorkers
-from moevolve.search.shrink.budget import SizeBudget, SpeedBudget, budget_of
+from moevolve.search.shrink.budget import SizeBudget, budget_of
 from moevolve.search.shrink.choosing import folder_of, planned_bytes, source_bytes
 from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.guard import Checks, check_winner, checks_table
-from moevolve.search.shrink.keeping import refuse_other_settings
+from moevolve.search.shrink.keeping import refuse_other_settings, refuse_too_little
 from moevolve.search.shrink.options import ShrinkOptions
-from moevolve.search.shrink.page import FirstLook, QuantisedCheckpoint, ShrinkPlan, ShrinkResult, Speed, Written
-from moevolve.search.shrink.quantising import check_quantisable, quantised_folder, quantised_winner
+from moevolve.search.shrink.page import FirstLook, ShrinkPlan, ShrinkResult, Written
 from moevolve.search.shrink.run_file import choices_of, files_of, has_run_file, read_run, run_file
-from moevolve.search.shrink.speed import measured_speed, slower_than_asked
+from moevolve.search.shrink.speed import measured_speed
 from moevolve.search.shrink.timing import guard_plan, guard_seconds
 from moevolve.store.repository import Store
 from moevolve.workers.checkpoints.files import weight_bytes
 from moevolve.workers.contract.card import ExportError
-from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.folder import check_room
 from moevolve.workers.export.push import check_login, push
 from moevolve.workers.export.servers import loads_in
-from moevolve.workers.profiling.report import ProfileError
 
 if TYPE_CHECKING:  # they load torch
     from moevolve.workers.model.resident import ResidentModel
     from moevolve.workers.worker import EvaluationWorker
 
 _FIRST_LOOK, _PUSHED = "first_look.json", "pushed.json"
-_SAMPLING = {"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.1}
-"""What brought a pruned GLM-5.2's loops from 7.2 to 2.3 % of long answers."""
 
 
 def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkResult | ShrinkPlan:
@@ -67,7 +62,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
 
     Raises:
         UserError: the request is wrong, or the full model doesn't know a task; nothing has been searched then.
-        ExportError: the checkpoint is larger or slower than requested.
+        ExportError: the checkpoint is larger than requested.
     """
     budget = checked(request)
     seconds: dict[str, float] = {}
@@ -99,16 +94,22 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
             observer.on_begin(setup.config)
             table = execute(setup, store, observer, workers.lend)
             workers.close()  # the checks need the memory
-        searched = 3600 * store.course(store.search(table.search).id).hours
-        request = replace(request, guard_time=f"{guard_seconds(request, searched):.3f}s")
+        if request.keep_score is not None:
+            refuse_too_little(request, store, setup)
         found = _searched(request, store, setup, table, path, looks[0], seconds)
         if table.winner is not None:
             found = _shipped(request, store, table.winner, found, observer, seconds)
         if found.written is not None:
-            speed = _checked_speed(request, setup.config.model, found.written, budget, observer, seconds)
-            quantised = _quantised(request, store, found, observer, seconds)
-            pushed = _pushed(request, found.written, quantised, path, observer, seconds)
-            found = replace(found, speed=speed, quantised=quantised, pushed=pushed)
+            with _timed("speed", seconds):
+                speed = measured_speed(setup.config.model, found.written, observer)
+            # Sizes are predicted, but a format that can't be packed anew becomes larger by a repair.
+            if budget is not None and found.written.weight_bytes > budget.size:
+                raise ExportError(
+                    f"the weight files take {found.written.weight_bytes:,} bytes, more than --size {budget.text}",
+                    found.written.directory,
+                )
+            pushed = _pushed(request, found.written, path, observer, seconds)
+            found = replace(found, speed=speed, pushed=pushed)
         return found
 
 
@@ -144,8 +145,8 @@ def _searched(
     )
 
 
-def checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
-    """The budget of a request, after refusing what would fail after hours of searching.
+def checked(request: ShrinkOptions) -> SizeBudget | None:
+    """The size that a request asks for, after refusing what would fail after hours of searching.
 
     Raises:
         UserError: The request is wrong, whatever the model and the data are.
@@ -162,18 +163,10 @@ def checked(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     guard_seconds(request)
     if request.push is not None:
         check_login(request.push)
-    elif request.public:
-        raise UserError("--public: it is of --push, which isn't given")
-    if request.quantise is not None:
-        check_quantisable(request)
-    if request.sampling and request.model.endswith(".gguf"):
-        raise UserError("--sampling: programs that run GGUF files read no generation_config.json; leave it out")
     folder = folder_of(request)
-    folders = [folder] if request.quantise is None else [folder, quantised_folder(folder, request.quantise)]
-    for each in folders:
-        taken = (each.exists() or each.is_symlink()) and not (each.is_dir() and not any(each.iterdir()))
-        if taken and not has_run_file(request):  # the same request may have written it
-            raise UserError(f"--output {each}: there is something already; choose another folder, or remove it")
+    taken = (folder.exists() or folder.is_symlink()) and not (folder.is_dir() and not any(folder.iterdir()))
+    if taken and not has_run_file(request):  # the same request may have written it
+        raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
     return budget
 
 
@@ -193,7 +186,8 @@ def _shipped(
         observer.on_stage("checking the winner's answers")
         subject, path = bound_candidate(store, winner), found.run_file.with_name("checks.json")
         load = cache(partial(_worker, subject))
-        tasks, loops = check_winner(subject, found.table, request, path, load, observer.on_stage)
+        limit = guard_seconds(request, 3600 * store.course(subject.search.id).hours)
+        tasks, loops = check_winner(subject, found.table, limit, path, load, observer.on_stage)
     found = replace(found, checks=tasks, loops=loops)
     faults = [f"{check.task}: {fault}" for check in tasks for fault in check.faults]
     faults += [] if loops.fault is None else [f"all prompts: {loops.fault}"]
@@ -202,62 +196,7 @@ def _shipped(
     with _timed("export", seconds):
         observer.on_stage("writing the checkpoint, and comparing it with the model")
         written = _export(store, subject, lambda: load().resident, folder_of(request), faults, (tasks, loops))
-        return replace(found, written=_with_sampling(written) if request.sampling else written)
-
-
-def _checked_speed(
-    request: ShrinkOptions,
-    model: ModelConfig,
-    written: Written,
-    budget: SizeBudget | SpeedBudget | None,
-    observer: Observer,
-    seconds: dict[str, float],
-) -> Speed | None:
-    """Time a new checkpoint.
-
-    Raises:
-        ExportError: It is larger or slower than was asked for.
-    """
-    with _timed("speed", seconds):
-        speed = _speed(model, written, budget, observer)
-    # Sizes are predicted, but a format that can't be packed anew becomes larger by a repair.
-    if isinstance(budget, SizeBudget) and written.weight_bytes > budget.size:
-        raise ExportError(
-            f"the weight files take {written.weight_bytes:,} bytes, more than --size {budget.text}", written.directory
-        )
-    if isinstance(budget, SpeedBudget) and speed is not None and not request.force:
-        slower = slower_than_asked(budget, speed)
-        if slower is not None:
-            raise ExportError(f"{slower}; give the same command again to time it again, or --force", written.directory)
-    return speed
-
-
-def _quantised(
-    request: ShrinkOptions, store: Store, found: ShrinkResult, observer: Observer, seconds: dict[str, float]
-) -> QuantisedCheckpoint | None:
-    """Write a new checkpoint once more in fewer bits, if that is asked for."""
-    if request.quantise is None:
-        return None
-    assert found.table.winner is not None and found.written is not None
-    with _timed("quantising", seconds):
-        subject = bound_candidate(store, found.table.winner)
-        return quantised_winner(request, subject, found.table, found.written, found.run_file, observer.on_stage)
-
-
-def _speed(
-    model: ModelConfig, written: Written, budget: SizeBudget | SpeedBudget | None, observer: Observer
-) -> Speed | None:
-    """Time a new checkpoint; None where that fails and no speed was asked for, or where the full model doesn't fit."""
-    if isinstance(budget, SpeedBudget):
-        return measured_speed(model, written, budget.sequences, budget.prompt_tokens, observer.on_stage)
-    if model.expert_offload != "device":
-        observer.on_note("speed and memory aren't measured, since the full model doesn't fit on the device")
-        return None
-    try:
-        return measured_speed(model, written, 1, None, observer.on_stage)
-    except (UserError, ProfileError) as error:
-        observer.on_note(f"speed and memory aren't measured: {error}")
-        return None
+        return replace(found, written=written)
 
 
 @contextmanager
@@ -318,57 +257,30 @@ def _export(
     return Written(report.directory, report.form, weight_bytes(report.directory), programs, (*report.changes, *why))
 
 
-def _with_sampling(written: Written) -> Written:
-    """Ask for sampling that breaks loops in a checkpoint's generation config, which servers read, and say so."""
-    path = written.directory / "generation_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    path.write_text(json.dumps(settings | _SAMPLING, indent=2) + "\n", encoding="utf-8")
-    sentence = f"`{path.name}` asks for sampling with {', '.join(f'{key} {value}' for key, value in _SAMPLING.items())}"
-    card = written.directory / "README.md"
-    text = card.read_text(encoding="utf-8")
-    if sentence not in text:
-        card.write_text(
-            f"{text.rstrip()}\n\n{sentence}, which keeps answers from repeating themselves.\n", encoding="utf-8"
-        )
-    return replace(written, changes=(*written.changes, ("sampling", sentence)))
-
-
 def _pushed(
-    request: ShrinkOptions,
-    written: Written,
-    quantised: QuantisedCheckpoint | None,
-    path: Path,
-    observer: Observer,
-    seconds: dict[str, float],
-) -> tuple[str, ...]:
-    """Upload a checkpoint to the repository that is asked for, and a quantised one to another; returns the URLs.
+    request: ShrinkOptions, written: Written, path: Path, observer: Observer, seconds: dict[str, float]
+) -> str | None:
+    """Upload a checkpoint to the repository that is asked for, and return its URL.
 
-    A file beside the run file `path` keeps them, so that a repeated request uploads nothing again. One that has since
-    changed the checkpoint by --sampling doesn't pass for uploaded: the hub refuses the name.
+    A file beside the run file `path` keeps it, so that a repeated request uploads nothing again.
     """
     if request.push is None:
-        return ()
-    folders = {request.push: written.directory}
-    if quantised is not None and quantised.kept:
-        folders[f"{request.push}-{quantised.kind}"] = quantised.directory
+        return None
     kept = path.with_name(_PUSHED)
-    done, found = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}, list[str]()
-    with _timed("upload", seconds):
-        for repository, folder in folders.items():
-            key = f"{repository} --sampling" if request.sampling else repository
-            if key not in done:
-                observer.on_stage(f"uploading to {repository}")
-                done[key] = push(folder, repository, request.public)
-                kept.write_text(json.dumps(done), encoding="utf-8")
-            found.append(done[key])
-    return tuple(found)
+    done = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    if request.push not in done:
+        with _timed("upload", seconds):
+            observer.on_stage(f"uploading to {request.push}")
+            done[request.push] = push(written.directory, request.push, public=False)
+        kept.write_text(json.dumps(done), encoding="utf-8")
+    return str(done[request.push])
 
 
 def _first_look(request: ShrinkOptions, config: RunConfig, probe: ModelProbe, observer: Observer) -> FirstLook:
     """Look at the full model, and refuse to search for what it can't do itself, unless the request forces that."""
     observer.on_stage("asking the full model")
     counted = request.experts is not None or request.size is not None
-    # With --speed all are kept, and where their number is searched or the model is dense, there is none.
+    # Where their number is searched or the model is dense, there is none.
     experts = config.genome.model_dump()["experts"] if counted else None
     found = first_look(config, experts, probe, files_of(request) / _FIRST_LOOK)
     for line in found.lines():

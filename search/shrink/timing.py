@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import count
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.interface.opening import opened_store
@@ -19,7 +19,6 @@ from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.execute import PoolFactory
 from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.running.plan.counts import final_models
 from moevolve.search.shrink.budget import LONGEST, clock, enough, seconds_of
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.text import duration
@@ -74,7 +73,6 @@ def plan_time(
     probe: ModelProbe,
     make_pool: PoolFactory,
     observer: Observer,
-    searches: int = 1,
 ) -> tuple[int, str]:
     """Measure a few candidates of a search, which are kept for it, and choose how many it can try.
 
@@ -85,7 +83,6 @@ def plan_time(
         probe: Process that describes the model.
         make_pool: Makes the pool that measures, and then searches.
         observer: Its `on_note` takes when everything will end.
-        searches: Number of searches, each with as many candidates, that there has to be time for.
 
     Returns:
         The number of candidates in all phases together, and a sentence about it for people.
@@ -122,38 +119,17 @@ def plan_time(
     refuse_if_late()
     started = time.monotonic() - begun
     setup = set_up_new(config, None, probe.call)
-    tokens = probe.call(count_tokens, setup.config, setup.prepared)
-    kept = probe.call(repairs_kept, setup.config)
     store = config.store if request.store is None else request.store
     with nullcontext() if request.dry_run else opened_store(store, create=True) as keep:
-        found = measure(setup, _MEASURED, make_pool, on_stage, on_progress, keep)
+        found = measure(setup, _MEASURED, make_pool, on_stage, on_progress, keep, probe.call)
     spent = time.monotonic() - begun
     # The processes that check the winner and time it take about as long to start as those of the search.
     besides = spent + started + guard_seconds(request)
-    besides += searches * found.final(final_models(setup.config), tokens, kept)
-    number, takes, sentence = chosen(request.time, setup.config, found, besides, searches)
+    number, takes, sentence = chosen(request.time, setup.config, found, besides)
     if takes > LONGEST * seconds_of(request.time) and not request.force:
         raise UserError(f"{sentence}; give a longer time, such as {enough(takes)}, or go on with --force")
     observer.on_note(f"{sentence}, until {clock(takes - spent)}")
     return number, sentence
-
-
-def count_tokens(config: RunConfig, prepared: Mapping[Split, Sequence[PreparedSplit]]) -> dict[Split, int]:
-    """Count the tokens of all tasks' prompts and answers by split, with the model's tokenizer."""
-    from moevolve.workers.profiling.passes import PromptMeter
-
-    meter = PromptMeter(config.model, config.engine)
-    return {name: sum(meter.tokens(split).read for split in splits) for name, splits in prepared.items()}
-
-
-def repairs_kept(config: RunConfig) -> int:
-    """See `candidates_kept`."""
-    from moevolve.search.genomes.registry import costs_of
-    from moevolve.search.running.plan.repairs import candidates_kept, repair_works
-    from moevolve.workers.profiling.outline import outline_model
-
-    outline = outline_model(config.model)
-    return candidates_kept(repair_works(config, costs_of(config.space(outline.facts), outline), outline))
 
 
 def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseConfig, ...]:
@@ -183,7 +159,7 @@ def longest(phases: Sequence[PhaseConfig]) -> int:
     return max(range(len(phases)), key=lambda place: (phases[place].evaluations, place))
 
 
-def chosen(text: str, config: RunConfig, found: Pilot, besides: float, searches: int = 1) -> tuple[int, float, str]:
+def chosen(text: str, config: RunConfig, found: Pilot, besides: float) -> tuple[int, float, str]:
     """Choose the number of evaluations from what a few took; see `plan_time`.
 
     What was calibrated and evaluated isn't again.
@@ -192,23 +168,23 @@ def chosen(text: str, config: RunConfig, found: Pilot, besides: float, searches:
         text: The time that there is for everything.
         config: The search.
         found: What a few evaluations took.
-        besides: Seconds before the search and of final scores, of the guard's answers and of starting processes.
-        searches: See `plan_time`.
+        besides: Seconds before the search, and of the guard's answers and of starting processes.
 
     Returns:
         The number, how many seconds everything takes then, and a sentence about it for people.
     """
     phases = config.phases
-    besides += _LOADS * max(0.0, found.other_seconds - found.calibration_seconds)
+    besides += found.final_seconds + _LOADS * max(0.0, found.other_seconds - found.calibration_seconds)
     besides += found.of(phases[-1].kind)  # the winner is made once more, for the checks
 
     def takes(evaluations: int) -> float:
-        counts = [phase.evaluations for phase in shortened(phases, evaluations)]
-        whole, rest = (
-            sum(found.together(phase.kind, count) for phase, count in zip(phases, each, strict=True))
-            for each in (counts, _not_measured(phases, counts, found.counts))
-        )
-        return besides + (searches - 1) * whole + rest
+        counts = Counter[str]()
+        for phase in shortened(phases, evaluations):
+            counts[phase.kind] += phase.evaluations
+        rest = counts - Counter(found.counts)
+        if rest.keys() - {"repair"}:  # which candidates are repaired isn't known before all others are evaluated
+            rest["repair"] = counts["repair"]
+        return besides + found.searching(rest.items())
 
     earlier = sum(phase.evaluations for phase in phases) - phases[longest(phases)].evaluations
     least, most = max(fewest(phases), earlier + 1), _MOST * sum(phase.evaluations for phase in phases)
@@ -225,16 +201,3 @@ def chosen(text: str, config: RunConfig, found: Pilot, besides: float, searches:
         f"(measured on {found.individuals}), everything about {duration(takes(number) / 3600)}"
     )
     return number, takes(number), sentence
-
-
-def _not_measured(phases: Sequence[PhaseConfig], counts: Sequence[int], measured: Mapping[str, int]) -> list[int]:
-    """Number of evaluations of each phase that measuring a few has not made already.
-
-    Which candidates are repaired at the end isn't known before all earlier ones are evaluated.
-    """
-    made, rest = dict(measured), list[int]()
-    for phase, evaluations in zip(phases, counts, strict=True):
-        kept = 0 if phase.kind == "repair" and any(rest) else min(evaluations, made.get(phase.kind, 0))
-        made[phase.kind] = made.get(phase.kind, 0) - kept
-        rest.append(evaluations - kept)
-    return rest

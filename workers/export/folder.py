@@ -130,6 +130,24 @@ def how_to_load(directory: Path, form: str) -> str:
     return f'load it with: {loader_of(directory)}.from_pretrained("{directory}"{remote})\n{programs}'
 
 
+def how_to_quantise(directory: Path, form: str) -> list[str]:
+    """Commands that make a plain stock checkpoint's weights 8 or 4 bits wide, a line each; none for another one."""
+    if form != "stock" or "quantization_config" in read_json(directory / "config.json"):
+        return []
+    recipe = "QuantizationModifier(targets='Linear', scheme='FP8_DYNAMIC', ignore=['lm_head', 're:.*(gate|router)$'])"
+    code = (
+        "from llmcompressor import oneshot; from llmcompressor.modifiers.quantization import QuantizationModifier; "
+        f"oneshot(model='{directory}', recipe={recipe}, output_dir='{directory}-fp8')"
+    )
+    lines = [f'in 8 bits, for vLLM and SGLang, after pip install llmcompressor: python -c "{code}"']
+    if any("llama.cpp" in program for program in loads_in(directory, form)):
+        lines.append(
+            f"in 4 bits, in llama.cpp's folder: python convert_hf_to_gguf.py {directory} --outfile {directory}.gguf && "
+            f"llama-quantize {directory}.gguf {directory}-Q4_K_M.gguf Q4_K_M"
+        )
+    return lines
+
+
 def write_card(part: Path, card: ExportCard, facts: CardFacts, source: Path) -> None:
     """Write the model card, `README.md`; `source` is the folder of the unedited checkpoint."""
     created = datetime.now(UTC).strftime("%Y-%m-%d")

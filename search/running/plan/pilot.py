@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.run import FinalSection
+from moevolve.evaluators.types import SCORED, PreparedSplit, Split
+from moevolve.search.config.run import FinalSection, RunConfig
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.calibration import stored_fingerprint
 from moevolve.search.running.execute import PoolFactory, execute
 from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
+from moevolve.search.running.plan.counts import PhaseCount, final_models, phase_counts
 from moevolve.search.running.plan.records import Pilot
-from moevolve.search.running.set_up import with_changes
+from moevolve.search.running.set_up import Call, call_here, with_changes
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, Progress
 from moevolve.store.repository import Store
@@ -37,8 +40,11 @@ def measure(
     on_stage: Callable[[str], None] = lambda _: None,
     on_progress: Callable[[Progress], None] = lambda _: None,
     keep: Store | None = None,
+    call: Call = call_here,
 ) -> Pilot:
-    """Run a search with fewer individuals; see `execute`. Nothing is scored on `dev` or `test`.
+    """Run a search with fewer individuals, and scale to the whole search; see `execute`.
+
+    Nothing is scored on `dev` or `test`.
 
     Args:
         setup: The search, which isn't recorded.
@@ -47,7 +53,10 @@ def measure(
         on_stage, on_progress: See `Observer`.
         keep: Store that gets the calibrations and evaluations, so that the search finds them there. A calibration that
             it has already isn't made again.
+        call: Calls what imports torch.
     """
+    scored = [split for split in setup.all_prepared.values() if split.split in SCORED]
+    work: _Work = call(_work_of, setup.config, scored)
     with tempfile.TemporaryDirectory(prefix="moevolve-pilot-") as folder:
         short = _shortened(setup, individuals, Path(folder))
         begun = time.monotonic()
@@ -71,7 +80,38 @@ def measure(
             taken = [(row.phase, [one for one in found if one.phenotype_hash == row.phenotype_hash]) for row in history]
         wall = time.monotonic() - begun
     calibrating = sum(Calibration.from_bytes(content).seconds for content in calibrations.values())
-    return replace(_measured(taken, wall - full), calibration_seconds=calibrating, full_seconds=full)
+    pilot = replace(_measured(taken, wall - full), calibration_seconds=calibrating, full_seconds=full)
+    final = pilot.final(final_models(setup.config), work.tokens, work.repairs_kept)
+    searching = pilot.searching((count.kind, count.different) for count in work.phases)
+    hours = (pilot.other_seconds + full + searching + final) / 3600
+    return replace(pilot, final_seconds=final, hours=hours)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a search evaluates.
+
+    Attributes:
+        tokens: Tokens of all tasks' prompts and answers by split.
+        repairs_kept: See `candidates_kept`.
+    """
+
+    phases: tuple[PhaseCount, ...]
+    tokens: Counter[Split]
+    repairs_kept: int
+
+
+def _work_of(config: RunConfig, splits: Sequence[PreparedSplit]) -> _Work:
+    from moevolve.search.genomes.registry import costs_of
+    from moevolve.search.running.plan.repairs import candidates_kept, repair_works
+    from moevolve.workers.profiling.outline import outline_model
+    from moevolve.workers.profiling.passes import PromptMeter
+
+    outline, meter, tokens = outline_model(config.model), PromptMeter(config.model, config.engine), Counter[Split]()
+    costs = costs_of(config.space(outline.facts), outline)
+    for split in splits:
+        tokens[split.split] += meter.tokens(split).read
+    return _Work(phase_counts(config, costs), tokens, candidates_kept(repair_works(config, costs, outline)))
 
 
 def _known_calibration(short: SearchSetup, store: StoreReader, keep: StoreReader) -> dict[str, bytes]:

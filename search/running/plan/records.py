@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,8 +31,8 @@ class Pilot:
         other_seconds: Duration of everything else: starting workers, loading the model, calibrating.
         calibration_seconds: Duration of calibrating alone.
         full_seconds: Duration of evaluating the full model on `search`.
-        hours: Duration of the whole search if all evaluations are like these, with as many workers, from its start to
-            its final evaluations; 0 as long as nothing was scaled to the whole search.
+        final_seconds: Duration of the search's final evaluations if all evaluations are like these, on as many workers.
+        hours: Duration of the whole search under the same assumption, from its start to its final evaluations.
     """
 
     counts: Mapping[str, int]
@@ -41,6 +41,7 @@ class Pilot:
     other_seconds: float
     calibration_seconds: float = 0.0
     full_seconds: float = 0.0
+    final_seconds: float = 0.0
     hours: float = 0.0
 
     @computed_field  # type: ignore[prop-decorator]
@@ -53,9 +54,9 @@ class Pilot:
         """Seconds of one evaluation in a phase; of a phase that wasn't measured, those of the slowest one."""
         return self.seconds.get(kind, max(self.seconds.values()))
 
-    def together(self, kind: str, individuals: int) -> float:
-        """Seconds of so many evaluations in a phase, on all workers."""
-        return self.of(kind) * max(individuals / self.workers, min(individuals, 1))
+    def searching(self, counts: Iterable[tuple[str, int]]) -> float:
+        """Seconds of so many evaluations of each kind of phase, on all workers."""
+        return sum(self.of(kind) * max(number / self.workers, min(number, 1)) for kind, number in counts)
 
     def final(
         self, models: Mapping[Split, Sequence[PhaseConfig | None]], tokens: Mapping[Split, int], kept: int

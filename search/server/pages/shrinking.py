@@ -32,11 +32,11 @@ from moevolve.store.errors import NotFoundError
 from moevolve.store.records import ExportRecord, SearchRecord
 from moevolve.workers.export.servers import loads_in
 
-Amount = Literal["experts", "neurons", "size", "speed", "keep_score", "active"]
+Amount = Literal["experts", "neurons", "size", "keep_score", "active"]
 """Parameters that say how much is kept; a request has one of them."""
 _FIRST = ("repair", "time", "custom_code")
 """Parameters that are always shown."""
-_SIZE_NOTE = re.compile(r"^(?:shrink: )?--keep-score (\S+): (?!.* until about )(.+)$", re.MULTILINE)
+_SIZE_NOTE = re.compile(r"^(?:shrink: )?--keep-score (\S+): (.+)$", re.MULTILINE)
 """Lines of a log about the sizes that keep a share of the score: the share, and what was found."""
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -115,7 +115,7 @@ async def take_form(request: Request, server: ServerDep, typed: TypedShrink) -> 
     """Start the shrink described by the form."""
     given: dict[str, Any] = {name: text.strip() for name, text in (typed.model_extra or {}).items() if text.strip()}
     given |= {"name": typed.name.strip(), "model": typed.model, typed.keep: typed.amount.strip()}
-    given |= {"data": _listed(typed.data), "tasks": _listed(typed.tasks), "weights": given.get("weights", "").split()}
+    given |= {"data": _listed(typed.data), "tasks": _listed(typed.tasks)}
     with one_line_errors():
         asked = RemoteShrinkRequest.model_validate(given)
     job = await start_shrink(asked, server)
@@ -199,7 +199,7 @@ def _field(name: str) -> OptionField:
     return OptionField(
         name,
         option_names(name, field)[0].lstrip("-"),
-        re.sub(r"`|--(?=[a-z])", "", field.description or "").replace("repeatable", "several with blanks between them"),
+        re.sub(r"`|--(?=[a-z])", "", field.description or ""),
         "checkbox" if bool in kinds else "number" if number else "text",
         next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ()),
         str(default) if number and default is not None else flag_of(field).metavar or "",

@@ -41,7 +41,7 @@ def test_many_options_are_in_panels_the_most_used_first(in_process: Any) -> None
         "─ Data ─",
         "--metric ",
     )
-    order += ("─ Search ─", "--seed ", "─ Checks", "--guard-prompts ", "--force ", "─ Output ─", "--quantise ")
+    order += ("─ Search ─", "--seed ", "─ Checks", "--guard-time ", "--force ", "─ Output ─", "--push ")
     places = [shown.index(each) for each in order]
     assert places == sorted(places)
 

@@ -24,10 +24,11 @@ from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
-from moevolve.search.interface.plan import run_pilot
 from moevolve.search.pools.local import Evaluator
+from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.plan.counts import final_models
 from moevolve.search.running.plan.estimate import estimate
+from moevolve.search.running.plan.pilot import measure
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
@@ -84,7 +85,7 @@ def test_a_pilot_measures_a_few_individuals_of_every_phase(
         config = dense_run(tiny, tmp_path, {"kind": kind, **DENSE[kind]}, kind)
     planned = estimate(config)
     stages: list[str] = []
-    found = run_pilot(config, planned, 5, local_pool, stages.append)
+    found = measure(set_up_new(config), 5, local_pool, stages.append)
     assert 4 <= found.individuals <= 6 and found.workers == 1
     assert list(found.seconds) == list(dict.fromkeys(phase.kind for phase in config.phases))
     searched = sum(count.different * found.seconds[count.kind] for count in planned.phases)
@@ -95,6 +96,7 @@ def test_a_pilot_measures_a_few_individuals_of_every_phase(
         final += taken * tokens.get(split, 0) / tokens["search"]
     assert [len(each) for each in final_models(config).values()] == [planned.ranked, planned.tested]
     assert all(phase.repair is None for phase in config.phases)
+    assert found.final_seconds == pytest.approx(final)
     assert 0 < found.hours == pytest.approx((found.other_seconds + found.full_seconds + searched + final) / 3600)
     assert "pilot: evaluating" in stages
     assert not list((tmp_path / "temporary").iterdir()) and not list(tmp_path.glob("*.db"))
@@ -108,7 +110,7 @@ def test_a_pilot_of_what_fails_says_so(tiny: Any, tmp_path: Path) -> None:
 
     config = load_run_config(tiny.write_run(tmp_path / "run.yaml", "tiny"))
     with pytest.raises(UserError, match="pilot: no individual could be evaluated"):
-        run_pilot(config, estimate(config), 2, lambda setup: local_pool(setup, failing))
+        measure(set_up_new(config), 2, lambda setup: local_pool(setup, failing))
 
 
 def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:

@@ -94,7 +94,7 @@ PLAIN = ["--experts", "50%", "--data", "/data/named.jsonl"]
 def test_a_checkpoint_is_shrunk_for_what_the_server_knows_by_name(
     client: TestClient, settings: ServerSettings, started: list[list[str]], store: Store
 ) -> None:
-    more = {"tasks": ["boolq"], "weights": ["named=2"], "max_looping": 0.25, "force": True, "seed": 0}
+    more = {"tasks": ["boolq"], "guard_time": "2m", "force": True, "seed": 0}
     for changes in ({}, more):
         answer = client.post("/api/shrinks", json=ASKED | changes)
         assert answer.status_code == 202 and answer.json()["command"] == "shrink", answer.text
@@ -102,8 +102,8 @@ def test_a_checkpoint_is_shrunk_for_what_the_server_knows_by_name(
     assert started == [
         ["shrink", *PLAIN, *output, *last, "/models/tiny"],
         [
-            *("shrink", *PLAIN, "--task", "boolq", "--weight", "named=2", *output),
-            *("--max-looping", "0.25", "--force", *last, "/models/tiny"),
+            *("shrink", *PLAIN, "--task", "boolq", *output),
+            *("--guard-time", "2m", "--force", *last, "/models/tiny"),
         ],
     ]
     bare = TestClient(make_app(store, ServerSettings(store=store.url)), "http://localhost", headers=HEADERS)
@@ -289,18 +289,18 @@ FORM = {"name": "small", "model": "tiny", "data": "named", "keep": "experts", "a
 def test_the_form_starts_what_the_api_does(client: TestClient, started: list[list[str]]) -> None:
     page = page_of(client, "/shrink")
     names = {found["name"] for found in page.all("input", "select")}
-    assert {"name", "model", "data", "tasks", "keep", "amount", "repair", "time", "custom_code", "quantise"} < names
-    assert not {"metric", "output", "store", "overrides", "dry_run", "push", "public"} & names
+    assert {"name", "model", "data", "tasks", "keep", "amount", "repair", "time", "custom_code", "guard_time"} < names
+    assert not {"metric", "output", "store", "overrides", "dry_run", "push"} & names
     assert page.texts_of("option")[:2] == ["gone", "tiny"] and "such as 50% of the experts" in page.text
     assert [found["value"] for found in page.all("input") if found["name"] == "data"] == ["named"]
-    typed = FORM | {"custom_code": "on", "repair": "none", "time": "2h", "weights": "named=2 boolq=1", "seed": ""}
-    answer = client.post("/shrink?part=1", json=typed | {"tasks": ["boolq", "rte"], "guard_prompts": "7"})
+    typed = FORM | {"custom_code": "on", "repair": "none", "time": "2h", "seed": ""}
+    answer = client.post("/shrink?part=1", json=typed | {"tasks": ["boolq", "rte"], "guard_time": "2m"})
     page = check(answer.text, whole=False)
     assert answer.status_code == 200 and "process 7" in page.text and "/?text=small" not in page.links, "no search yet"
     command = started[0][:-3]
-    for words in (["--experts", "25%"], ["--repair", "none"], ["--time", "2h"], ["--guard-prompts", "7"]):
+    for words in (["--experts", "25%"], ["--repair", "none"], ["--time", "2h"], ["--guard-time", "2m"]):
         assert command[command.index(words[0]) + 1] == words[1]
-    assert "--custom-code" in command and command.count("--weight") == command.count("--task") == 2
+    assert "--custom-code" in command and command.count("--task") == 2
     for changes, said in (
         ({"amount": "0%"}, "--experts 0%: give a number"),
         ({"metric": "evil.py:run"}, "metric: Extra inputs"),
@@ -462,7 +462,7 @@ def test_from_an_uploaded_file_to_a_checkpoint(tmp_path: Path, chats: bytes) -> 
         assert browser.put("/api/data/chats.jsonl", content=chats).json() == {"name": "chats.jsonl", "rows": 100}
         assert [found["value"] for found in shown("/shrink").all("input") if found["name"] == "data"] == ["chats.jsonl"]
         typed = {"name": "small", "model": "demo", "data": "chats.jsonl", "keep": "experts", "amount": "50%"}
-        limits = {"repair": "none", "evaluations": "4", "guard_prompts": "7", "guard_tokens": "16", "force": "on"}
+        limits = {"repair": "none", "evaluations": "4", "guard_time": "1s", "force": "on"}
         answer = browser.post("/shrink?part=1", json=typed | limits)
         assert answer.status_code == 200, answer.text
         part = check(answer.text, whole=False).all("div")[0]["hx-get"]

@@ -1,4 +1,4 @@
-"""Checkpoints aren't timed after a shrink, which takes two more processes: a test of its own does that."""
+"""Checkpoints aren't timed after a shrink, which takes two more processes, and the guard asks for short answers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from moevolve.evaluators.errors import UserError
-from moevolve.search.shrink.page import Speed
-
-
-def _untimed(*_: object) -> Speed:
-    raise UserError("tests don't time")
-
 
 @pytest.fixture(scope="session", autouse=True)
-def untimed() -> Iterator[None]:
+def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moevolve.search.shrink.shrink.measured_speed", _untimed)
+        patch.setattr("moevolve.search.shrink.shrink.measured_speed", lambda *_: None)
+        patch.setattr("moevolve.search.shrink.guard._PROMPTS", 7)
+        patch.setattr("moevolve.search.shrink.guard._LONG", 16)
+        patch.setattr("moevolve.search.shrink.guard._SHORT", 16)
         yield

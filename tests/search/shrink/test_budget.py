@@ -68,45 +68,34 @@ def asked(**parameters: Any) -> ShrinkRequest:
 def test_the_largest_number_of_experts_that_fits_is_kept() -> None:
     files = FileSizes(fixed=1000, expert=100, neurons=90)
     budget = budget_of(asked(size="1.5kB"))
-    assert budget is not None and (budget.size, budget.positions) == (1500, 0)
-    assert fitting_experts(budget, files, 7, 8, RoutingGroups()) == 5, "to the byte"
-    assert fitting_experts(budget, FileSizes(1001, 100, 90), 7, 8, RoutingGroups()) == 4
-    assert fitting_experts(budget, files, 7, 8, RoutingGroups(4, 2, 1)) == 4, "a number of which each group has a part"
-    cached = budget_of(asked(size="2 GiB", context="32k", batch=8))
-    assert cached is not None and cached.positions == 8 * 32768
-    whole = FileSizes(2**30, 2**27, 2**27)
-    assert [fitting_experts(cached, whole, per, 8, RoutingGroups()) for per in (1, 2048, 2049)] == [7, 4, 3]
-    with pytest.raises(UserError, match=r"--size 2 GiB: .* is 3.1 GiB, 2.0 GiB of them for the KV cache, with 1 of 8"):
-        fitting_experts(cached, whole, 8192, 8, RoutingGroups())
-    assert fitting_experts(replace(budget, size=1799), files, 7, 8, RoutingGroups()) == 7
+    assert budget == SizeBudget("1.5kB", 1500)
+    assert fitting_experts(budget, files, 8, RoutingGroups()) == 5, "to the byte"
+    assert fitting_experts(budget, FileSizes(1001, 100, 90), 8, RoutingGroups()) == 4
+    assert fitting_experts(budget, files, 8, RoutingGroups(4, 2, 1)) == 4, "a number of which each group has a part"
+    with pytest.raises(UserError, match=r"--size 1.5kB: the smallest that this model can be is 0.0 MiB, with 1 of 8"):
+        fitting_experts(replace(budget, size=1099), files, 8, RoutingGroups())
+    assert fitting_experts(replace(budget, size=1799), files, 8, RoutingGroups()) == 7
     with pytest.raises(UserError, match=r"--size 1.5kB: the model is that small already, it takes 0.0 MiB; give"):
-        fitting_experts(replace(budget, size=1800), files, 7, 8, RoutingGroups())
+        fitting_experts(replace(budget, size=1800), files, 8, RoutingGroups())
 
 
 def test_the_largest_share_of_neurons_that_fits_is_kept() -> None:
-    files = FileSizes(fixed=1000, expert=100, neurons=90)
-    budget = budget_of(asked(size="1.5kB"))
-    assert isinstance(budget, SizeBudget)
+    files, budget = FileSizes(fixed=1000, expert=100, neurons=90), SizeBudget("1.5kB", 1500)
     # 1,000 bytes besides the experts, 80 for the routers of all, and 420 for neurons.
-    assert fitting_share(budget, files, 7, 8) == math.floor(1e6 * 420 / 720) / 1e6
-    cached = replace(budget, positions=30)
-    assert fitting_share(cached, files, 7, 8) == math.floor(1e6 * 210 / 720) / 1e6
-    assert fitting_share(replace(budget, size=1799), files, 7, 8) == math.floor(1e6 * 719 / 720) / 1e6
+    assert fitting_share(budget, files, 8) == math.floor(1e6 * 420 / 720) / 1e6
+    assert fitting_share(replace(budget, size=1799), files, 8) == math.floor(1e6 * 719 / 720) / 1e6
     with pytest.raises(UserError, match=r"--size 1.5kB: the model is that small already"):
-        fitting_share(replace(budget, size=1800), files, 7, 8)
-    with pytest.raises(UserError, match=r"--size 1.5kB: .* takes 0.0 MiB already, 0.0 MiB of them for the KV cache"):
-        fitting_share(replace(budget, positions=60), files, 7, 8)
+        fitting_share(replace(budget, size=1800), files, 8)
+    with pytest.raises(UserError, match=r"--size 1.5kB: what isn't neurons of experts takes 0.0 MiB already"):
+        fitting_share(replace(budget, size=1080), files, 8)
 
 
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({}, "one of --experts .* --neurons .* --size .* --speed .* and --keep-score"),
+        ({}, "one of --experts .* --neurons .* --size .* and --keep-score"),
         ({"experts": "4", "size": "1GiB"}, "one of --experts .* and --keep-score"),
         ({"size": "16"}, "--size 16: give a number with a unit"),
-        ({"size": "1GiB", "context": "32m"}, "--context 32m: give a number of tokens"),
-        ({"size": "1GiB", "batch": 8}, "--batch: say with --context"),
-        ({"experts": "4", "context": "32k"}, "--context and --batch are of --size and --speed"),
         ({"experts": "100%"}, "--experts 100%: the model is that small already"),
         ({"neurons": "100%"}, "--neurons 100%: the model is that small already"),
         ({"neurons": "half"}, "--neurons half: give a share such as 12.5%"),
@@ -120,8 +109,8 @@ def test_a_budget_that_is_none_is_refused(parameters: dict[str, Any], said: str)
 
 @pytest.mark.parametrize("kept", [4, 8])
 def test_files_of_narrower_experts_are_as_large_as_predicted(tmp_path: Path, kept: int) -> None:
-    budget = SizeBudget("3MB", 3_000_000, 0)
-    share = fitting_share(budget, file_sizes(DEMO, "stock"), 0, 8)
+    budget = SizeBudget("3MB", 3_000_000)
+    share = fitting_share(budget, file_sizes(DEMO, "stock"), 8)
     widths = int(share * 8 / kept * 16) * 8 + np.array([8, 0, 0, 0, -8]) * (kept == 8)
     narrow = replace(edit_of_kind(5, 8, "prune", kept), widths=tuple(widths.tolist()))
     edit = RepairedEdit(narrow, RepairSettings((0.1,), neurons=True), rows_of(sequences_of((9, 14, 11))))

@@ -23,7 +23,7 @@ DRY_RUN = (
     *("shrink", DEMO / "dense", "--data", "questions.jsonl", "--active", "25%", "--custom-code", "--dry-run"),
     *SET,
 )
-SHORT = ("--evaluations", "4", "--guard-prompts", "7", "--guard-tokens", "16")
+SHORT = ("--evaluations", "4")
 
 
 def write_questions(path: Path) -> None:
@@ -96,6 +96,7 @@ def test_a_dense_model_becomes_a_narrower_one_that_needs_no_code(tmp_path: Path)
     }
     again = ("shrink", DEMO / "dense", "--data", "questions.jsonl", "--neurons", "50%", "-o", "small", *SET, *SHORT)
     said = run_command(tmp_path, *again).stdout
+    assert "oneshot(model='small'" in said and "llama-quantize small.gguf small-Q4_K_M.gguf" in said
     assert "dense, narrower" in said and "loads in: transformers, vLLM, SGLang, llama.cpp" in said
     card = (tmp_path / "small" / "README.md").read_text()
     assert "whose feed-forward networks have 512 of 1024 neurons" in card and "mixture" not in card
@@ -134,7 +135,6 @@ def test_settings_of_the_presets_phases_are_overridden(tmp_path: Path, in_proces
             "this model is dense, and --experts is for mixtures of experts; give --neurons",
         ),
         ("dense", ("--size", "1MiB"), "--size 1MiB: this model is dense, and --size is for mixtures"),
-        ("dense", ("--speed", "2x"), "--speed 2x: this model is dense"),
         ("dense", ("--active", "100%"), "--active 100%: the model is that small already"),
         ("dense", ("--active", "half"), "--active half: give a share such as 12.5%"),
         (
@@ -144,7 +144,7 @@ def test_settings_of_the_presets_phases_are_overridden(tmp_path: Path, in_proces
         ),
         ("dense", ("--active", "30%", "--kind", "factorllm", "--custom-code"), "give a multiple of 12.5%, or --kind"),
         ("model", ("--active", "50%"), "a token uses 2 of 8; give --experts or --neurons"),
-        ("model", ("--experts", "4", "--kind", "tomoe"), "--kind tomoe is of --active, which isn't given"),
+        ("model", ("--experts", "4", "--kind", "tomoe"), "--kind tomoe requires --active"),
     ],
 )
 def test_what_suits_other_models_is_refused(

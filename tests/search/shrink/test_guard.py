@@ -23,13 +23,12 @@ from moevolve.search.shrink.guard import (
 )
 from moevolve.search.shrink.loops import Loops
 from moevolve.search.shrink.page import TaskCheck, advice
-from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.worker import EvaluationWorker
 
-REQUEST = ShrinkRequest("model", experts="50%", data=("chats.jsonl",))
+HOUR = 3600.0
 GOOD = TaskCheck("chats", 16, 0, 1, structured=16, broken=1, agreement=0.8, perplexity=1.6, recovery=0.9)
 LOOPS = Loops(16, 512, full=0, shrunk=1, low=-0.1, high=0.2, p=0.5, power=0.1)
 
@@ -66,10 +65,10 @@ def test_json_and_calls_are_found_in_an_answer(answer: str, structure: str | Non
 
 
 def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
-    assert faults_of(GOOD, REQUEST) == ()
-    assert faults_of(replace(GOOD, structured=0, broken=0, recovery=None), REQUEST) == ()
-    assert faults_of(replace(GOOD, prompts=6, structured=6), REQUEST) == (), "a single answer of few is no fault"
-    assert len(faults_of(replace(GOOD, prompts=6, structured=6, broken=2), REQUEST)) == 1
+    assert faults_of(GOOD) == ()
+    assert faults_of(replace(GOOD, structured=0, broken=0, recovery=None)) == ()
+    assert faults_of(replace(GOOD, prompts=6, structured=6)) == (), "a single answer of few is no fault"
+    assert len(faults_of(replace(GOOD, prompts=6, structured=6, broken=2))) == 1
     for loss, said in (
         ({"broken": 5}, "lost 5 of the full model's 16 answers with JSON or tool calls"),
         ({"perplexity": 8.25}, "has 8.2 times the full model's perplexity, more than 3 times"),
@@ -78,13 +77,13 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
         ({"recovery": 0.4, "scale": "perplexity"}, "has 2.50 times the full model's perplexity on `test`, more than 2"),
     ):
         bad = replace(GOOD, **loss)  # type: ignore[arg-type]
-        (fault,) = faults_of(bad, REQUEST)
+        (fault,) = faults_of(bad)
         assert said in fault
-        assert faults_of(replace(bad, known=False), REQUEST) == (), "what the full model doesn't know can't be lost"
+        assert faults_of(replace(bad, known=False)) == (), "what the full model doesn't know can't be lost"
     graded = replace(GOOD, perplexity=13.5, graded=True)
-    assert faults_of(graded, REQUEST) == (), "its score says what it lost, and of more rows"
-    assert faults_of(replace(graded, recovery=0.4), REQUEST) and faults_of(replace(graded, perplexity=None), REQUEST)
-    (said,) = faults_of(replace(GOOD, recovery=None, unscored="out of memory"), REQUEST)
+    assert faults_of(graded) == (), "its score says what it lost, and of more rows"
+    assert faults_of(replace(graded, recovery=0.4)) and faults_of(replace(graded, perplexity=None))
+    (said,) = faults_of(replace(GOOD, recovery=None, unscored="out of memory"))
     assert said == "can't be compared with the full model on `test`: out of memory"
     lost = replace(GOOD, task="general german", general=True, faults=("has 8.2 times",))
     assert advice([GOOD, replace(lost, faults=())]) is None, "the first is no text that the data lacks"
@@ -138,22 +137,30 @@ def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatc
     def no_worker() -> Any:
         raise AssertionError("nothing is answered here")
 
-    def checked(winner: str, search: str = "one", **changes: Any) -> TaskCheck:
+    def checked(winner: str, search: str = "one", seconds: float = HOUR) -> TaskCheck:
         table: Any = SimpleNamespace(winner=winner)
         subject: Any = SimpleNamespace(search=SimpleNamespace(id=search))
-        (found,), loops = check_winner(subject, table, replace(REQUEST, **changes), tmp_path / "checks.json", no_worker)
+        (found,), loops = check_winner(subject, table, seconds, tmp_path / "checks.json", no_worker)
         assert loops == LOOPS
         return found
 
     assert checked("s:1") == checked("s:1") == GOOD
-    (fault,) = checked("s:1", min_recovery=0.95).faults
-    assert "of the full model's score" in fault and made == ["s:1"]
-    for changes in ({"guard_prompts": 3}, {"guard_tokens": 20}, {"guard_time": "1h"}):
-        checked("s:1", **changes)
-    assert checked("s:2") == GOOD and made == ["s:1"] * 4 + ["s:2"]
-    assert checked("s:2", search="another") == GOOD and len(made) == 6, "of a store that was made anew"
+    assert checked("s:1", seconds=60.0) == GOOD and checked("s:2") == GOOD and made == ["s:1", "s:1", "s:2"]
+    assert checked("s:2", search="another") == GOOD and len(made) == 4, "of a store that was made anew"
     (tmp_path / "checks.json").write_text("[[1], 2]")
-    assert checked("s:2") == GOOD and len(made) == 7, "another version's file"
+    assert checked("s:2") == GOOD and len(made) == 5, "another version's file"
+
+
+@pytest.fixture(autouse=True)
+def _as_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_PROMPTS", 560)
+
+
+@pytest.fixture
+def longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers in which a loop shows."""
+    monkeypatch.setattr(guard, "_LONG", 32)
+    monkeypatch.setattr(guard, "_SHORT", 32)
 
 
 @pytest.fixture(scope="module")
@@ -167,13 +174,13 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> EvaluationWorker:
 def faults(worker: EvaluationWorker, edit: Edit) -> dict[str, tuple[str, ...]]:
     """The faults of a candidate, by the domains that have some; loops are one of the domains with most of them."""
     probes = [Probe(name, known_split(name), None) for name in ("english", "german", "calls")]
-    checks, loops = check_edit(worker, edit, probes, replace(REQUEST, guard_tokens=32))
+    checks, loops = check_edit(worker, edit, probes, HOUR)
     assert [check.structured for check in checks] == [0, 0, 8]
     assert loops.prompts == 24 and sum(check.loops for check in checks) == loops.shrunk and loops.full == 0
     if isinstance(edit, IdentityEdit):
         assert all((check.agreement, check.perplexity) == pytest.approx((1, 1)) for check in checks)
-    found = {check.task: each for check in checks if (each := faults_of(check, REQUEST))}
-    loops = loops.judged(REQUEST.max_looping)
+    found = {check.task: each for check in checks if (each := faults_of(check))}
+    loops = loops.judged()
     if loops.fault is not None:
         found[max(checks, key=lambda check: check.loops).task] = (loops.fault,)
     return found
@@ -182,6 +189,8 @@ def faults(worker: EvaluationWorker, edit: Edit) -> dict[str, tuple[str, ...]]:
 def test_answers_are_as_long_as_time_and_the_models_positions_allow(
     worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(guard, "_LONG", 512)
+    monkeypatch.setattr(guard, "_SHORT", 48)
     splits = [known_split(name) for name in ("english", "german")]
     assert worker.resident.model.config.max_position_embeddings < 512
     for positions, seconds, tokens in ((4096, 1e9, 512), (300, 1e9, 294), (4096, 0.0, 48), (20, 1e9, 48)):
@@ -211,7 +220,7 @@ def test_a_candidate_is_made_as_seldom_as_both_models_can_take_turns(
     worker.resident.revert()
     edit = without(SPARE, noise=0.1, seed=2)
     probes = [Probe(name, known_split(name), None) for name in ("english", "german", "calls")]
-    check_edit(worker, edit, probes, REQUEST)
+    check_edit(worker, edit, probes, HOUR)
     assert applied.count(edit.phenotype_hash) == 3
 
 
@@ -241,6 +250,7 @@ def test_the_time_of_answers_is_counted_without_loading_and_repairing(monkeypatc
     assert clock == 3 * 61.0 + 4 * 5.0 * rows
 
 
+@pytest.mark.usefixtures("longer")
 def test_an_untouched_model_and_a_good_candidate_pass(worker: EvaluationWorker) -> None:
     assert faults(worker, IdentityEdit()) == {}
     assert faults(worker, without(SPARE, noise=0.1, seed=2)) == {}
@@ -254,6 +264,7 @@ def test_an_untouched_model_and_a_good_candidate_pass(worker: EvaluationWorker) 
         (TOOLS, "calls", "lost 8 of the full model's 8 answers with JSON or tool calls"),
     ],
 )
+@pytest.mark.usefixtures("longer")
 def test_the_domain_of_a_lost_expert_is_named(worker: EvaluationWorker, expert: int, domain: str, said: str) -> None:
     found = faults(worker, without(expert))
     assert list(found) == [domain]
@@ -261,10 +272,11 @@ def test_the_domain_of_a_lost_expert_is_named(worker: EvaluationWorker, expert: 
     assert said in fault
 
 
+@pytest.mark.usefixtures("longer")
 def test_code_that_is_continued_has_no_answers_to_lose(worker: EvaluationWorker) -> None:
     """A list in it would pass for JSON."""
     continued = Probe("calls", replace(known_split("calls"), positions="text"), None)
-    (check,), _ = check_edit(worker, IdentityEdit(), [continued], replace(REQUEST, guard_tokens=32))
+    (check,), _ = check_edit(worker, IdentityEdit(), [continued], HOUR)
     assert (check.prompts, check.structured) == (8, 0)
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from commands_here import run_command, worker_here
 from demo_chats import write_chats
+from fake_hub import TOKEN, fake_hub
 from packed_checkpoints import write
 from pydantic import TypeAdapter
 from safetensors.torch import load_file
-from transformers import GenerationConfig
 
 import moevolve
 from moevolve.search.config.files import load_run_config
@@ -29,7 +29,7 @@ SETTINGS = ("engine.chat_template=none", "workers.count=1", "final.random_baseli
 SET = tuple(word for setting in SETTINGS[:2] for word in ("--set", setting))
 COMMAND = (
     *("shrink", "packed", "--data", "chats.jsonl", "--experts", "50%", "--time", "1s", "-o", "small"),
-    *("--guard-prompts", "7", "--guard-tokens", "16", "--force"),
+    "--force",
     *(word for setting in SETTINGS for word in ("--set", setting)),
 )
 
@@ -144,11 +144,13 @@ def test_every_step_is_said_from_the_start_and_the_pilots_evaluations_are_kept(
     assert begun is not None and first[0].created_at is not None and first[0].created_at < begun
 
 
-def test_the_same_command_again_changes_nothing_and_names_what_is_beyond_its_limits(
-    shrunk: tuple[Path, dict[str, Any]], in_process: Any
+def test_the_same_command_again_changes_nothing_and_names_what_is_beyond_the_limits(
+    shrunk: tuple[Path, dict[str, Any]], in_process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, page = shrunk
-    again = in_process(*COMMAND, "--min-recovery", "2", "--max-perplexity-ratio", "1", "--force", cwd=folder)
+    monkeypatch.setattr(guard, "_LEAST_RECOVERY", 2.0)
+    monkeypatch.setattr(guard, "_MOST_PERPLEXITY", 1.0)
+    again = in_process(*COMMAND, cwd=folder)
     assert again.returncode == 0, again.stderr
     said = " ".join(again.stdout.split())
     assert page["gain"]["over"].startswith("the best one-shot choice (") and page["code_gain"] is None
@@ -164,19 +166,21 @@ def test_the_same_command_again_changes_nothing_and_names_what_is_beyond_its_lim
         assert len(store.individual(page["table"]["winner"]).exports) == 1
 
 
-def test_sampling_that_breaks_loops_is_written_if_asked_for(
-    shrunk: tuple[Path, dict[str, Any]], in_process: Any
+def test_the_checkpoint_is_pushed_once(
+    shrunk: tuple[Path, dict[str, Any]], in_process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = shrunk
-    for _ in range(2):
-        done = in_process(*COMMAND, "--sampling", cwd=folder)
-        said = "sampling with do_sample True, min_p 0.05, repetition_penalty 1.1"
-        assert done.returncode == 0 and said in " ".join(done.stdout.split())
-    settings = GenerationConfig.from_pretrained(folder / "small")
-    assert (settings.do_sample, settings.min_p, settings.repetition_penalty) == (True, 0.05, 1.1)
-    assert settings.eos_token_id == 2 and (folder / "small" / "README.md").read_text().count(said) == 1
-    done = in_process("shrink", "a.gguf", "--data", "chats.jsonl", "--experts", "4", "--sampling", cwd=folder)
-    assert done.returncode == 2 and "--sampling: programs that run GGUF files read no" in done.stderr
+    with fake_hub() as hub:
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        for token in (TOKEN, "hf_wrong"):
+            monkeypatch.setenv("HF_TOKEN", token)
+            done = in_process(*COMMAND, "--push", "me/small", cwd=folder)
+            assert done.returncode == 0 and f"uploaded to {hub.url}/me/small" in done.stdout, done.stderr
+        assert {("me/small", "README.md"), ("me/small", "model.safetensors")} <= hub.files.keys()
+        assert hub.visibility == {"me/small": "private"}
 
 
 @pytest.mark.parametrize("choices", [False, True])
@@ -209,18 +213,7 @@ def test_a_full_model_without_a_right_answer_passes_no_guard(tmp_path: Path, in_
     write_chats(tmp_path / "chats.jsonl", 100)
     text = (tmp_path / "chats.jsonl").read_text()
     (tmp_path / "wrong.jsonl").write_text(text.replace('"assistant", "content": "', '"assistant", "content": "about '))
-    limits = (
-        "--repair",
-        "none",
-        "--evaluations",
-        "4",
-        "--guard-prompts",
-        "7",
-        "--guard-tokens",
-        "16",
-        "--set",
-        "final.random_baselines=0",
-    )
+    limits = ("--repair", "none", "--evaluations", "4", "--set", "final.random_baselines=0")
     command = ("shrink", DEMO / "model", "--data", "wrong.jsonl", "--experts", "4", "-o", "small", *SET, *limits)
     with worker_here():
         done = in_process(*command, "--force", cwd=tmp_path)

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 from types import EllipsisType
@@ -68,13 +68,6 @@ _CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "qwen2moe": ("qwen2_moe", _QWEN, {"norm_topk_prob": False}),
     "qwen3moe": ("qwen3_moe", _QWEN, {"norm_topk_prob": True}),
 }
-
-# Beginnings of fields of configs that no forward pass reads, or only together with another one that is compared.
-_IRRELEVANT = (
-    *("_", "architectures", "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "experts_implementation"),
-    *("head_dim", "initializer_range", "max_window_layers", "output_router_logits", "pad_token_id", "pretraining_tp"),
-    *("router_aux_loss_coef", "router_jitter_noise", "transformers_version", "use_cache"),
-)
 
 # The same of architectures whose files without a number of experts are dense models of another type.
 _DENSE_CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
@@ -184,7 +177,7 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
             f"{file}: its architecture is {architecture!r}, and its config's model type is {settings.model_type!r}; "
             f"supported are {', '.join(f'{arch!r} with {kind!r}' for kind, arch in ARCHITECTURES.items())}"
         )
-    is_dense = _is_dense(partial(metadata, readers[0]), architecture)
+    is_dense = _is_dense(readers[0], architecture)
     if is_dense != (settings.model_type in {model_type for model_type, *_ in _DENSE_CONFIGS.values()}):
         has = "no experts" if is_dense else "experts"
         raise UserError(
@@ -281,16 +274,6 @@ def _arrangement(name: str, architecture: str, settings: PretrainedConfig) -> Ar
     return itemgetter(0)
 
 
-def as_stored(name: str, values: Tensor, settings: PretrainedConfig) -> Tensor:
-    """Arrange a tensor of a Hugging Face checkpoint, but no fused experts, as a file has it: the inverse of reading."""
-    rotary = _ROTARY.fullmatch(name)
-    if rotary is not None and ARCHITECTURES[settings.model_type] == "llama":
-        heads = settings.num_attention_heads if rotary["heads"] == "q" else settings.num_key_value_heads
-        return values.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-    # A shared expert's gate has one row, which llama.cpp has as a vector.
-    return values.squeeze(0)
-
-
 def _transposed(values: Tensor) -> Tensor:
     """Turn a matrix as GPT-OSS multiplies, from the right; biases stay."""
     return values.T if values.dim() == 2 else values
@@ -352,6 +335,8 @@ def gguf_config(file: Path) -> PretrainedConfig:
 
 @lru_cache(maxsize=8)
 def _derived(file: Path, _changed: int) -> PretrainedConfig:
+    from transformers import AutoConfig
+
     readers = list(open_parts(file).values())
     reader = readers[0]
     architecture = str(metadata(reader, "general.architecture"))
@@ -364,69 +349,27 @@ def _derived(file: Path, _changed: int) -> PretrainedConfig:
     tokens = reader.get_field("tokenizer.ggml.tokens")
     # llama.cpp writes the output projection only if it isn't the embedding's matrix.
     tied = not any(tensor.name == "output.weight" for each in readers for tensor in each.tensors)
-    return _described(partial(metadata, reader), 0 if tokens is None else len(tokens.data), tied)
-
-
-def _described(value_of: Callable[[str], Any], vocabulary: int, tied: bool) -> PretrainedConfig:
-    """The config that metadata describe, which `value_of` returns by key, or None; the embedding has other sources."""
-    from transformers import AutoConfig
-
-    architecture = str(value_of("general.architecture"))
-    configs = _DENSE_CONFIGS if _is_dense(value_of, architecture) else _CONFIGS
+    configs = _DENSE_CONFIGS if _is_dense(reader, architecture) else _CONFIGS
     model_type, keys, settings = configs[architecture]
     for key, name in (_FIELDS | keys).items():
-        value = value_of(f"{architecture}.{key}")
+        value = metadata(reader, f"{architecture}.{key}")
         if value is not None:
             settings = settings | {name: _shortest(value)}
-    theta = _shortest(value_of(f"{architecture}.rope.freq_base") or 10_000.0)
+    theta = _shortest(metadata(reader, f"{architecture}.rope.freq_base") or 10_000.0)
     return AutoConfig.for_model(
         model_type,
         **settings,
         rope_parameters={"rope_type": "default", "rope_theta": theta},
-        vocab_size=vocabulary,
+        vocab_size=0 if tokens is None else len(tokens.data),
         tie_word_embeddings=tied,
-        **{f"{name}_token_id": value_of(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")},
-        pad_token_id=value_of("tokenizer.ggml.padding_token_id"),
+        **{f"{name}_token_id": metadata(reader, f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")},
+        pad_token_id=metadata(reader, "tokenizer.ggml.padding_token_id"),
     )
 
 
-def gguf_metadata(settings: PretrainedConfig) -> dict[str, Any]:
-    """Return the metadata of a file that describe a model, by key, without those of its tokenizer.
-
-    Raises:
-        UserError: The config is of another model type, or has a setting that metadata don't tell.
-    """
-    kinds = {kind: (arch, keys) for each in (_CONFIGS, _DENSE_CONFIGS) for arch, (kind, keys, _) in each.items()}
-    if settings.model_type not in kinds:
-        raise UserError(f"GGUF is written of {', '.join(kinds)}, not of {settings.model_type}")
-    architecture, keys = kinds[settings.model_type]
-    found = {key: getattr(settings, name, None) for key, name in (_FIELDS | keys).items()}
-    found["rope.freq_base"] = settings.rope_parameters["rope_theta"]
-    named = {f"{architecture}.{key}": value for key, value in found.items() if value is not None}
-    named["general.architecture"] = architecture
-    again = _described(named.get, settings.vocab_size, settings.tie_word_embeddings)
-    lost = changed_settings(settings, again)
-    if lost:
-        raise UserError(f"GGUF's metadata don't tell {', '.join(lost)} of this {settings.model_type}")
-    # What llama.cpp takes from a head's width and the vocabulary if these keys are missing, which other programs don't.
-    width = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
-    named |= dict.fromkeys((f"{architecture}.attention.{each}_length" for each in ("key", "value")), width)
-    return named | {f"{architecture}.rope.dimension_count": width, f"{architecture}.vocab_size": settings.vocab_size}
-
-
-def changed_settings(one: PretrainedConfig, other: PretrainedConfig) -> list[str]:
-    """Return what the model of one config computes differently from another's, as `name value`."""
-    told, default = other.to_dict(), type(one)().to_dict()
-    return [
-        f"{name} {value!r}"
-        for name, value in one.to_dict().items()
-        if name in default and not name.startswith(_IRRELEVANT) and told.get(name) != value
-    ]
-
-
-def _is_dense(value_of: Callable[[str], Any], architecture: str) -> bool:
+def _is_dense(reader: GGUFReader, architecture: str) -> bool:
     """Whether metadata are of the dense model of an architecture that is that of a mixture of experts as well."""
-    return architecture in _DENSE_CONFIGS and not value_of(f"{architecture}.expert_count")
+    return architecture in _DENSE_CONFIGS and not metadata(reader, f"{architecture}.expert_count")
 
 
 def _shortest(value: Any) -> Any:

@@ -29,7 +29,7 @@ def test_workers_that_wait_for_the_last_evaluation_of_a_phase_do_nothing_else() 
     assert (found.counts, found.workers, found.individuals) == ({"prune": 3, "repair": 1}, 2, 4)
     assert found.of("prune") == pytest.approx(8 / 3) and found.of("repair") == 30.0
     assert found.other_seconds == 50.0 - 8.0 / 2 - 30.0
-    assert found.together("prune", 4) == pytest.approx(2 * 8 / 3) and found.together("repair", 1) == 30.0
+    assert found.searching([("prune", 4), ("repair", 1)]) == pytest.approx(2 * 8 / 3 + 30.0)
     with pytest.raises(UserError, match="no individual could be evaluated"):
         _measured([evaluated("prune", 1.0, "a", "broken")], wall=5.0)
 
