@@ -34,6 +34,7 @@ lint: $(STAMP) .mypy_src
 	$(BIN)/vulture
 	$(BIN)/vulture tests $(PRODUCT)
 	PYTHONPATH=.mypy_src $(BIN)/lint-imports --no-cache
+	$(BIN)/python tests/house_figures.py --short
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix $(FOLDERS)
