@@ -8,7 +8,7 @@ returns what the command prints:
     run = moevolve.launch("configs/runs/demo.yaml", store="sqlite:///demo.db")
     run.winner, run.best.scores
 
-    run = moevolve.load("sqlite:///demo.db", "demo")  # the same later, from the store
+    run = moevolve.final_table("sqlite:///demo.db", "demo")  # the same later, from the store
     with moevolve.open_store("sqlite:///demo.db") as store:
         top = moevolve.best(store, task="demo-calendar", experts=4)
     moevolve.export("demo:1", "./smaller", store="sqlite:///demo.db")
@@ -23,9 +23,9 @@ What they have in common:
 * **Whole stores** are maintained by `moevolve.db`, as by `moevolve db ...`.
 * **Records** are frozen values; `as_data` turns any of them into plain JSON data. Their scores are in [0, 1]. Notebooks
   show listings, comparisons, and the results of searches and shrinks as tables, in % or as perplexities.
-  `best(...).to_pandas()` makes a data frame with the same numbers, and `run.plot()` a picture, which has `save(path)`.
-* **Progress** of functions that search is shown on stderr, or in the notebook. `progress=False` turns it off, and an
-  `observer` gets it instead.
+  `best(...).to_pandas()` makes a data frame with the same numbers.
+* **Progress** of functions that take more than a moment is shown on stderr, or in the notebook. `progress=False` turns
+  it off, and an `observer` gets it instead.
 * **Errors** that you can correct are a `UserError` or a `StoreError` of one line. `PoolError` is raised for workers,
   `ExportError` for checkpoints that fail their verification, `ProfileError` for profiled models. Interrupting a
   function that searches leaves the search resumable.

@@ -6,7 +6,6 @@ from ._records import as_data as as_data
 from ._records import load_config as load_config
 from ._records import load_study as load_study
 from ._records import tasks as tasks
-from ._runs import load as load
 from ._verbs import analyse as analyse
 from ._verbs import answers as answers
 from ._verbs import apply as apply
@@ -17,6 +16,7 @@ from ._verbs import effects as effects
 from ._verbs import estimate as estimate
 from ._verbs import evaluate as evaluate
 from ._verbs import export as export
+from ._verbs import final_table as final_table
 from ._verbs import genome as genome
 from ._verbs import import_eep as import_eep
 from ._verbs import label as label

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, repeat
+from collections.abc import Callable, Sequence
+from inspect import Parameter
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_args, get_origin, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_origin, overload
 
-from pydantic.fields import FieldInfo
-
+from moevolve._progress import progress_of
 from moevolve.evaluators.errors import UserError
 from moevolve.search.interface.opening import opened_reader, opened_store
 from moevolve.search.interface.request import (
-    Answered,
     Request,
-    answer_parameters,
+    answer_takes,
     fields_of,
+    function_for,
     one_line_errors,
-    option_names,
     summary_of,
-    verb_of,
 )
+from moevolve.search.running.observer import Observer
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 
@@ -31,7 +29,21 @@ P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_STORE = "URL of the store, or an open store, which is left open."
+_STORE = "URL of the store; or an open store, which is left open."
+_OBSERVER = "Its callbacks are called with what happens meanwhile."
+_PROGRESS = "Show steps and scores on stderr, or in the notebook; an observer replaces that."
+
+
+class Answered(Protocol[T_co]):
+    """A request that a store answers with a `T_co`."""
+
+    def answer(self, store: Any, /) -> T_co: ...
+
+
+class _Alone(Protocol[T_co]):
+    """A request that needs no store."""
+
+    def answer(self) -> T_co: ...
 
 
 def open_store(url: str, *, create: bool = False) -> Store:
@@ -58,39 +70,33 @@ def open_reader(url: str) -> StoreReader:
     return StoreReader.open(url)
 
 
-def ask(store: str | StoreReader | None, request: Answered[T], **further: Any) -> T:
-    """Make any request that a store answers.
+@overload
+def ask(store: str | StoreReader | None, request: Answered[T], observer: Observer | None = None) -> T: ...
+@overload
+def ask(store: None, request: _Alone[T], observer: Observer | None = None) -> T: ...
+def ask(store: Any, request: Any, observer: Observer | None = None) -> Any:
+    """Make any request.
 
     Args:
-        store: URL of the store, or an open store, which is left open. Profiles of checkpoint folders alone need none.
+        store: URL of the store that answers, or an open store, which is left open. Some requests need none.
         request: A use case of `moevolve.search.interface`.
-        further: What its `answer` takes besides, such as `on_stage` of a `ProfileRequest`.
+        observer: Its callbacks are called with what happens meanwhile.
 
     Raises:
         StoreError: there is no such store, or what the request's record says.
         UserError: what the request's record says.
     """
-    return _answer(store, request, **further)
-
-
-def _answer(store: str | StoreReader | None, request: Any, **further: Any) -> Any:
     kind: type[Request] = type(request)
-    first, _ = answer_parameters(kind)
+    told = {} if observer is None else {"observer": observer}
+    if not answer_takes(kind, "store"):
+        return request.answer(**told)
     if kind.opens:
-        return request.answer(store, **further)
-    if first is None:
-        return request.answer(**further)
+        return request.answer(store, **told)
     if store is None:
         raise UserError("say which store answers this")
     # Requests that write refuse an open store that is for reading only.
-    with opened_store(store) if kind.writes else opened_reader(store) as opened:  # type: ignore[arg-type]
-        return request.answer(opened, **further)
-
-
-class _Alone(Protocol[T_co]):
-    """A request that needs no store."""
-
-    def answer(self) -> T_co: ...
+    with opened_store(store) if kind.writes else opened_reader(store) as opened:
+        return request.answer(opened, **told)
 
 
 @overload
@@ -100,64 +106,47 @@ def function_of(kind: Callable[P, _Alone[T]]) -> Callable[P, T]: ...
 def function_of(kind: Any) -> Any:
     """Make the function that asks for a kind of request.
 
-    It takes the store, if the request's `answer` does, the fields of the request's record, and by keyword what `answer`
-    takes besides; it is documented by the record. One name may stand for a list of it.
+    It takes the store, if the request's `answer` does, the fields of the request's record, and by keyword an observer,
+    if the answer tells one anything. It is documented by the record. One name may stand for a list of it.
     """
-    first, further = answer_parameters(kind)
-    stores = 0 if first is None else 1
-
-    fields = fields_of(kind)
+    stores, watched = int(answer_takes(kind, "store")), answer_takes(kind, "observer")
+    fields, made = fields_of(kind), inspect.signature(kind)
     lists = [name for name, field in fields.items() if get_origin(field.annotation) is Sequence]
 
-    def several(name: str, value: Any) -> Any:
-        return [value] if name in lists and isinstance(value, str | Path) else value
-
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = {name: kwargs.pop(name) for name in further if name in kwargs}
-        listed = map(several, chain(fields, repeat("")), args[stores:])
+        observer = kwargs.pop("observer", None) if watched else None
+        if watched and kwargs.pop("progress", True):
+            observer = observer or progress_of()
+        given = made.bind(*args[stores:], **kwargs).arguments
+        for name in given.keys() & lists:
+            given[name] = [given[name]] if isinstance(given[name], str | Path) else given[name]
         with one_line_errors():
-            request = kind(*listed, **{name: several(name, value) for name, value in kwargs.items()})
-        return _answer(args[0] if stores else None, request, **given)
+            request = kind(**given)
+        return ask(args[0] if stores else None, request, observer)
 
-    given = inspect.signature(kind).parameters.values()
-    own = [each.replace(annotation=fields[each.name].annotation) for each in given]
-    own += [each.replace(annotation=get_args(each.annotation)[0]) for each in further.values()]
-    store = inspect.Parameter("store", inspect.Parameter.POSITIONAL_ONLY, annotation="str | StoreReader")
-    about = {"store": _STORE} if stores else {}
-    about |= {name: _in_python(field.description or "", fields) for name, field in fields.items()}
-    about |= {name: each.annotation.__metadata__[0].description for name, each in further.items()}
-    errors = (inspect.getdoc(kind) or "").partition("\n\nRaises:")[2]
+    parameters = [each.replace(annotation=fields[each.name].annotation) for each in made.parameters.values()]
+    about = {name: _in_python(field.description or "") for name, field in fields.items()}
+    if stores:
+        parameters.insert(0, Parameter("store", Parameter.POSITIONAL_ONLY, annotation="str | StoreReader"))
+        about = {"store": _STORE} | about
+    if watched:
+        parameters.append(Parameter("observer", Parameter.KEYWORD_ONLY, default=None, annotation="Observer | None"))
+        parameters.append(Parameter("progress", Parameter.KEYWORD_ONLY, default=True, annotation="bool"))
+        about |= {"observer": _OBSERVER, "progress": _PROGRESS}
     lines = [
         fill(f"{name}: {text}", 110, initial_indent=" " * 4, subsequent_indent=" " * 8) for name, text in about.items()
     ]
-    call.__name__ = verb_of(kind)
-    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [store][:stores] + own, return_annotation=kind.answer.__annotations__["return"]
-    )
-    call.__doc__ = "\n".join([summary_of(kind), "", "Args:", *lines, "", f"Raises:{errors}"])
-    return call
+    errors = (inspect.getdoc(kind) or "").partition("\n\nRaises:")[2]
+    doc = "\n".join([summary_of(kind), "", "Args:", *lines, "", f"Raises:{errors}"])
+    return function_for(kind, call, parameters, doc, kind.answer.__annotations__["return"])
 
 
-def _in_python(text: str, fields: Mapping[str, FieldInfo]) -> str:
+def watched(function: Callable[..., T]) -> Callable[..., T]:
+    """Let type checkers accept an observer, which types can't add to a record's parameters."""
+    return function
+
+
+def _in_python(text: str) -> str:
     """Name the parameters in a description as Python does, instead of the options of commands."""
-    names = {option: name for name, field in fields.items() for option in option_names(name, field)}
-
-    def parameter(found: re.Match[str]) -> str:
-        return f"`{names.get(found[0], found[0].removeprefix('--').replace('-', '_'))}`"
-
-    return re.sub(r"--[a-z][a-z-]*", parameter, text).replace("; repeatable", "")
-
-
-class Watched(Protocol[P, T_co]):
-    """A function that takes more than a request's parameters, which types can't add to `P`."""
-
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
-    @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> T_co: ...
-
-
-def watched(function: Callable[P, T]) -> Watched[P, T]:
-    """Let type checkers accept what a request's `answer` takes besides, such as an observer."""
-    same: Any = function
-    return same
+    named = re.sub(r"--[a-z][a-z-]*", lambda found: f"`{found[0][2:].replace('-', '_')}`", text)
+    return named.replace("; repeatable", "")

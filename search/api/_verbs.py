@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from moevolve._asking import function_of, watched
-from moevolve._progress import progress_of, progress_of_study, shown
-from moevolve._runs import run_of
 from moevolve.search.interface.answers import AnswersRequest, PromptsRequest, StoredAnswersRequest
 from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest, WatchRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
@@ -14,7 +12,7 @@ from moevolve.search.interface.plan import EstimateRequest
 from moevolve.search.interface.profile import ProfileRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
-from moevolve.search.interface.report import PlotFileRequest, ReportFileRequest
+from moevolve.search.interface.report import PlotRequest, ReportRequest
 from moevolve.search.interface.results import AnalyseRequest, CompareRequest, EffectsRequest
 from moevolve.search.interface.running import (
     LaunchRequest,
@@ -24,15 +22,15 @@ from moevolve.search.interface.running import (
     StudyRequest,
     SubmitRequest,
 )
-from moevolve.search.interface.searches import LabelRequest, SearchesRequest
+from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest, OverviewRequest, ShowRequest
 from moevolve.search.server.serve import ServeRequest
 from moevolve.search.shrink.request import ShrinkRequest
 
-shrink = shown(watched(function_of(ShrinkRequest)), progress_of)
-launch = shown(run_of(function_of(LaunchRequest)), progress_of)
-resume = shown(run_of(function_of(ResumeRequest)), progress_of)
-retry = shown(run_of(function_of(RetryRequest)), progress_of)
+shrink = watched(function_of(ShrinkRequest))
+launch = watched(function_of(LaunchRequest))
+resume = watched(function_of(ResumeRequest))
+retry = watched(function_of(RetryRequest))
 submit = function_of(SubmitRequest)
 logs = function_of(LogsRequest)
 watch = function_of(WatchRequest)
@@ -41,9 +39,10 @@ stop = function_of(StopRequest)
 cancel = function_of(CancelRequest)
 scale = function_of(ScaleRequest)
 estimate = watched(function_of(EstimateRequest))
-study = shown(watched(function_of(StudyRequest)), progress_of_study)
+study = watched(function_of(StudyRequest))
 
 searches = function_of(SearchesRequest)
+final_table = function_of(FinalTableRequest)
 label = function_of(LabelRequest)
 compare = function_of(CompareRequest)
 effects = function_of(EffectsRequest)
@@ -54,16 +53,16 @@ overview = function_of(OverviewRequest)
 genome = function_of(GenomeRequest)
 lineage = function_of(LineageRequest)
 
-evaluate = function_of(EvaluateRequest)
-answers = function_of(AnswersRequest)
+evaluate = watched(function_of(EvaluateRequest))
+answers = watched(function_of(AnswersRequest))
 prompts = function_of(PromptsRequest)
 stored_answers = function_of(StoredAnswersRequest)
 analyse = function_of(AnalyseRequest)
-export = function_of(ExportRequest)
+export = watched(function_of(ExportRequest))
 recipe = function_of(RecipeRequest)
 apply = function_of(ApplyRequest)
 import_eep = function_of(ImportEepRequest)
 profile = watched(function_of(ProfileRequest))
-plot = function_of(PlotFileRequest)
-report = function_of(ReportFileRequest)
+plot = function_of(PlotRequest)
+report = function_of(ReportRequest)
 serve = watched(function_of(ServeRequest))

@@ -17,13 +17,15 @@ from annotated_types import Ge
 from pydantic.fields import FieldInfo
 
 import moevolve
-from moevolve.search.cli.output.console import print_csv, print_json
+from moevolve.search.cli.output.console import print_csv, print_json, stages
 from moevolve.search.interface.parameters import STORE_VARIABLE
 from moevolve.search.interface.request import (
     Request,
+    answer_takes,
     default_of,
     fields_of,
     flag_of,
+    function_for,
     one_line_errors,
     option_names,
     summary_of,
@@ -31,27 +33,19 @@ from moevolve.search.interface.request import (
 
 DEFAULT_STORE = "sqlite:///moevolve.db"
 
+# What stands in help for a value of a type.
 _PLACEHOLDERS = {Path: "PATH", str: "TEXT", int: "N", float: "NUMBER"}
-"""What stands in help for a value of a type."""
 StoreOption = Annotated[
-    str,
-    typer.Option(
-        "--store",
-        metavar="URL",
-        envvar=STORE_VARIABLE,
-        help="SQLAlchemy URL of the store.",
-    ),
+    str, typer.Option("--store", metavar="URL", envvar=STORE_VARIABLE, help="SQLAlchemy URL of the store.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
 
-
+Command = Callable[..., None]
 Panels = Mapping[str, Sequence[str]]
 
 
-def takes(
-    kind: type[Request], *but: str, panels: Panels | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(kind: type[Request], *but: str, panels: Panels | None = None) -> Callable[[Command], Command]:
     """Give a command the parameters of a request, and pass it the request as its first argument.
 
     Args:
@@ -62,7 +56,7 @@ def takes(
     return lambda command: _command(kind, but, command, _options_of(command, 1), command.__doc__, panels)
 
 
-def shows(kind: type[Request], *but: str, csv: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def shows(kind: type[Request], *but: str, csv: bool = False) -> Callable[[Command], Command]:
     """Make a command of a function that prints an answer: it asks the store, and can print JSON instead.
 
     The function takes the answer, the request, and its own options.
@@ -73,9 +67,15 @@ def shows(kind: type[Request], *but: str, csv: bool = False) -> Callable[[Callab
         csv: The answer is a listing, which can be printed as CSV, too.
     """
 
-    def showing(show: Callable[..., None]) -> Callable[..., None]:
-        def command(request: Request, store: str, as_json: bool, as_csv: bool = False, **own: Any) -> None:
-            found: Any = moevolve.ask(store, request)  # type: ignore[arg-type]
+    def showing(show: Command) -> Command:
+        def command(
+            request: Any,
+            store: StoreOption = DEFAULT_STORE,
+            as_json: JsonOption = False,
+            as_csv: CsvOption = False,
+            **own: Any,
+        ) -> None:
+            found = asked(store, request)
             if as_json:
                 print_json(found)
             elif as_csv:
@@ -83,19 +83,22 @@ def shows(kind: type[Request], *but: str, csv: bool = False) -> Callable[[Callab
             else:
                 show(found, request, **own)
 
-        common = {"store": (StoreOption, DEFAULT_STORE), "as_json": (JsonOption, False), "as_csv": (CsvOption, False)}
-        options = [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            for name, (kind, default) in common.items()
-            if csv or name != "as_csv"
-        ]
-        return _command(kind, but, command, [*_options_of(show, 2), *options])
+        common = _options_of(command, 1)[: 3 if csv else 2]
+        return _command(kind, but, command, [*_options_of(show, 2), *common])
 
     return showing
 
 
-def _options_of(function: Callable[..., None], position: int) -> list[Parameter]:
-    """The parameters of a function from a position on, which are options of its command."""
+def asked(store: str | None, request: Any) -> Any:
+    """Ask for what takes seconds, and show meanwhile what is done, if that is told."""
+    if not answer_takes(type(request), "observer"):
+        return moevolve.ask(store, request)
+    with stages() as on_stage:
+        return moevolve.ask(store, request, moevolve.Observer(on_stage=on_stage))
+
+
+def _options_of(function: Command, position: int) -> list[Parameter]:
+    """Return the parameters of a function from a position on, which are options of its command."""
     found = list(inspect.signature(function).parameters.values())[position:]
     # Only these types are looked up: those of answers would load what they are made with.
     own = SimpleNamespace(__annotations__={each.name: each.annotation for each in found})
@@ -106,30 +109,27 @@ def _options_of(function: Callable[..., None], position: int) -> list[Parameter]
 def _command(
     kind: type[Request],
     but: Sequence[str],
-    answer: Callable[..., None],
+    answer: Command,
     options: Sequence[Parameter],
     doc: str | None = None,
     panels: Panels | None = None,
-) -> Callable[..., None]:
+) -> Command:
     """Make a command of a request's fields and further options; it passes the request and those to `answer`."""
     fields = {name: field for name, field in fields_of(kind).items() if name not in but}
     panel_of = {name: panel for panel, names in (panels or {}).items() for name in names}
 
     def run(**given: Any) -> None:
-        asked = {name: given.pop(name) for name in fields}
+        typed = {name: given.pop(name) for name in fields}
         with one_line_errors():
-            request = kind(**{name: value for name, value in asked.items() if value is not None})
+            request = kind(**{name: value for name, value in typed.items() if value is not None})
         answer(request, **given)
 
-    # Typer reads from a command's signature and hints what it takes.
     order = sorted(fields, key=list(panel_of).index if panel_of else list(fields).index)
     parameters = [*(_parameter(name, fields[name], panel_of.get(name)) for name in order), *options]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
     # Typer would keep the line breaks of all paragraphs but the first.
     paragraphs = inspect.cleandoc(doc or summary_of(kind)).split("\n\n")
-    run.__doc__ = "\n\n".join(each.replace("\n", " ") for each in paragraphs)
-    return run
+    command: Command = function_for(kind, run, parameters, "\n\n".join(each.replace("\n", " ") for each in paragraphs))
+    return command
 
 
 def option(kind: type[Request], name: str, more: str = "") -> Any:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import moevolve
 from moevolve.evaluators.scales import SCALES
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, shows, takes
-from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table, stages
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, asked, shows, takes
+from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
 from moevolve.search.genomes.registry import part_names
 from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.import_eep import ImportEepRequest
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 @takes(ExportRequest)
 def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     interrupted = "interrupted; nothing was written"
-    with exit_with_message(interrupted, moevolve.ExportError), stages() as on_stage:
+    with exit_with_message(interrupted, moevolve.ExportError):
         check_target(Path(request.directory).expanduser().absolute())  # before torch is imported, which takes seconds
-        report = moevolve.ask(store, request, on_stage=on_stage)
+        report = asked(store, request)
     if as_json:
         print_json(report)
         return
@@ -79,7 +79,7 @@ def recipe(request: RecipeRequest, store: StoreOption = DEFAULT_STORE) -> None:
 @takes(ApplyRequest)
 def apply(request: ApplyRequest, as_json: JsonOption = False) -> None:
     with exit_with_message("interrupted; nothing was written", moevolve.ExportError):
-        report = moevolve.apply(**request.arguments())
+        report = asked(None, request)
     if as_json:
         print_json(report)
     else:
@@ -97,8 +97,8 @@ def profile(request: ProfileRequest, store: StoreOption = DEFAULT_STORE, as_json
     # A closed terminal sends SIGHUP, which must leave as little behind as Ctrl-C does.
     signals = (signal.SIGTERM, signal.SIGHUP)
     interrupted = "interrupted; nothing was stored or left behind"
-    with exit_with_message(interrupted, moevolve.ProfileError, signals=signals), stages() as on_stage:
-        report = moevolve.ask(store, request, on_stage=on_stage)
+    with exit_with_message(interrupted, moevolve.ProfileError, signals=signals):
+        report = asked(store, request)
     if as_json:
         print_json(report)
     else:

@@ -10,14 +10,14 @@ from rich.text import Text
 import moevolve
 from moevolve.evaluators.preparation.registry import split_fitness
 from moevolve.evaluators.scales import SCALES, Scale
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, takes
-from moevolve.search.cli.output.console import output, print_json, print_table, stages
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, asked, option, shows, takes
+from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.interface.answers import AnswersRequest, StoredAnswersRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
 from moevolve.search.interface.results import AnalyseRequest
 
 if TYPE_CHECKING:
-    from moevolve import Analysis, Answers, StoredAnswers
+    from moevolve import Analysis, Answers, Evaluation, StoredAnswers
     from moevolve.evaluators.fitness.scoring import Answer
     from moevolve.search.interface.answers import AnswerFilter
     from moevolve.workers.contract.usage import Usage
@@ -26,13 +26,8 @@ _LONGEST = 480
 """Characters of a prompt that are shown without `--whole`, half from its beginning and half from its end."""
 
 
-@takes(EvaluateRequest)
-def evaluate(request: EvaluateRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    with stages() as on_stage:
-        found = moevolve.ask(store, request, on_stage=on_stage)
-    if as_json:
-        print_json(found)
-        return
+@shows(EvaluateRequest)
+def evaluate(found: Evaluation, _: EvaluateRequest) -> None:
     record, bounds = found.record, found.interval
     if record.score is None or bounds is None:
         output.print(f"{found.ref} failed on {record.task} ({record.split}): {record.failure}", soft_wrap=True)
@@ -67,8 +62,7 @@ def answers(
     elif stored:
         _answer_stored(request, against, offset, whole, store, as_json)
     else:
-        with stages() as on_stage:
-            found = moevolve.ask(store, request, on_stage=on_stage)
+        found = asked(store, request)
         if as_json:
             print_json(found)
             return

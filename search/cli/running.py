@@ -7,6 +7,7 @@ import shlex
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 import moevolve
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, shows, takes
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, asked, option, shows, takes
 from moevolve.search.cli.output.console import (
     INTERRUPTED,
     STOPPED,
@@ -22,13 +23,11 @@ from moevolve.search.cli.output.console import (
     exit_with_message,
     output,
     print_json,
-    stages,
 )
 from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.cli.output.progress import print_line, watch
 from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.interface.plan import EstimateRequest
-from moevolve.search.interface.progress import line_observer
 from moevolve.search.interface.request import fields_of
 from moevolve.search.interface.running import (
     LaunchRequest,
@@ -42,8 +41,7 @@ from moevolve.store.errors import CancelledError
 from moevolve.store.session import without_password
 
 if TYPE_CHECKING:
-    from moevolve import Control, FinalTable, Observer, RunConfig, Submitted
-    from moevolve.search.config.study import StudyCell
+    from moevolve import Control, FinalTable, RunConfig, Submitted
 
 T = TypeVar("T")
 
@@ -67,7 +65,7 @@ def launch(
     # Cluster managers repeat the command until it succeeds. They must not restart a search that a user ended.
     repeated = request.or_resume or request.search_id is not None
     try:
-        follow(partial(moevolve.launch, **request.arguments()), as_json, stopped=0 if repeated else STOPPED)
+        follow(partial(moevolve.ask, None, request), as_json, stopped=0 if repeated else STOPPED)
     except CancelledError as error:
         if not repeated:
             raise
@@ -92,12 +90,12 @@ def _print_submitted(sent: Submitted, as_json: bool) -> None:
 
 @takes(ResumeRequest)
 def resume(request: ResumeRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    follow(partial(moevolve.resume, store, **request.arguments()), as_json)
+    follow(partial(moevolve.ask, store, request), as_json)
 
 
 @takes(RetryRequest)
 def retry(request: RetryRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    follow(partial(moevolve.retry, store, **request.arguments()), as_json)
+    follow(partial(moevolve.ask, store, request), as_json)
 
 
 @shows(PauseRequest)
@@ -136,11 +134,8 @@ def plan(
     models: Annotated[list[str] | None, option(EstimateRequest, "model", "Several models are compared.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    with exit_with_message("interrupted; nothing was stored", moevolve.PoolError), stages() as on_stage:
-        estimates = [
-            moevolve.estimate(**(request.arguments() | {"model": model}), on_stage=on_stage)
-            for model in models or (None,)
-        ]
+    with exit_with_message("interrupted; nothing was stored", moevolve.PoolError):
+        estimates = [asked(None, replace(request, model=model)) for model in models or (None,)]
     if as_json:
         print_json(estimates[0] if len(estimates) == 1 else estimates)
         return
@@ -169,16 +164,11 @@ def study(
 ) -> None:
     """Run searches and baselines side by side and print one table. Ctrl-C leaves it resumable: run it again."""
     read = request.study()
-
-    def observer(place: int, cell: StudyCell) -> Observer:
-        # A study takes hours and its log is read afterwards, so each search prints two lines.
-        return line_observer(print_line, f"[{place + 1}/{len(read.cells)}] {cell.config.name}", 2)
-
     for path in outputs or ():
         _check_writable(path)
     hint = "run the same command again to go on"
     with exit_with_message(f"{INTERRUPTED}, {hint}", moevolve.PoolError, hint):
-        rows = moevolve.study(read, observer=observer)
+        rows = moevolve.ask(None, StudyRequest(read), moevolve.Observer(on_note=print_line))
     # Imported late, since it loads what studies are made with.
     from moevolve.search.cli.output.study import print_tables, write_csv, write_markdown
 
@@ -253,7 +243,8 @@ def watched(
             begun.append(config)
             where = shlex.quote(without_password(config.store))
             hint = again or f"continue with: moevolve resume {config.name} --store {where}"
-            stack.enter_context(exit_with_message(f"{INTERRUPTED}, {hint}", moevolve.PoolError, hint, stopped=stopped))
+            message = f"{INTERRUPTED}, {hint}"
+            stack.enter_context(exit_with_message(message, moevolve.PoolError, hint, stopped=stopped))
             if not names:
                 names.append(config.name)
                 shown = stack.enter_context(watch(config.name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,7 +18,7 @@ from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.cli.output.genome import print_genome
 from moevolve.search.genomes.registry import KINDS, part_counts, part_names
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
-from moevolve.search.interface.report import PlotFileRequest, ReportFileRequest
+from moevolve.search.interface.report import PlotRequest, ReportRequest
 from moevolve.search.interface.results import CompareRequest, EffectsRequest
 from moevolve.search.interface.searches import LabelRequest, SearchesRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest
@@ -352,18 +353,18 @@ def tasks(as_json: JsonOption = False) -> None:
     print_table(None, "task | fitness | ?splits | description", rows)
 
 
-@takes(PlotFileRequest)
-def plot(request: PlotFileRequest, store: StoreOption = DEFAULT_STORE) -> None:
-    moevolve.plot(store, **request.arguments())
+@takes(PlotRequest)
+def plot(request: PlotRequest, store: StoreOption = DEFAULT_STORE) -> None:
+    moevolve.ask(store, request)
     output.print(f"wrote {request.path}", soft_wrap=True)
 
 
-@takes(ReportFileRequest)
-def report(request: ReportFileRequest, store: StoreOption = DEFAULT_STORE) -> None:
+@takes(ReportRequest)
+def report(request: ReportRequest, store: StoreOption = DEFAULT_STORE) -> None:
     # Notes on rows that were set aside need the tasks' data, which must not be downloaded for them.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-    found = moevolve.report(store, **request.arguments())
+    found = moevolve.ask(store, request)
     output.print(f"wrote {request.path}", soft_wrap=True)
     for gap in found.gaps if found.tasks else ():
         output.print(f"not measured: {gap.what}; {gap.command}", soft_wrap=True)
@@ -371,7 +372,4 @@ def report(request: ReportFileRequest, store: StoreOption = DEFAULT_STORE) -> No
 
 @takes(ServeRequest)
 def serve(request: ServeRequest) -> None:
-    def on_ready(urls: tuple[str, ...]) -> None:
-        output.print(f"serving at {', '.join(urls)}; Ctrl-C stops it", soft_wrap=True)
-
-    moevolve.serve(**request.arguments(), on_ready=on_ready)
+    moevolve.ask(None, request, moevolve.Observer(on_note=partial(output.print, soft_wrap=True)))

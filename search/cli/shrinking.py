@@ -46,7 +46,7 @@ _PANELS = {
 def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
     failures = (moevolve.PoolError, moevolve.ExportError)
     with exit_with_message(f"interrupted, {_AGAIN}", failures):
-        found, _ = watched(partial(moevolve.shrink, **request.arguments()), again=_AGAIN, name="shrink")
+        found, _ = watched(partial(moevolve.ask, None, request), again=_AGAIN, name="shrink")
     if as_json:
         print_json(found)
     elif isinstance(found, moevolve.ShrinkPlan):

@@ -22,7 +22,6 @@ from moevolve.search.interface.parameters import (
     ModelDevice,
     ModelDtype,
     ModelPath,
-    OnStage,
     SearchOfFull,
     Task,
     TaskSplit,
@@ -31,6 +30,7 @@ from moevolve.search.interface.parameters import (
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL, outcomes_of
 from moevolve.search.running.candidates import find_candidate, prepared_split
+from moevolve.search.running.observer import SILENT, Observer
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualDetail
 from moevolve.workers.contract.edits import Edit, IdentityEdit
@@ -139,7 +139,7 @@ class AnswersRequest(Request):
     dtype: ModelDtype = None
     threads: Threads = None
 
-    def answer(self, store: StoreReader, *, on_stage: OnStage = lambda _: None) -> Answers:
+    def answer(self, store: StoreReader, *, observer: Observer = SILENT) -> Answers:
         # Without `only`, no more rows than `limit` are run. Batches then differ from those of the whole split, and so
         # may the last digits of log-probabilities.
         names = [name for name in dict.fromkeys(self.individuals) if name != FULL] or [FULL]
@@ -164,13 +164,13 @@ class AnswersRequest(Request):
         from moevolve.workers.checkpoints.loading import placed
         from moevolve.workers.worker import EvaluationWorker
 
-        on_stage("loading the model")
+        observer.on_stage("loading the model")
         engine = first.config.engine if self.threads is None else replace(first.config.engine, threads=self.threads)
         worker = EvaluationWorker(placed(first.config.model, self.device, self.dtype), engine)
         edits: dict[str, Edit] = {FULL: IdentityEdit()} | {name: each.edit for name, each in candidates.items()}
         found: list[tuple[Answer, ...]] = []
         for name, edit in edits.items():
-            on_stage(f"{name} answers {len(places):,} rows of {prepared.task} ({prepared.split})")
+            observer.on_stage(f"{name} answers {len(places):,} rows of {prepared.task} ({prepared.split})")
             try:
                 found += worker.answer(edit, prepared)
             except CandidateError as error:

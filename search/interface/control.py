@@ -61,14 +61,15 @@ class WatchRequest(Request):
         StoreError: there is no such store or search.
     """
 
-    opens = True  # it stays open while the search is followed
+    opens = True
     search: SearchRef
 
     def answer(self, store: str | StoreReader) -> Iterator[SearchState]:
         last = None
         with opened_reader(store) as opened:
             while last is None or not last.ended:
-                found = SearchState(opened.search(self.search), ControlRequest(self.search).answer(opened))
+                search = opened.search(self.search)
+                found = SearchState(search, opened.control(search.id))
                 if found != last:
                     yield found
                 last = found

@@ -13,7 +13,6 @@ from moevolve.search.interface.parameters import (
     IndividualOrFull,
     ModelPath,
     ModelSettings,
-    OnStage,
     SearchOfFull,
     Task,
     TaskSplit,
@@ -23,6 +22,7 @@ from moevolve.search.interface.request import Request, record
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.scores import interval, with_outcomes
 from moevolve.search.running.candidates import bound_candidate, prepared_split
+from moevolve.search.running.observer import SILENT, Observer
 from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.messages import EvaluationRequest
@@ -78,8 +78,8 @@ class EvaluateRequest(Request):
     threads: Threads = None
     overrides: ModelSettings = ()
 
-    def answer(self, store: Store, *, on_stage: OnStage = lambda _: None) -> Evaluation:
-        on_stage("reading the search and the task")
+    def answer(self, store: Store, *, observer: Observer = SILENT) -> Evaluation:
+        observer.on_stage("reading the search and the task")
         changes = list(override_lines(self.overrides))
         changes += [] if self.threads is None else [f"engine.threads={self.threads}"]
         candidate = bound_candidate(store, self.individual, self.search, self.model, changes, self.task)
@@ -94,9 +94,9 @@ class EvaluateRequest(Request):
             sizes = {name: getattr(candidate.detail.individual, name) for name in names}
 
         def load() -> EvaluationWorker:
-            on_stage("loading the model")
+            observer.on_stage("loading the model")
             worker = EvaluationWorker(model, engine)
-            on_stage(f"scoring {len(prepared.examples):,} rows of {prepared.task} ({prepared.split})")
+            observer.on_stage(f"scoring {len(prepared.examples):,} rows of {prepared.task} ({prepared.split})")
             return worker
 
         pool = LocalPool(load, {prepared.fingerprint: prepared})

@@ -16,7 +16,6 @@ from moevolve.search.interface.parameters import (
     ModelDtype,
     ModelPath,
     Mtp,
-    OnStage,
     PadExperts,
     Public,
     Push,
@@ -26,6 +25,7 @@ from moevolve.search.interface.parameters import (
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL, interval, with_outcomes
 from moevolve.search.running.candidates import Candidate, bound_candidate
+from moevolve.search.running.observer import SILENT, Observer
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
@@ -134,7 +134,7 @@ class ExportRequest(CheckpointRequest):
     push: Push = None
     public: Public = False
 
-    def answer(self, store: Store, *, on_stage: OnStage = lambda _: None) -> ExportReport:
+    def answer(self, store: Store, *, observer: Observer = SILENT) -> ExportReport:
         from moevolve.workers.export.push import check_login, push
 
         if self.individual == FULL:
@@ -143,13 +143,13 @@ class ExportRequest(CheckpointRequest):
             check_login(self.push)
         elif self.public:
             raise UserError("--public: it is of --push, which isn't given")
-        on_stage("reading the search and the checkpoint")
+        observer.on_stage("reading the search and the checkpoint")
         candidate = bound_candidate(store, self.individual, model=self.model)
-        on_stage("writing the checkpoint, and comparing it with the model")
+        observer.on_stage("writing the checkpoint, and comparing it with the model")
         report = self.export(store, candidate)
         if self.push is None:
             return report
-        on_stage(f"uploading to {self.push}")
+        observer.on_stage(f"uploading to {self.push}")
         return replace(report, pushed=push(report.directory, self.push, self.public))
 
     def export(

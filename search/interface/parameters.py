@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,6 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import override_lines
 from moevolve.search.config.run import LONGEST_NAME, RunConfig
 from moevolve.search.interface.request import Flag, about
-from moevolve.search.running.observer import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import CheckpointForm, MtpLayers
 from moevolve.workers.contract.settings import Device, Dtype
@@ -116,10 +115,6 @@ NewStore = Annotated[
     Flag(kind=str, variables=(STORE_VARIABLE,)),
 ]
 """Where a search goes. Python also takes an open store."""
-
-SILENT = Observer()
-Watcher = Annotated[Observer, about("Its callbacks are called with what happens meanwhile.")]
-OnStage = Annotated[Callable[[str], None], about("Called with a line about each stage.")]
 
 
 def given_lines(settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import as_override, as_run_config, find_model, override_lines
-from moevolve.search.interface.parameters import OnStage, RunFile, RunSettings
+from moevolve.search.interface.parameters import RunFile, RunSettings
 from moevolve.search.interface.request import Flag, Request, about, record
+from moevolve.search.running.observer import SILENT, Observer
 from moevolve.search.running.weights import resolved_model_path
 
 if TYPE_CHECKING:  # they load torch
@@ -48,7 +49,7 @@ class EstimateRequest(Request):
         Flag(metavar="N"),
     ] = None
 
-    def answer(self, *, on_stage: OnStage = lambda _: None) -> Estimate:
+    def answer(self, *, observer: Observer = SILENT) -> Estimate:
         changes = list(override_lines(self.overrides))
         if self.model is not None:
             changes.append(as_override("model.path", resolved_model_path(find_model(self.model))))
@@ -62,7 +63,7 @@ class EstimateRequest(Request):
         from moevolve.search.running.launch import set_up_new
         from moevolve.search.running.plan.pilot import measure
 
-        return replace(found, pilot=measure(set_up_new(config), self.pilot, on_stage=on_stage))
+        return replace(found, pilot=measure(set_up_new(config), self.pilot, on_stage=observer.on_stage))
 
     def _prompts(self) -> Prompts | None:
         from moevolve.search.running.plan.workload import Prompts

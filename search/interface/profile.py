@@ -18,11 +18,12 @@ from moevolve.search.config.run import TaskSection
 from moevolve.search.drawing import check_format, save
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.interface.opening import opened_reader
-from moevolve.search.interface.parameters import ModelDtype, ModelPath, OnStage, SearchOfFull, TaskSplit
+from moevolve.search.interface.parameters import ModelDtype, ModelPath, SearchOfFull, TaskSplit
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL
 from moevolve.search.report.fitness import speed_figure
 from moevolve.search.running.candidates import Candidate, find_candidate, prepared_split
+from moevolve.search.running.observer import SILENT, Observer
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord
 from moevolve.workers.checkpoints.files import gguf_file
@@ -104,13 +105,13 @@ class ProfileRequest(Request):
         Flag(metavar="FILE"),
     ] = None
 
-    def answer(self, store: str | StoreReader | None, *, on_stage: OnStage = lambda _: None) -> ProfileReport:
+    def answer(self, store: str | StoreReader | None, *, observer: Observer = SILENT) -> ProfileReport:
         # Folders alone need no store, and are compared with the first of them.
         stored = [name for name in self.models if _is_stored(name)]
         if stored and store is None:
             raise UserError(f"{stored[0]}: say in which store it is")
         with nullcontext() if store is None or not stored else opened_reader(store) as opened:
-            return _profile(opened, self, on_stage)
+            return _profile(opened, self, observer.on_stage)
 
 
 def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Callable[[str], None]) -> ProfileReport:

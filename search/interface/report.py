@@ -1,25 +1,23 @@
-"""What shows a search: its picture, and the page about it, each as an answer and as a file."""
+"""What shows a search: its picture, and the page about it, as files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
-from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.text_files import writing_into
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import LONGEST_NAME
-from moevolve.search.drawing import DPI, drawing
+from moevolve.search.drawing import check_format, drawing, save
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.interface.parameters import SearchRef
-from moevolve.search.interface.request import Flag, Request, about, one_line_errors, record
-from moevolve.search.interface.searches import FinalTableRequest
+from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.final_table import FinalTable, build_final_table
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.report.fitness import draw_fitness
@@ -27,28 +25,31 @@ from moevolve.search.running.candidates import find_candidate, start_of
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord
 
+if TYPE_CHECKING:
+    from moevolve.search.drawing import Figure
+
+# Width of the figure in inches, unless the genome needs more.
 _WIDTH = 8.0
-"""Width of the figure in inches, unless the genome needs more."""
 
 
 @record
-class _Drawing(Request):
+class PlotRequest(Request):
+    """Draw a search: scores over evaluations, and the searched parameters of one individual (matrices, masks ...).
+
+    Raises:
+        UserError: there is nothing to draw yet, or the file can't be written.
+        StoreError: there is no such store, search or individual.
+    """
+
     search: SearchRef
+    path: Annotated[Path, about("Picture to write (.png, .svg, .pdf)."), Flag("-o --output")]
     _: KW_ONLY
     individual: Annotated[
         str | None, about("Draw this individual's genome instead of the best one's.", max_length=LONGEST_NAME + 20)
     ] = None
 
-
-@record
-class PlotRequest(_Drawing):
-    """Draw a search: scores over evaluations, and the searched parameters of one individual (matrices, masks ...)."""
-
-    route = "/searches/{search}/plot"
-    _: KW_ONLY
-    form: Annotated[Literal["svg", "png", "pdf"], about("Format of the picture.")] = "svg"
-
-    def answer(self, store: StoreReader) -> bytes:
+    def answer(self, store: StoreReader) -> None:
+        check_format(self.path)
         search = store.search(self.search)
         history = store.history(search.id)
         config = parse_stored_config(search.config)
@@ -58,31 +59,12 @@ class PlotRequest(_Drawing):
         genome, start = (None, None) if shown is None else (shown.genome, start_of(shown, history))
         full = full_fitness(store, search)
         scale = store.scales(search.id).fitness
-        return draw_search(self.form, search.name, history, full, genome, reference or "", start, scale)
-
-
-@record
-class PlotFileRequest(_Drawing):
-    """Draw a search: scores over evaluations, and the searched parameters of one individual (matrices, masks ...).
-
-    Raises:
-        UserError: there is nothing to draw yet, or the file can't be written.
-        StoreError: there is no such store, search or individual.
-    """
-
-    path: Annotated[Path, about("Picture to write (.png, .svg, .pdf)."), Flag("-o --output")]
-
-    def answer(self, store: StoreReader) -> None:
-        form: Any = self.path.suffix.lstrip(".")
-        with one_line_errors():
-            request = PlotRequest(self.search, individual=self.individual, form=form)
-        picture = request.answer(store)
+        picture = draw_search(search.name, history, full, genome, reference or "", start, scale)
         with writing_into(self.path.parent):
-            self.path.write_bytes(picture)
+            save(picture, self.path)
 
 
 def draw_search(
-    form: str,
     title: str,
     history: Sequence[IndividualRecord],
     full: float | None,
@@ -90,11 +72,10 @@ def draw_search(
     genome_label: str = "",
     start: Genome | None = None,
     scale: ScaleName = "percent",
-) -> bytes:
+) -> Figure:
     """Draw one figure: the fitness curve on top and the searched parameters of a genome below; either may be missing.
 
     Args:
-        form: Format of the picture: png, svg, pdf.
         title: Title of the figure.
         history: All individuals of the search, in order.
         full: Fitness of the unedited model.
@@ -113,7 +94,6 @@ def draw_search(
         raise UserError(f"{title}: no evaluated individual to plot yet")
     heights = [4.0] * above + [3.6] * (drawn is not None)
     width = _WIDTH if drawn is None else max(_WIDTH, figures_for(drawn).width(drawn))
-    picture = BytesIO()
     with drawing(sum(heights), width) as figure:
         figure.suptitle(title)
         parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -121,32 +101,11 @@ def draw_search(
             draw_fitness(parts[0].subplots(), history, full, scale)
         if drawn is not None:
             figures_for(drawn).draw(parts[-1], drawn, start, genome_label)
-        figure.savefig(picture, format=form, dpi=DPI)
-    return picture.getvalue()
+        return figure
 
 
 @record
-class _Page(Request):
-    search: SearchRef
-    _: KW_ONLY
-    limit: Annotated[int, about("List this many of the best individuals.", ge=1, le=1000)] = 5
-
-
-@record
-class ReportRequest(_Page):
-    """Make a page about a search: scores, figures, lineage, cost, how to repeat it. Nothing is evaluated."""
-
-    route = "/searches/{search}/report"
-
-    def answer(self, store: StoreReader) -> bytes:
-        from moevolve.search.report.contents import gather
-        from moevolve.search.report.page import render_page
-
-        return render_page(gather(store, self.search, self.limit)).encode()
-
-
-@record
-class ReportFileRequest(_Page):
+class ReportRequest(Request):
     """Write a page about a search: scores, figures, lineage, cost, how to repeat it. Nothing is evaluated.
 
     The answer is the final table as the page has it; its `gaps` are the missing measurements.
@@ -156,10 +115,16 @@ class ReportFileRequest(_Page):
         StoreError: there is no such store or search.
     """
 
+    search: SearchRef
     path: Annotated[Path, about("HTML file to write."), Flag("-o --output", "FILE")]
+    _: KW_ONLY
+    limit: Annotated[int, about("List this many of the best individuals.", ge=1, le=1000)] = 5
 
     def answer(self, store: StoreReader) -> FinalTable:
-        page = ReportRequest(self.search, limit=self.limit).answer(store)
+        from moevolve.search.report.contents import gather
+        from moevolve.search.report.page import render_page
+
+        contents = gather(store, self.search, self.limit)
         with writing_into(self.path.parent):
-            self.path.write_bytes(page)
-        return FinalTableRequest(self.search).answer(store)
+            self.path.write_text(render_page(contents), encoding="utf-8")
+        return contents.standings

@@ -5,19 +5,19 @@ and the HTTP route; a parameter's type, default, range and description are state
 fields are arguments of commands, the others are options. Its method `answer` does the work and returns records. What
 `answer` takes says what it needs:
 
-- `store`, an open store; with `opens` it may also be a URL or None. Without it, the request needs no store.
-- Further parameters by keyword, such as an observer, which are no part of the request. Python functions have them, too.
+- `store`, an open store; with `opens` it may also be a URL or None.
+- `observer`, by keyword, is told what happens meanwhile.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar, dataclass_transform, get_type_hints
+from inspect import Parameter
+from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -25,8 +25,6 @@ from pydantic.fields import FieldInfo
 
 from moevolve.evaluators.errors import UserError
 
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R", bound="Request")
 
 
@@ -34,6 +32,7 @@ class Request:
     """A request, and how it is answered.
 
     Attributes:
+        answer: Method that does the work.
         route: HTTP path under /api, with the request's positional fields in braces; None where the answer needs
             something that servers don't offer, such as the model.
         writes: True if the answer needs a store that it can write to. Its route is a POST.
@@ -41,20 +40,15 @@ class Request:
         needs_one: Names of parameters of which at least one must be given, where none of them is required by itself.
     """
 
+    answer: ClassVar[Any]
     route: ClassVar[str | None] = None
     writes: ClassVar[bool] = False
     opens: ClassVar[bool] = False
     needs_one: ClassVar[tuple[str, ...]] = ()
 
     def arguments(self) -> dict[str, Any]:
-        """The parameters by name, to be passed on as keyword arguments."""
+        """Return the parameters by name, to be passed on as keyword arguments."""
         return {name: getattr(self, name) for name in fields_of(type(self))}
-
-
-class Answered(Protocol[T_co]):
-    """A request that is answered with a `T_co`."""
-
-    def answer(self, store: Any, /) -> T_co: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,64 +82,62 @@ def record(cls: type[R]) -> type[R]:
 
 
 def fields_of(kind: type[Request]) -> Mapping[str, FieldInfo]:
-    """The parameters of a request by name, positional ones first."""
+    """Return the parameters of a request by name, positional ones first."""
     fields: Mapping[str, FieldInfo] = kind.__pydantic_fields__  # type: ignore[attr-defined]
     return dict(sorted(fields.items(), key=lambda item: bool(item[1].kw_only)))
 
 
-def verb_of(kind: type[Request]) -> str:
-    """Name of the function that asks for a request: the record's name in snake case, without `Request`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__.removesuffix("Request")).lower()
+def answer_takes(kind: type[Request], name: str) -> bool:
+    """Tell whether the answer to a request takes the parameter `store` or `observer`."""
+    return name in inspect.signature(kind.answer).parameters
 
 
 def summary_of(kind: type[Request]) -> str:
-    """The documentation of a request without its errors, which are Python's."""
+    """Return the documentation of a request without its errors, which are Python's."""
     return (inspect.getdoc(kind) or "").partition("\n\nRaises:")[0]
 
 
-def answer_type(kind: Any) -> Any:
-    """Type of a request's answer. HTTP sends bytes as they are, anything else as JSON."""
-    return _hints(kind.answer, ["return"])["return"]
+def function_for(
+    kind: type[Request],
+    call: Any,
+    parameters: Sequence[Parameter],
+    doc: str | None = None,
+    returns: Any = inspect.Signature.empty,
+) -> Any:
+    """Give a function of any arguments the signature with which Python, typer and FastAPI offer a request.
 
-
-def answer_parameters(kind: Any) -> tuple[str | None, dict[str, inspect.Parameter]]:
-    """What `answer` takes: `store` or None, and its further parameters, which have defaults."""
-    given = list(inspect.signature(kind.answer).parameters.values())[1:]
-    further = {each.name: each for each in given if each.kind is inspect.Parameter.KEYWORD_ONLY}
-    hints = _hints(kind.answer, list(further))
-    first = next((each.name for each in given if each.name not in further), None)
-    return first, {name: each.replace(annotation=hints[name]) for name, each in further.items()}
-
-
-def _hints(function: Any, names: list[str]) -> dict[str, Any]:
-    """The types of some parameters. Others aren't looked up, since they may be imported for type checkers alone."""
-    chosen = SimpleNamespace(__annotations__={name: function.__annotations__[name] for name in names})
-    return get_type_hints(chosen, function.__globals__, include_extras=True)
+    Args:
+        kind: Record of the request, whose name in snake case and without `Request` becomes the function's.
+        call: The function.
+        parameters: Its parameters.
+        doc: Its documentation; None takes the record's, without errors.
+        returns: What it returns, as an annotation.
+    """
+    call.__name__ = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__.removesuffix("Request")).lower()
+    call.__doc__ = summary_of(kind) if doc is None else doc
+    call.__signature__ = inspect.Signature(parameters, return_annotation=returns)
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    return call
 
 
 def annotation_of(field: FieldInfo) -> Any:
-    """A parameter's type with its range."""
+    """Return a parameter's type with its range."""
     return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
 
 
 def default_of(field: FieldInfo, missing: Any) -> Any:
-    """A parameter's default, or `missing` if it has none."""
+    """Return a parameter's default, or `missing` if it has none."""
     return missing if field.is_required() else field.get_default(call_default_factory=True)
 
 
 def flag_of(field: FieldInfo) -> Flag:
-    """How the command line spells a parameter."""
+    """Return how the command line spells a parameter."""
     return next((each for each in field.metadata if isinstance(each, Flag)), Flag())
 
 
 def option_names(name: str, field: FieldInfo) -> list[str]:
-    """A parameter's names as an option, with their dashes, the longest first."""
+    """Return a parameter's names as an option, with their dashes, the longest first."""
     return (flag_of(field).name or f"--{name.replace('_', '-')}").split()
-
-
-def path_fields(path: str) -> list[str]:
-    """Names of the parameters that an HTTP path holds as `{name}`."""
-    return re.findall(r"{(\w+)}", path)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +16,6 @@ from moevolve.search.config.study import Study, StudyCell, load_study
 from moevolve.search.interface.opening import opened_store
 from moevolve.search.interface.parameters import (
     SETTINGS,
-    SILENT,
     Insecure,
     NewSearchName,
     NewStore,
@@ -25,12 +24,12 @@ from moevolve.search.interface.parameters import (
     RunFile,
     RunSettings,
     SearchRef,
-    Watcher,
     given_lines,
 )
+from moevolve.search.interface.progress import line_observer
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.final_table import FinalTable
-from moevolve.search.running.observer import Observer
+from moevolve.search.running.observer import SILENT, Observer
 from moevolve.store.repository import Store
 
 if TYPE_CHECKING:  # they load Ray
@@ -62,7 +61,7 @@ class LaunchRequest(Request):
         str | None, about("Id of the search, which continues if it exists; default: a new one."), Flag("--id")
     ] = None
 
-    def answer(self, *, observer: Watcher = SILENT) -> FinalTable:
+    def answer(self, *, observer: Observer = SILENT) -> FinalTable:
         changes = given_lines({"store": self.store, "name": self.name, "workers.address": self.address})
         settings = as_run_config(self.config, (*override_lines(self.overrides), *changes))
 
@@ -97,7 +96,7 @@ class ResumeRequest(Request):
     overrides: Annotated[Overrides, about("Change settings of `workers.*` or `final.*`, or `loggers`."), SETTINGS] = ()
     address: RayAddress = None
 
-    def answer(self, store: Store, *, observer: Watcher = SILENT) -> FinalTable | None:
+    def answer(self, store: Store, *, observer: Observer = SILENT) -> FinalTable | None:
         from moevolve.search.running.resume import resume
 
         return resume(store, self.search, observer, override_lines(self.overrides), self.address)
@@ -113,16 +112,10 @@ class RetryRequest(ResumeRequest):
         UserError, StoreError, PoolError: as `resume`.
     """
 
-    def answer(self, store: Store, *, observer: Watcher = SILENT) -> FinalTable | None:
+    def answer(self, store: Store, *, observer: Observer = SILENT) -> FinalTable | None:
         from moevolve.search.running.resume import retry
 
         return retry(store, self.search, observer, override_lines(self.overrides), self.address)
-
-
-Watchers = Annotated[
-    Callable[[int, StudyCell], Observer],
-    about("Makes the observer of a search from its index in `study.cells` and its cell."),
-]
 
 
 @record
@@ -145,14 +138,18 @@ class StudyRequest(Request):
     store: NewStore = None
     address: RayAddress = None
 
-    def answer(self, *, observer: Watchers = lambda place, cell: Observer()) -> list[StudyRow]:
+    def answer(self, *, observer: Observer = SILENT) -> list[StudyRow]:
         study = self.study()
+
+        def observed(place: int, cell: StudyCell) -> Observer:
+            # A study takes hours and its log is read afterwards, so each search notes two lines.
+            return line_observer(observer.on_note, f"[{place + 1}/{len(study.cells)}] {cell.config.name}", 2)
 
         from moevolve.search.results.study import study_rows
         from moevolve.search.running.study import run_study
 
         with opened_store(study.store, create=True) as store:
-            return study_rows(run_study(study, store, observer), store)
+            return study_rows(run_study(study, store, observed), store)
 
     def study(self) -> Study:
         """Read the study, unless it was read before."""

@@ -37,8 +37,8 @@ class UpgradeRequest(Request):
     opens = True
 
     def answer(self, store: str | StoreReader) -> Upgrade:
-        url = store if isinstance(store, str) else store.url  # an open store has the newest schema already
-        return schema.upgrade(url)
+        # An open store has the newest schema already.
+        return schema.upgrade(store if isinstance(store, str) else store.url)
 
 
 @record

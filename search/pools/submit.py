@@ -85,7 +85,7 @@ def submit(
         return Submitted(label.search, label.name, server.url, where, alive.id if alive else None, False, status)
     job_id = label.search if not jobs else f"{label.search}-{len(jobs) + 1}"
     # `exec`, because a shell in between wouldn't pass on Ray's SIGTERM. Store and server come from the configuration.
-    command = ["exec", "env", "-u", "MOEVOLVE_STORE", "-u", "MOEVOLVE_SERVER", *_COMMAND, RUN, "--id", label.search]
+    command = ["exec", "env", "-u", "MOEVOLVE_STORE", *_COMMAND, RUN, "--id", label.search]
     with tempfile.TemporaryDirectory(prefix="moevolve-") as folder:
         environment = pack(config, Path(folder), shared_paths, LIMIT_BYTES)
         new = server.submit(job_id, label, shlex.join(command), environment)  # False after another request just now

@@ -41,3 +41,7 @@ class Observer:
     on_note: Callable[[str], None] = lambda _: None
     on_stage: Callable[[str], None] = lambda _: None
     on_progress: Callable[[Progress], None] = lambda _: None
+
+
+# For whoever has no use for any of them.
+SILENT = Observer()

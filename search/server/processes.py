@@ -23,8 +23,8 @@ from moevolve.store.repository import Store
 
 _TAIL_BYTES = 1 << 16
 """Bytes of a log's end that are read, some hundreds of lines: a page shows no more, and a log may grow for days."""
+# Environment variables that commands have no use for, and that programs of a checkpoint mustn't read.
 _SERVER_VARIABLES = ("MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
-"""Environment variables that are for the server alone."""
 _KEEP_SCORE = "--keep-score"
 _ONE_SIZE = re.compile(r"(?P<shrink>.+?)-\d+(-one-shots)?")
 """Names of the searches of a shrink with --keep-score, which makes one or two for each size that it tries."""

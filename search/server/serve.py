@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY
 from pathlib import Path
@@ -17,6 +17,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import CODE_VARIABLE
 from moevolve.search.interface.parameters import STORE_VARIABLE
 from moevolve.search.interface.request import Flag, Request, about, record
+from moevolve.search.running.observer import SILENT, Observer
 from moevolve.search.server.settings import ServerSettings, read_settings
 from moevolve.store.repository import Store
 
@@ -24,9 +25,6 @@ log = logging.getLogger(__name__)
 
 _SHUTDOWN_S = 3
 """Seconds that requests in progress get when the server stops: the stream of news would never end by itself."""
-
-
-OnReady = Annotated[Callable[[tuple[str, ...]], None], about("Called with the server's URLs once it can be reached.")]
 
 
 @record
@@ -60,7 +58,7 @@ class ServeRequest(Request):
         Path | None, about("Folder for files of requests that clients upload; default: the settings', or none.")
     ] = None
 
-    def answer(self, *, on_ready: OnReady = lambda _: None) -> None:
+    def answer(self, *, observer: Observer = SILENT) -> None:
         settings = read_settings(
             self.settings, {name: value for name, value in self.arguments().items() if name != "settings"}
         )
@@ -76,7 +74,7 @@ class ServeRequest(Request):
             app = make_app(store, settings)
             port = listening.getsockname()[1]
             urls = tuple(f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in settings.names)
-            on_ready(urls)
+            observer.on_note(f"serving at {', '.join(urls)}; Ctrl-C stops it")
             if store.is_new:
                 log.warning("made a new store at %s: there was none", store.location)
             config = uvicorn.Config(

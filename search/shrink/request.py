@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from moevolve.search.interface.parameters import SILENT, Watcher
 from moevolve.search.interface.request import record
+from moevolve.search.running.observer import SILENT, Observer
 from moevolve.search.shrink.options import ShrinkOptions
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class ShrinkRequest(ShrinkOptions):
         ExportError: the checkpoint failed its verification, or is larger than asked.
     """
 
-    def answer(self, *, observer: Watcher = SILENT) -> ShrinkResult | ShrinkPlan:
+    def answer(self, *, observer: Observer = SILENT) -> ShrinkResult | ShrinkPlan:
         from moevolve.search.shrink.budget import budget_of, clock, seconds_of
 
         begun = time.monotonic()

@@ -14,7 +14,6 @@ from report_lab import finished
 from starlette.testclient import TestClient
 
 import moevolve
-from moevolve._runs import Run
 from moevolve.evaluators.scales import SCALES
 from moevolve.search.config.files import load_run_config
 from moevolve.search.interface.export import scores_of
@@ -113,7 +112,7 @@ def test_pages(searched: Searched, client: TestClient, page: str) -> None:
 
 
 def test_progress_notebooks_and_cards(searched: Searched) -> None:
-    assert searched.shown in Run.of(searched.table, searched.url)._repr_html_()
+    assert searched.shown in searched.table._repr_html_()
     for listing in (moevolve.best(searched.url, task=searched.task), moevolve.searches(searched.url)):
         check(str(listing), "")
         check(listing._repr_html_(), "")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import Parameter
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
 from moevolve.search.genomes.contract.phases import refuse_flags_as_numbers
@@ -22,26 +22,22 @@ from moevolve.search.interface.control import (
     StopRequest,
 )
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
-from moevolve.search.interface.report import PlotRequest, ReportRequest
 from moevolve.search.interface.request import (
     Request,
     annotation_of,
-    answer_type,
     default_of,
     fields_of,
+    function_for,
     option_names,
-    path_fields,
-    summary_of,
-    verb_of,
 )
 from moevolve.search.interface.results import CompareRequest, EffectsRequest
 from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest, OverviewRequest, ShowRequest
 from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState
-from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS, WRITES
 from moevolve.store.errors import NotFoundError, NotRunningError
 
+# What a server offers over HTTP; each has a `route`.
 REQUESTS: tuple[type[Request], ...] = (
     SearchesRequest,
     SearchRequest,
@@ -56,42 +52,28 @@ REQUESTS: tuple[type[Request], ...] = (
     ShowRequest,
     GenomeRequest,
     LineageRequest,
-    PlotRequest,
-    ReportRequest,
     StoredAnswersRequest,
     PauseRequest,
     StopRequest,
     CancelRequest,
     ScaleRequest,
 )
-"""What a server offers over HTTP; each has a `route`."""
-_IMAGE_TYPES = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
-_HTML = "text/html; charset=utf-8"
+_PATH = re.compile(r"{(\w+)}")
 
 
 def request_routes() -> APIRouter:
-    """A router with one route for each request that can be made over HTTP."""
+    """Make a router with one route for each request that can be made over HTTP."""
     routes = APIRouter()
     for kind in REQUESTS:
         assert kind.route is not None
-        answer = answer_type(kind)
-        if answer is bytes:
-            types = _IMAGE_TYPES.values() if kind is PlotRequest else ["text/html"]
-            document = {"content": {one: {} for one in types}, "description": "The document."}
-            options: dict[str, Any] = {
-                "tags": ["drawings"],
-                "responses": READS | {200: document},
-                "response_class": Response,
-            }
-        else:
-            options = {
-                "tags": [kind.route.split("/")[1]],
-                "methods": ["POST" if kind.writes else "GET"],
-                "responses": WRITES if kind.writes else READS,
-                "dependencies": [CHANGES] if kind.writes else [],
-                "response_model": answer,
-            }
-        routes.add_api_route(kind.route, _endpoint(kind, kind.route, draws=answer is bytes), **options)
+        changes: dict[str, Any] = {"methods": ["POST"], "responses": WRITES, "dependencies": [CHANGES]}
+        routes.add_api_route(
+            kind.route,
+            _endpoint(kind, _PATH.findall(kind.route)),
+            tags=[kind.route.split("/")[1]],
+            response_model=get_type_hints(kind.answer)["return"],
+            **(changes if kind.writes else {"responses": READS}),
+        )
     return routes
 
 
@@ -109,46 +91,23 @@ def _answer(server: ServerState, request: Any) -> Any:
         return control
 
 
-def _endpoint(kind: type[Request], route: str, draws: bool) -> Callable[..., Any]:
-    """A function for FastAPI that makes a request from its parameters and answers it."""
+def _endpoint(kind: type[Request], in_path: Sequence[str]) -> Callable[..., Any]:
+    """Make the function from which FastAPI reads a request: parameters in the path, and all others as `asked`."""
 
-    def made(asked: BaseModel | None = None, **given: Any) -> Request:
-        return kind(**given if asked is None else given | dict(asked))
+    def answer(server: ServerState, asked: BaseModel | None = None, **given: Any) -> Any:
+        return _answer(server, kind(**given | dict(asked or ())))
 
-    def answer(server: ServerState, **given: Any) -> Any:
-        return _answer(server, made(**given))
-
-    async def draw(server: ServerState, **given: Any) -> Response:
-        request = made(**given)
-        content = await server.drawings.run(_answer, server, request)
-        media = _IMAGE_TYPES[request.form] if isinstance(request, PlotRequest) else _HTML
-        return Response(content, media_type=media, headers={"content-security-policy": DOCUMENT_POLICY})
-
-    endpoint: Any = draw if draws else answer
-    # FastAPI reads the parameters from the signature.
-    endpoint.__signature__ = inspect.Signature(
-        [
-            Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation)
-            for name, annotation in _parameters(kind, route).items()
-        ]
-    )
-    endpoint.__name__ = verb_of(kind)
-    endpoint.__doc__ = summary_of(kind)
-    return endpoint
-
-
-def _parameters(kind: type[Request], route: str) -> dict[str, Any]:
-    """Annotations of an endpoint's parameters: those in the path, and all others together as `asked`."""
-    in_path = path_fields(route)
     parameters: dict[str, Any] = {"server": ServerDep}
     for name in in_path:
         field = fields_of(kind)[name]
         parameters[name] = Annotated[annotation_of(field), Path(description=field.description)]
     others = [name for name in fields_of(kind) if name not in in_path]
     if others:
-        asked = model_of(kind, others)
-        parameters["asked"] = asked if kind.writes else Annotated[asked, Query()]
-    return parameters
+        model = model_of(kind, others)
+        parameters["asked"] = model if kind.writes else Annotated[model, Query()]
+    named = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=each) for name, each in parameters.items()]
+    endpoint: Callable[..., Any] = function_for(kind, answer, named)
+    return endpoint
 
 
 def model_of(kind: type[Request], names: Sequence[str]) -> type[BaseModel]:

@@ -64,16 +64,12 @@ def test_six_lines(launched: Launched, tmp_path: Path) -> None:
         assert [row.search.name for row in moevolve.searches(store)] == ["demo"], "it was left open"
     assert run.winner in [row.ref for row in top]
     assert list(top.to_pandas()["individual"]) == [row.ref for row in top] and run.winner in str(top)
-    picture = run.plot()
-    assert "<svg" in picture._repr_svg_() and repr(picture).startswith("<picture of demo: a notebook shows it, save(")
-    assert picture.save(tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(moevolve.UserError, match="form: Input should be 'svg', 'png' or 'pdf'"):
-        picture.save(tmp_path / "demo.txt")
-    frame = run.to_pandas()
-    assert list(frame["individual"])[-1] == run.winner
-    percent = 100 * run.best.score("pick", "test").score
-    assert (frame["test"].iloc[-1], frame["scale"].iloc[-1]) == (percent, "percent")
+    moevolve.plot(url, "demo", tmp_path / "demo.png", individual="demo:0")
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(moevolve.UserError, match="unknown picture format; use one of "):
+        moevolve.plot(url, "demo", tmp_path / "demo.txt")
     test = run.best.score("pick", "test")
+    percent = 100 * test.score
     interval = f"<td>{percent:.1f} % ({100 * test.low:.1f} - {100 * test.high:.1f})</td>"
     assert run.winner in run._repr_html_() and interval in run._repr_html_()
     assert interval in moevolve.compare(url, "demo")._repr_html_()
@@ -84,14 +80,12 @@ def test_six_lines(launched: Launched, tmp_path: Path) -> None:
     assert told == [f"begin demo in {url}", "starting workers", "evaluating", "re-ranking and final scores"]
 
 
-def test_a_stored_search_is_loaded_as_it_was_launched(launched: Launched) -> None:
+def test_the_store_has_the_table_that_launching_returned(launched: Launched) -> None:
     url, run, _ = launched
     with moevolve.open_reader(url) as store:
-        loaded = moevolve.load(store, "demo")
-        assert loaded == run == moevolve.load(url, "demo")
-    assert "<svg" in loaded.plot("demo:0")._repr_svg_()
+        assert moevolve.final_table(store, "demo") == run == moevolve.final_table(url, "demo")
     with pytest.raises(moevolve.StoreError, match="demi"):
-        moevolve.load(url, "demi")
+        moevolve.final_table(url, "demi")
 
 
 def test_every_record_is_a_short_line(launched: Launched) -> None:
@@ -104,7 +98,7 @@ def test_every_record_is_a_short_line(launched: Launched) -> None:
     found += [moevolve.searches(url), moevolve.load_config("configs/runs/demo.yaml")]
     lines = list(map(repr, found))
     assert all(len(line) <= 200 and "\n" not in line for line in lines), max(lines, key=len)
-    assert lines[0].startswith("Run(search='demo', tasks=('pick',), others=(), entries=<3 Entry>, winner='demo:")
+    assert lines[0].startswith("FinalTable(search='demo', tasks=('pick',), others=(), entries=<3 Entry>, winner='demo:")
 
 
 def test_an_export_is_pushed_once_it_is_verified(

@@ -10,20 +10,21 @@ from typing import Any
 import pytest
 
 import moevolve
-from moevolve._progress import progress_of, shown
+from moevolve._asking import function_of
+from moevolve.search.interface.request import Request, record
+from moevolve.search.running.observer import SILENT, Observer
 from moevolve.store.records import Progress
 
 
-def run(observer: Any = None) -> None:
+@record
+class RunRequest(Request):
     """Search.
-
-    Args:
-        observer: Its callbacks are called.
 
     Raises:
         UserError: never.
     """
-    if observer is not None:
+
+    def answer(self, *, observer: Observer = SILENT) -> None:
         observer.on_note("3 rows set aside")
         observer.on_stage("evaluating")
         for done in range(3):
@@ -40,7 +41,7 @@ LINES = [
 
 
 def test_steps_are_lines_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    watched = shown(run, progress_of)
+    watched = function_of(RunRequest)
     watched()
     printed = capsys.readouterr()
     assert (printed.err.splitlines(), printed.out) == (LINES, "")
@@ -64,15 +65,15 @@ def test_a_notebook_shows_one_text_that_grows(
     vars(module)["display"] = display
     monkeypatch.setitem(sys.modules, "IPython", package)
     monkeypatch.setitem(sys.modules, "IPython.display", module)
-    shown(run, lambda: progress_of("[1] demo"))()
-    assert capsys.readouterr().err == "" and texts[0] == "[1] demo\n3 rows set aside"
-    assert texts[-1].splitlines() == ["[1] demo", *LINES[:2], *LINES[-2:]], "the last state of the evaluations stays"
+    function_of(RunRequest)()
+    assert capsys.readouterr().err == "" and texts[0] == "3 rows set aside"
+    assert texts[-1].splitlines() == [*LINES[:2], *LINES[-2:]], "the last state of the evaluations stays"
     vars(package)["get_ipython"] = object
-    shown(run, progress_of)()
+    function_of(RunRequest)()
     assert capsys.readouterr().err.splitlines() == LINES, "IPython in a terminal has no kernel"
 
 
-@pytest.mark.parametrize("name", ["launch", "resume", "retry", "shrink", "study"])
+@pytest.mark.parametrize("name", ["launch", "resume", "retry", "shrink", "study", "estimate", "export", "profile"])
 def test_whatever_searches_shows_it(name: str) -> None:
     function = getattr(moevolve, name)
     assert inspect.signature(function).parameters["progress"].default is True

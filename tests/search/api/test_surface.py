@@ -15,7 +15,18 @@ import moevolve
 FOLDER = Path(__file__).parents[3] / "search" / "api"
 FUNCTIONS = {
     *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "effects"),
-    *("estimate", "evaluate", "export", "genome", "import_eep", "label", "launch", "lineage", "load", "load_study"),
+    *(
+        "estimate",
+        "evaluate",
+        "export",
+        "genome",
+        "import_eep",
+        "final_table",
+        "label",
+        "launch",
+        "lineage",
+        "load_study",
+    ),
     *("load_config", "logs", "open_reader", "open_store", "overview", "pareto", "pause", "plot", "profile"),
     *(
         "prompts",

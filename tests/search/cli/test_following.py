@@ -13,7 +13,7 @@ from store_samples import search, split
 
 import moevolve
 from moevolve.search.interface import control
-from moevolve.search.interface.control import ControlRequest, SearchState, WatchRequest
+from moevolve.search.interface.control import SearchState, WatchRequest
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 
@@ -71,9 +71,9 @@ def states(store: Store) -> list[SearchState]:
 def test_states_are_yielded_when_they_change(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "_POLL_S", 0.0)
     found = states(store)
-    records, controls = iter([one.search for one in found]), iter([one.control for one in found])
-    monkeypatch.setattr(Store, "search", lambda *_: next(records))
-    monkeypatch.setattr(ControlRequest, "answer", lambda *_: next(controls))
+    searches, controls = iter(found), iter(found)
+    monkeypatch.setattr(Store, "search", lambda *_: next(searches).search)
+    monkeypatch.setattr(Store, "control", lambda *_: next(controls).control)
     seen = list(WatchRequest("lab").answer(store))
     assert seen == [each for place, each in enumerate(found) if place != 2]
 

@@ -144,7 +144,12 @@ def test_an_interruption_leaves_nothing_behind(folder: Path, scratch: Path, tmp_
     with pytest.MonkeyPatch.context() as patch:
         canned = CannedProfilees(patch, tmp_path / "canned")
         with pytest.raises(KeyboardInterrupt):
-            moevolve.profile(f"sqlite:///{folder / 'moevolve.db'}", ["experts:0"], prompt_tokens=8, on_stage=interrupt)
+            moevolve.profile(
+                f"sqlite:///{folder / 'moevolve.db'}",
+                ["experts:0"],
+                prompt_tokens=8,
+                observer=moevolve.Observer(on_stage=interrupt),
+            )
     processes = [int(event.split()[-1]) for event in canned.events if "loads" in event]
     assert len(processes) == 2 and not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
     assert not list(scratch.iterdir())

@@ -49,11 +49,11 @@ def test_models_run_with_the_threads_of_their_search_unless_others_are_given(
         raise Written
 
     monkeypatch.setattr(CheckpointRequest, "write", write)
-    task = f"{tiny.task}@generate"
-    moevolve.answers(all_kinds, ["eep:0"], task=task, limit=1, threads=threads, on_stage=stages.append)
-    moevolve.evaluate(all_kinds, "eep:0", task=task, split="dev", threads=threads, on_stage=stages.append)
+    task, observer = f"{tiny.task}@generate", moevolve.Observer(on_stage=stages.append)
+    moevolve.answers(all_kinds, ["eep:0"], task=task, limit=1, threads=threads, observer=observer)
+    moevolve.evaluate(all_kinds, "eep:0", task=task, split="dev", threads=threads, observer=observer)
     with pytest.raises(Written):
-        moevolve.export(all_kinds, "eep:0", "never", threads=threads, on_stage=stages.append)
+        moevolve.export(all_kinds, "eep:0", "never", threads=threads, observer=observer)
     with Store.open(all_kinds) as store:
         own = find_candidate(store, "eep:0").config.engine.threads
     assert counts == [own if threads is None else threads] * 3

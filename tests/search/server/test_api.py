@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from search_lab import UnrulyPool, drive, run_config, start
 from search_samples import few
+from starlette.responses import Response
 from starlette.testclient import TestClient
 from waiting import PATIENT_S
 
-from moevolve.search.interface.report import PlotRequest
 from moevolve.search.server.caches import FitnessCurves, down_sampled
+from moevolve.search.server.pages import individuals
 from moevolve.search.server.queues import MOST
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import UnreachableError
@@ -168,18 +169,19 @@ def test_curves_follow_a_search_and_a_retry(lab_store: Store) -> None:
 def test_waiting_drawings_do_not_block_other_requests(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     may_end, at_once, most = threading.Event(), 0, 0
 
-    def draw(*_: Any) -> bytes:
+    def draw(*_: Any) -> Response:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
         may_end.wait(PATIENT_S)
         at_once -= 1
-        return b"a picture"
+        return Response(b"a picture")
 
-    monkeypatch.setattr(PlotRequest, "answer", draw)
+    monkeypatch.setattr(individuals, "lineage_figure", lambda *_: None)
+    monkeypatch.setattr(individuals, "svg_document", draw)
     refused = 45 - MOST  # with those that wait more than all threads for answers
     with ThreadPoolExecutor(45) as browsers:
-        asked = [browsers.submit(client.get, "/api/searches/lab/plot") for _ in range(45)]
+        asked = [browsers.submit(client.get, "/individuals/lab:50/lineage.svg") for _ in range(45)]
         try:
             early = [each.result() for each in islice(as_completed(asked, timeout=PATIENT_S), refused)]
             assert client.get("/healthz").text == "ok\n"
@@ -190,5 +192,5 @@ def test_waiting_drawings_do_not_block_other_requests(client: TestClient, monkey
     assert all(answer.status_code == 503 and "drawings are waited for" in answer.text for answer in early)
     assert early[0].headers["retry-after"].isdecimal()
     assert Counter(answer.status_code for answer in answers) == {200: MOST, 503: refused} and most == 1
-    assert client.get("/api/searches/lab/plot").content == b"a picture", "the queue is empty again"
+    assert client.get("/individuals/lab:50/lineage.svg").content == b"a picture", "the queue is empty again"
     assert client.get("/individuals/nix:1/genome.svg").status_code == 404
