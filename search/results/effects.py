@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import SCALES, Scale, ScaleName
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord
@@ -44,6 +45,8 @@ class Effects:
         operators: Phase by phase; in each, the operator with most individuals first.
         scale: Scale that gains are shown on.
     """
+
+    __repr__ = short_repr
 
     search: str
     operators: tuple[OperatorEffect, ...]
