@@ -59,9 +59,6 @@ def _print_report(report: moevolve.ExportReport, parts: str) -> None:
         output.print(f"{title}: {names}", soft_wrap=True)
     if report.pushed is not None:
         output.print(f"uploaded to {report.pushed}", soft_wrap=True)
-    if report.form == "mask":
-        output.print(f"{report.directory / 'README.md'} says how to apply it", soft_wrap=True)
-        return
     output.print(how_to_load(report.directory, report.form), soft_wrap=True)
 
 

@@ -16,7 +16,6 @@ from moevolve.search.interface.parameters import (
     ModelDtype,
     ModelPath,
     Mtp,
-    PadExperts,
     Public,
     Push,
     Requantise,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:  # it loads torch
     from moevolve.workers.export.source import SourceExport
     from moevolve.workers.model.resident import ResidentModel
 
-_SOURCE_ALONE = ("mtp", "pad_experts", "requantise")
+_SOURCE_ALONE = ("mtp", "requantise")
 """Options that only the source form has a use for."""
 
 
@@ -50,7 +49,6 @@ class CheckpointRequest(Request):
     form: ExportForm = None
     mtp: Mtp = None
     requantise: Requantise = False
-    pad_experts: PadExperts = None
     device: ModelDevice = None
     dtype: ModelDtype = None
 
@@ -69,7 +67,6 @@ class CheckpointRequest(Request):
         """
         from moevolve.workers.checkpoints.loading import placed
         from moevolve.workers.export.export import export_model
-        from moevolve.workers.export.mask import export_mask
         from moevolve.workers.export.source import changes_weights, export_source
 
         plan = self._source_plan(model, edit)
@@ -79,9 +76,6 @@ class CheckpointRequest(Request):
             else:
                 self._refuse("the individual is exported by copying bytes alone", "device", "dtype", "requantise")
             return export_source(model, edit, plan, directory, card, self.requantise, load)
-        if self.form == "mask":
-            self._refuse("a mask is written without running anything", "device", "dtype", *_SOURCE_ALONE)
-            return export_mask(model, edit, directory, card)
         self._refuse("only the source form (--form source) has a use for it", *_SOURCE_ALONE)
         loaded = placed(model, self.device, self.dtype) if load is None else load()
         return export_model(loaded, edit, directory, card, self.form)
@@ -101,10 +95,9 @@ class CheckpointRequest(Request):
         from moevolve.workers.export.source import changes_weights, plan_source
 
         settings = load_config(model)
-        asked = self.requantise or self.mtp is not None or self.pad_experts is not None
-        asked = asked or only_inside(settings.model_type)
+        asked = self.requantise or self.mtp is not None or only_inside(settings.model_type)
         if self.form == "source" or (self.form is None and asked):
-            return plan_source(model, edit, self.mtp or "drop", self.pad_experts or 1)
+            return plan_source(model, edit, self.mtp or "drop")
         changed = self.form, self.device, self.dtype
         if any(changed) or packing(model, settings) is None:
             return None

@@ -52,9 +52,8 @@ ExportForm = Annotated[
     CheckpointForm | None,
     about(
         "`source` copies the kept experts' bytes, in the checkpoint's own format; `stock` is a plain "
-        "`transformers` checkpoint; `native` has its own modelling code; `mask` writes only router biases, with which "
-        "the checkpoint never chooses a pruned expert. Default: `source` for an individual that only prunes experts of "
-        "a quantised checkpoint, `stock` for others where that is exact."
+        "`transformers` checkpoint; `native` has its own modelling code. Default: `source` for an individual that "
+        "only prunes experts of a quantised checkpoint, `stock` for others where that is exact."
     ),
 ]
 Mtp = Annotated[
@@ -69,14 +68,6 @@ Requantise = Annotated[
     about(
         "Write quantised tensors that the individual changes (by repair or merging) anew in the "
         "checkpoint's format; all others are copied byte for byte."
-    ),
-]
-PadExperts = Annotated[
-    int | None,
-    about(
-        "Pad the number of experts of the `source` form to a multiple of this with experts that the "
-        "router's bias keeps from being chosen; only for families with such a bias.",
-        ge=1,
     ),
 ]
 

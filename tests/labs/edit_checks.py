@@ -33,11 +33,10 @@ def write_source(
     directory: Path,
     card: ExportCard = CARD,
     mtp: MtpLayers = "drop",
-    multiple: int = 1,
     requantise: bool = False,
 ) -> ExportReport:
     """Plan an export in the checkpoint's format, and write it."""
-    return export_source(model, edit, plan_source(model, edit, mtp, multiple), directory, card, requantise)
+    return export_source(model, edit, plan_source(model, edit, mtp), directory, card, requantise)
 
 
 @torch.inference_mode()

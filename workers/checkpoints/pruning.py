@@ -8,7 +8,6 @@ expert as first dimension. In both a pruned model's tensors are bytes of the ori
 from __future__ import annotations
 
 import re
-import struct
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,16 +29,6 @@ _FUSED = re.compile(r".+\.experts\.[^.]*[^.\d].*")
 # Ends of names of correction biases, which checkpoints have in the router or beside it.
 _CORRECTION_BIASES = (f".{CORRECTION_BIAS}", ".expert_bias", ".router_bias")
 _MTP_STEM = re.compile(r"(^|\.)(mtp\w*|nextn)(\.|$)")
-
-MASK = -1e4
-"""Bias of an expert that is never chosen: representable in 16 bits, and far below any sum of a score and a bias."""
-_MASK_BYTES = {
-    "F32": struct.pack("<f", MASK),
-    "F16": struct.pack("<e", MASK),
-    "BF16": struct.pack("<f", MASK)[2:],
-}
-
-
 # Ends of the names of scales that experts without a token in the calibration of the quantisation lack.
 _UNMEASURED = (".input_scale", ".input_global_scale")
 
@@ -83,8 +72,6 @@ class KeptTensor:
         rows: Indices along the source's first dimension, in order; None for the whole tensor.
         lead: Dimensions of size 1 that precede those of the source.
         anew: Tensor of the same shape to copy instead, if an edit changes its values.
-        masked: Positions, along its first dimension, of numbers that are `MASK` instead of the source's. The tensor is
-            then a bias [experts] that routers add before they choose.
         table: Of a router's table [vocabulary, k] of the experts of every token id, how it changes.
     """
 
@@ -93,7 +80,6 @@ class KeptTensor:
     rows: tuple[int, ...] | None = None
     lead: tuple[int, ...] = ()
     anew: StoredTensor | None = None
-    masked: tuple[int, ...] = ()
     table: TableChange | None = None
 
     def chunks(self) -> Iterator[bytes]:
@@ -101,20 +87,8 @@ class KeptTensor:
         chunks = self.source.chunks(self.rows) if self.anew is None else self.anew.chunks()
         if self.table is not None and self.anew is None:
             yield self.table.changed(self.source, b"".join(chunks))
-            return
-        if not self.masked:
+        else:
             yield from chunks
-            return
-        value = _MASK_BYTES.get(self.source.dtype)
-        if value is None or len(self.shape) != 1:
-            raise UserError(
-                f"{self.source.file}: bias {self.source.name} is {self.source.dtype} {list(self.source.shape)}, and "
-                f"only vectors of {', '.join(_MASK_BYTES)} can be masked; export the individual without"
-            )
-        data = bytearray(b"".join(chunks))
-        for position in self.masked:
-            data[position * len(value) : (position + 1) * len(value)] = value
-        yield bytes(data)
 
     def copy(self, stream: IO[bytes]) -> int:
         """Write the bytes to a file; returns their CRC-32."""
@@ -222,11 +196,8 @@ class Pruning:
         others = tuple(router + each for each in family.other_tensors)
         if self._is_fused(name):
             yield self._sliced(tensor, self._selection.experts[ordinal])
-        elif name.endswith(tuple(router + each for each in weights)):
+        elif name.endswith((*(router + each for each in weights), f"{router}bias", *_CORRECTION_BIASES)):
             yield self._sliced(tensor, self._selection.routers[ordinal])
-        elif name.endswith((f"{router}bias", *_CORRECTION_BIASES)):
-            masked = self._selection.masked[ordinal] if self._selection.masked else ()
-            yield replace(self._sliced(tensor, self._selection.routers[ordinal]), masked=masked)
         elif family.table is not None and name.endswith(router + family.table):
             change = TableChange(self._selection.routers[ordinal], self._experts, self._selection.active)
             whole = change.kept == tuple(range(self._experts)) and change.active == tensor.shape[-1]

@@ -9,10 +9,9 @@ from typing import Literal
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import SCALES, ScaleName
 
-CheckpointForm = Literal["stock", "native", "source", "mask"]
+CheckpointForm = Literal["stock", "native", "source"]
 """A `stock` checkpoint loads with a model class of `transformers`; a `native` one contains its own modelling code. A
-`source` checkpoint has the source checkpoint's format: tensors that the edit leaves alone are copied byte for byte. A
-`mask` is no checkpoint, but the biases with which the source checkpoint never chooses a pruned expert."""
+`source` checkpoint has the source checkpoint's format: tensors that the edit leaves alone are copied byte for byte."""
 
 MtpLayers = Literal["drop", "prune", "keep"]
 """What becomes of layers for multi-token prediction (MTP), which speculative decoding uses and `transformers` doesn't

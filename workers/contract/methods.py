@@ -169,14 +169,11 @@ class ExpertSelection:
         routers: The original expert whose router row each kept expert gets.
         experts: The original expert whose weights each kept expert gets.
         active: Active experts per token k.
-        masked: Positions, among the kept experts, of those that the router's bias keeps from being chosen; empty where
-            all kept experts can be chosen.
     """
 
     routers: tuple[tuple[int, ...], ...]
     experts: tuple[tuple[int, ...], ...]
     active: int
-    masked: tuple[tuple[int, ...], ...] = ()
 
     @property
     def retained(self) -> int:
@@ -190,10 +187,8 @@ class Exporter(Protocol):
     The resident model has the edit, or a `FollowUpEdit` of it, applied. For forms see `CheckpointForm`.
     """
 
-    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
         """Reason why no model class of `transformers` computes the edited model; None if a stock checkpoint is exact.
-
-        A stock checkpoint that is exact but larger than a native one is made only if it is `requested`.
 
         Raises:
             UserError: The edit can't be exported in any form.

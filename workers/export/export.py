@@ -64,7 +64,7 @@ def export_model(
             raise UserError(f"transformers has no class for {alone} models alone; export the individual as source")
         resident = ResidentModel.load(model) if isinstance(model, ModelConfig) else model
         with resident.edited(edit):
-            obstacle = exporter.obstacle(resident, underlying(edit), form)
+            obstacle = exporter.obstacle(resident, underlying(edit))
             if form == "stock" and obstacle is not None:
                 raise UserError(f"--form stock: {obstacle}; export it as native")
             exact: CheckpointForm = "stock" if obstacle is None else "native"
@@ -80,7 +80,7 @@ def write_stock(resident: ResidentModel, directory: Path) -> None:
     """
     base = underlying(resident.applied)
     exporter = exporter_of(base)
-    obstacle = exporter.obstacle(resident, base, "stock")
+    obstacle = exporter.obstacle(resident, base)
     if obstacle is not None:
         raise UserError(f"there is no stock checkpoint of this model: {obstacle}")
     _write_files(resident, exporter, "stock", directory)

@@ -159,8 +159,8 @@ def write_card(part: Path, card: ExportCard, facts: CardFacts, source: Path) -> 
     limited = settings.get("n_group") != settings.get("topk_group")
     older = facts.form == "stock" and settings.get("model_type") in _READ_BY_4 and not limited
     tried = f"4.57, {_TRIED}" if older else _TRIED
-    programs = [] if facts.form == "mask" else loads_in(part, facts.form)
-    content = render("export/model_card.md.jinja", loader=loader_of(part), tried=tried, programs=programs, **known)
+    known |= {"loader": loader_of(part), "programs": loads_in(part, facts.form), "tried": tried}
+    content = render("export/model_card.md.jinja", **known)
     (part / "README.md").write_text(content, encoding="utf-8")
 
 

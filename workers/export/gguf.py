@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 # Names of tensors within a block: gguf-py/gguf/constants.py of llama.cpp.
 _EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)_exps\.\w+")
 _ROUTER = re.compile(r"ffn_gate_inp\.\w+|exp_probs_b(\.bias)?")
-_BIAS = re.compile(r"ffn_gate_inp\.bias|exp_probs_b(\.bias)?")
 _BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<rest>.+)")
 
 
@@ -63,8 +62,7 @@ def kept_gguf(
                 f"{tensor.file}: tensor {name} is of shape {list(tensor.shape)}, where {facts.experts} experts should "
                 "come first; fetch the file again"
             )
-        masked = selection.masked[ordinal] if selection.masked and _BIAS.fullmatch(rest) else ()
-        kept.append(KeptTensor(name, tensor, None if rows == tuple(range(facts.experts)) else rows, masked=masked))
+        kept.append(KeptTensor(name, tensor, None if rows == tuple(range(facts.experts)) else rows))
     changes = {"expert_count": selection.retained, "expert_used_count": selection.active}
     if facts.rule.groups.count == 1:
         # Groups that don't limit the choice need not divide the experts that are left. llama.cpp wants them to.

@@ -28,7 +28,7 @@ _LOADED: dict[str, tuple[str, ...]] = {
 
 
 def loads_in(directory: Path, form: CheckpointForm | str) -> tuple[str, ...]:
-    """Names of the programs that load an export, which isn't a mask: those of its model type if it has no own code."""
+    """Return the names of the programs that load an export: those of its model type if it has no own code."""
     if any(directory.glob("*.gguf")):
         return ("llama.cpp",)
     if form == "native":

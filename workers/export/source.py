@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.checkpoints.files import gguf_file, read_json
 from moevolve.workers.checkpoints.formats.gguf import ARCHITECTURES, GgufNames, open_parts, stored_gguf
 from moevolve.workers.checkpoints.formats.registry import packed_format
@@ -98,42 +96,8 @@ class SourceCheckpoint:
         return Pruning(stored, self.family, facts.moe_layers, facts.experts, self.layers, selection, mtp)
 
 
-def padded(selection: ExpertSelection, rule: RoutingRule, multiple: int) -> ExpertSelection:
-    """Pad the number of experts to a multiple, for kernels that want it round.
-
-    Every routing group gets as many, after its own, which are copies of its first expert and masked; see `mask.py` for
-    why they are never chosen. The groups divide the padded number as well.
-    """
-    groups, kept = rule.groups.count, selection.retained
-    step = math.lcm(groups, multiple)
-    size, wanted = kept // groups, -(-kept // step) * step // groups
-    if size == wanted:
-        return selection
-    places = [(group, place) for group in range(groups) for place in range(wanted)]
-    rows = [group * size + (place if place < size else 0) for group, place in places]
-    masked = tuple(position for position, (_, place) in enumerate(places) if place >= size)
-    return replace(
-        selection,
-        routers=tuple(tuple(layer[row] for row in rows) for layer in selection.routers),
-        experts=tuple(tuple(layer[row] for row in rows) for layer in selection.experts),
-        masked=(masked,) * len(selection.experts),
-    )
-
-
-def check_masked(kept: Sequence[KeptTensor], selection: ExpertSelection) -> None:
-    """Raise a `UserError` unless every MoE layer has a bias for the experts that a selection masks."""
-    layers = sum(bool(each) for each in selection.masked)
-    if sum(bool(tensor.masked) for tensor in kept) < layers:
-        raise UserError(
-            "the model's routers have no bias that could keep an expert from being chosen, so its experts can be "
-            "neither padded nor masked exactly; export the individual without --pad-experts and --form mask"
-        )
-
-
-def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multiple: int = 1) -> SourceExport:
+def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> SourceExport:
     """Check that an edited model can be written in its checkpoint's format, and choose what to write.
-
-    The number of experts is padded to a multiple of `multiple`; see `padded`.
 
     Raises:
         UserError: No checkpoint of the source's class expresses the edit, the checkpoint can't be read, or its files
@@ -144,11 +108,7 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
     facts, folder, config, file = source.facts, source.folder, source.config, source.gguf
     if changed is not None and mtp == "prune":
         raise UserError(f"--mtp prune: {changed}, which can't be done to layers for MTP; choose drop or keep")
-    if changed is not None and multiple > 1:
-        raise UserError(
-            f"--pad-experts {multiple}: {changed}, and only an individual that leaves experts out is padded"
-        )
-    selection = padded(exporter.selection(underlying(edit), facts), facts.rule, multiple)
+    selection = exporter.selection(underlying(edit), facts)
     settings: dict[str, Any] = {}
     if (folder / "config.json").is_file():
         settings["config.json"] = read_json(folder / "config.json")
@@ -159,11 +119,9 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
         fields |= changed_fields(fields, config, resized) | dict.fromkeys(counts, 0)
     if file is not None:
         kept, changes = kept_gguf(file, facts, selection, source.layers, mtp)
-        check_masked(kept, selection)
         return SourceExport(source, selection, kept, settings, changes)
     pruning = source.pruning(stored_tensors(folder), selection, mtp)
     kept = pruning.kept()
-    check_masked(kept, selection)
     if mtp != "drop" and pruning.has_mtp:
         fields |= counts
     else:
@@ -207,7 +165,7 @@ def export_source(
             check_room(part, sum(tensor.nbytes for tensor in plan.kept))
         checksums = _write_tensors(plan, part)
         scratch.unlink(missing_ok=True)
-        compare_bytes(plan.source.stored(part), plan.kept, checksums)
+        _compare_bytes(plan.source.stored(part), plan.kept, checksums)
         summary = pruning_exporter(edit).selection_summary(underlying(edit), plan.source.facts, _note(plan))
         summary = replace(summary, rows=(*summary.rows, *found.rows()))
         parameters = parameters_after(plan.source.facts, plan.selection.retained)
@@ -258,9 +216,7 @@ def _note(plan: SourceExport) -> str:
         packed = (plan.settings["config.json"].get("quantization_config") or {}).get("quant_method")
         values = f"quantised ({packed})" if packed else f"in {plan.source.facts.dtype}"
     but = " except for those named above" if any(tensor.anew is not None for tensor in plan.kept) else ""
-    added = len(plan.selection.masked[0]) if plan.selection.masked else 0
-    padding = f" {added} experts of every layer only make their number round, and are never chosen." if added else ""
-    return f"In the format of the base model: its tensors, {values}, are copied byte for byte{but}.{padding}"
+    return f"In the format of the base model: its tensors, {values}, are copied byte for byte{but}."
 
 
 def _without_mtp(raw: dict[str, Any], config: Any, extra: int) -> dict[str, Any]:
@@ -305,8 +261,7 @@ def _write_file(source: Path, target: Path, tensors: Sequence[KeptTensor]) -> di
     # A file of which everything is kept under its name gets the same bytes, header included.
     names = original.keys() - {"__metadata__"}
     whole = len(tensors) == len(names) and all(
-        each.rows is None and each.table is None and not each.masked and each.name == each.source.name
-        for each in tensors
+        each.rows is None and each.table is None and each.name == each.source.name for each in tensors
     )
     if whole:
         ordered = sorted(tensors, key=lambda each: each.source.start)
@@ -315,13 +270,13 @@ def _write_file(source: Path, target: Path, tensors: Sequence[KeptTensor]) -> di
     else:
         # Without gaps, tensors start at multiples of their element's size if larger elements come first.
         ordered = sorted(tensors, key=lambda each: -each.source.alignment)
-        header = header_of(original.get("__metadata__"), ordered)
+        header = _header_of(original.get("__metadata__"), ordered)
     with target.open("wb") as stream:
         stream.write(header)
         return {tensor.name: tensor.copy(stream) for tensor in ordered}
 
 
-def header_of(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
+def _header_of(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
     """Return the header of a safetensors file with some tensors, without gaps and in this order."""
     entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     position = 0
@@ -334,7 +289,7 @@ def header_of(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
     return len(content).to_bytes(8, "little") + content
 
 
-def compare_bytes(
+def _compare_bytes(
     written: Mapping[str, StoredTensor], kept: Sequence[KeptTensor], checksums: Mapping[str, int]
 ) -> None:
     """Raise a `VerificationError` if written tensors, read back, aren't what was read from the source."""

@@ -321,13 +321,13 @@ def test_an_export_is_started_with_its_options_and_its_state_is_shown(
     path = "/api/individuals/exported:0/export"
     assert client.post(path, json={}).status_code == 202
     assert client.post(path, json={"form": "stock", "device": "cpu", "dtype": "float32"}).status_code == 202
-    assert client.post(path, json={"requantise": True, "pad_experts": 8}).status_code == 202
+    assert client.post(path, json={"requantise": True, "mtp": "keep"}).status_code == 202
     assert client.post(path, json={"device": "tpu"}).status_code == 422
     plain = ["export", "exported:0", "/exports/exported-0"]
     assert started == [
         plain,
         [*plain, "--form", "stock", "--device", "cpu", "--dtype", "float32"],
-        [*plain, "--requantise", "--pad-experts", "8"],
+        [*plain, "--mtp", "keep", "--requantise"],
     ]
     for code, said in {None: "being exported", 0: "exported", 2: "the export failed with code 2"}.items():
         job = Job("exported:0", "export", datetime.now(UTC), 7, code is None, code, f"error: {EVIL}")

@@ -52,11 +52,12 @@ def mixed(model: ResidentModel, variant: Any, pattern: str) -> NanoMoeEdit:
 
 
 TOP1 = divided(1, bias=0)
+EVEN = masked((24, 24, 24))
 CASES: dict[str, Any] = {
     "llama-top1-stock": TOP1,
     "llama-routers-native": divided(4, routers=3),
     "opt-routers-native": divided(4, routers=2, scale=1.5),
-    "llama-whole-stock": masked((12, 48, 12), head_masks((4, 4, 4), (8, 8, 8))),
+    "llama-whole-stock": masked((24, 24, 24), head_masks((4, 4, 4), (8, 8, 8))),
     "llama-some-native": masked((48, 7, 48), head_masks((4, 2, 4), (8, 8, 2))),
     "qwen2-still-native": masked(heads=still_heads(1)),
     "opt-some-native": masked((48, 1, 20)),
@@ -77,7 +78,7 @@ def masked_parameters(before: int, edit: ToMoeEdit, family: str, form: str) -> i
     if form == "stock" and edit.experts == 1:
         return int(before - (WIDTH - edit.widths).sum() * neuron)
     for width, kept in zip(edit.widths, edit.kept, strict=True):
-        stored = edit.experts * ((edit.widths.max() + 7) // 8 * 8) if form == "stock" else kept.any(axis=0).sum()
+        stored = edit.experts * width if form == "stock" else kept.any(axis=0).sum()
         before += (stored - WIDTH) * neuron
         before += edit.experts * HIDDEN * (form == "stock" or width < WIDTH)
     if edit.heads is not None and form == "native":
@@ -129,13 +130,12 @@ def test_exports_load_and_agree_without_moevolve(
     ("edit", "sizes", "said"),
     [
         (TOP1, (6, 1, 8), ("divided into 6 equal experts, 1 active per token", "| division | 1R6E1K |")),
-        (masked(), (4, 1, 40), ("of one of 4 overlapping experts per token", "| neurons per expert | 7 to 33 of 48 |")),
+        (EVEN, (4, 1, 24), ("of one of 4 overlapping experts per token", "| neurons per expert | 24 to 24 of 48 |")),
     ],
 )
 def test_stock_forms_are_mixtrals(
     edit: Any, sizes: tuple[int, ...], said: tuple[str, ...], resident: Residents, tmp_path: Path
 ) -> None:
-    """Narrow layers of masked networks are filled up."""
     report = export_model(resident("llama"), edit, tmp_path / "out", CARD)
     assert report.form == "stock" and report.agreement.holds
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -171,14 +171,16 @@ def test_forms(resident: Residents, model_config: Configs, tmp_path: Path) -> No
     model = ResidentModel.load(model_config("llama"))
     tiny = TOP1.router_bias.copy()
     tiny[2, 0, 5] = 1e-30
-    router, kept = masked().router.copy(), masked().kept.copy()
+    router, kept = EVEN.router.copy(), EVEN.kept.copy()
     router[1, 2], kept[1, 2] = router[1, 3], kept[1, 3]
-    tied = replace(masked(), router=router)
-    assert divides.obstacle(model, TOP1) is masks.obstacle(model, masked()) is None
+    tied = replace(EVEN, router=router)
+    assert divides.obstacle(model, TOP1) is masks.obstacle(model, EVEN) is None
+    for odd in (masked(), masked((13, 13, 13))):
+        assert "its experts have" in str(masks.obstacle(model, odd))
     assert masks.obstacle(model, replace(tied, kept=kept)) is None and "experts tie" in str(masks.obstacle(model, tied))
     for other in (replace(TOP1, router_bias=tiny), replace(TOP1, active=2), replace(TOP1, output_scale=6.0)):
         assert "no Mixtral's" in str(divides.obstacle(model, other))
-    assert "routes in the model's dtype, bfloat16" in str(masks.obstacle(half, masked()))
+    assert "routes in the model's dtype, bfloat16" in str(masks.obstacle(half, EVEN))
     with pytest.raises(UserError, match=r"routes in the model's dtype, bfloat16.*--dtype float32"):
         export_model(half, TOP1, tmp_path / "stock", CARD, "stock")
     with pytest.raises(UserError, match="checkpoint already"):

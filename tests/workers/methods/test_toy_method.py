@@ -80,7 +80,7 @@ def measure_lengths(resident: Resident, sequences: Sequence[Tokens], measurement
 class FoldingExporter:
     """Exports of dense models: the factor is folded into the down projections."""
 
-    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
         if not resident.dense_layers:
             raise UserError("scaled experts have no checkpoint form")
         return None

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
@@ -96,7 +95,7 @@ def _eep_edit(edit: Edit, layers: int, experts: int, active: int) -> EepEdit:
 class EepExporter:
     """Exports models with fewer or merged experts, and unedited MoE models."""
 
-    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
         if not resident.layers:
             raise UserError("only an edited dense model can be exported; the full one is a checkpoint already")
         model = _EditedModel.of(resident, edit)
@@ -104,16 +103,15 @@ class EepExporter:
             obstacle = width_obstacle(resident.model)
             if obstacle is not None:
                 return f"its experts' width isn't the full model's, and {obstacle}"
-            if requested != "stock" and len(set(model.widths)) > 1:
-                return "its layers' experts differ in width, so a stock checkpoint fills them up with zeros"
+            if len(set(model.widths)) > 1:
+                return f"its experts have {min(model.widths)} to {max(model.widths)} neurons, by layer"
         return form_obstacle(model.edit, model.first.rule)
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         model = _EditedModel.of(resident, edit)
         rows: list[tuple[str, str]] = []
         if model.resized:
-            widths, filled = ", ".join(map(str, model.widths)), f", filled up to {max(model.widths)} with zeros"
-            by_layer = f"{widths}, by MoE layer{filled if form == 'stock' else ''}"
+            by_layer = f"{', '.join(map(str, model.widths))}, by MoE layer"
             rows.append(("neurons of an expert", by_layer if len(set(model.widths)) > 1 else str(model.widths[0])))
         if model.edit.skip_rows is not None:
             shown = ", ".join(f"{each:.3f}" for each in model.thresholds)
@@ -172,10 +170,7 @@ class EepExporter:
             moe = resident.layers[ordinal]
             mapping = {"router_mapping": host_tensor(edited.edit.router_mapping[ordinal])} if maps else {}
             yield from (state | _router_state(moe, state, mapping, routes)).items()
-            experts = dict(_experts(resident, ordinal))
-            if form == "stock":
-                experts = _filled(ExpertNeurons(moe.experts, experts), max(edited.widths))
-            for name, tensor in experts.items():
+            for name, tensor in _experts(resident, ordinal):
                 yield experts_prefix(source) + name, tensor
 
         return Blueprint(model, layer)
@@ -278,18 +273,6 @@ def _form_note(model: _EditedModel, form: CheckpointForm) -> str:
     return f"The modelling code beside this card {' and '.join(does)}; it needs\n`transformers` only."
 
 
-def _filled(neurons: ExpertNeurons, width: int) -> dict[str, Tensor]:
-    """Tensors of experts with `width` neurons, of which those that the experts lack are zero and contribute nothing."""
-    if neurons.width == width:
-        return dict(neurons.tensors)
-    shapes = neurons.shapes(neurons.count, width)
-    tensors = {name: neurons.tensors[name].new_zeros(shape) for name, shape in shapes.items()}
-    tensors |= {name: neurons.tensors[name] for name in neurons.output_biases}
-    every = torch.arange(neurons.count * neurons.width).view(neurons.count, neurons.width)
-    ExpertNeurons(neurons.module, tensors).copy_from(neurons, every)
-    return tensors
-
-
 def _native_class(model: _EditedModel, directory: Path) -> type[PreTrainedModel]:
     layer, skips = model.first, bool(model.thresholds)
     return write_native(
@@ -318,7 +301,7 @@ def _config(model: _EditedModel, form: CheckpointForm, model_class: type[PreTrai
     source, edit, first = model.resident.model, model.edit, model.first
     if form == "stock":
         config = copy.deepcopy(source.config)
-        setattr(config, first.family.width_field, max(model.widths))
+        setattr(config, first.family.width_field, model.widths[0])
     else:
         config = native_config(source, model_class)
         if model.resized:

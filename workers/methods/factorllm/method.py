@@ -171,7 +171,7 @@ def _read_routing(network: FactorizedNetwork, args: tuple[Any, ...], output: Any
 class FactorLlmExporter:
     """Exports models of divided networks."""
 
-    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
         assert isinstance(edit, FactorLlmEdit)
         if edit.active == 1 and edit.routers == 1 and edit.output_scale == 1 and not edit.router_bias.any():
             return mixtral_obstacle(resident)

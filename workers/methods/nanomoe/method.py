@@ -192,7 +192,7 @@ def _measure_moments(decoder: nn.Module, linears: Mapping[str, nn.Linear], rows:
 class NanoMoeExporter:
     """Exports block-mixed models."""
 
-    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
         return "no family has block-mixed linear layers"
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:

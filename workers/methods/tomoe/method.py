@@ -2,8 +2,7 @@
 
 With one expert of the same width in every layer, an export is a narrower model of its family. Otherwise it is a stock
 Mixtral if that computes the same, else a checkpoint with its own modelling code, which stores every neuron once,
-however many experts share it. In a Mixtral experts share no neurons and all have the same width, so shared neurons are
-repeated, and narrower experts are padded with neurons that are zero.
+however many experts share it. In a Mixtral experts share no neurons, so shared ones are repeated.
 """
 
 from __future__ import annotations
@@ -48,13 +47,17 @@ def _read_routing(network: MaskedNetwork, args: tuple[Any, ...], output: Any) ->
 class ToMoeExporter:
     """Exports models with masked networks and heads."""
 
-    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
         assert isinstance(edit, ToMoeEdit)
         if _narrows(edit):
             return None
         heads = edit.heads
         if heads is not None and not (heads.pairs.all() and (heads.active == heads.head_dim).all()):
             return "dimensions of its heads are masked, and a Mixtral's aren't"
+        if np.ptp(edit.widths):
+            return f"its experts have {edit.widths.min()} to {edit.widths.max()} neurons, and a Mixtral's one number"
+        if edit.widths[0] % EXPERT_ALIGNMENT:
+            return f"its experts have {edit.widths[0]} neurons, and a Mixtral's a multiple of {EXPERT_ALIGNMENT}"
         if _ties(edit):
             return "where experts tie a token falls to the first of them, which a Mixtral doesn't promise"
         return mixtral_obstacle(resident)
@@ -105,7 +108,7 @@ class ToMoeExporter:
         elif _narrows(edit):
             model, masked = _empty_narrower(resident, edit), _narrower_layer
         else:
-            model, masked = empty_mixtral(resident, edit.experts, _stock_width(edit)), _stock_layer
+            model, masked = empty_mixtral(resident, edit.experts, int(edit.widths[0])), _stock_layer
         expected, prefix = set(model.state_dict()), layers_prefix(model)
 
         def layer(index: int) -> Iterator[tuple[str, Tensor]]:
@@ -154,25 +157,13 @@ def _ties(edit: ToMoeEdit) -> bool:
     return False
 
 
-def _stock_width(edit: ToMoeEdit) -> int:
-    """Neurons per expert of the Mixtral."""
-    return -(-int(edit.widths.max()) // EXPERT_ALIGNMENT) * EXPERT_ALIGNMENT
-
-
 def _stock_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
     """Tensors of a Mixtral's experts and router."""
     assert layer.gate is not None
     yield "mlp.gate.weight", fold(edit.router[i], edit.directions[i])
     neurons = host_tensor(edit.kept[i]).to(layer.up.weight.device).nonzero()[:, 1].view(edit.experts, -1)
-    missing = _stock_width(edit) - neurons.shape[1]
-    halves = (layer.gate, layer.up)
-    yield "mlp.experts.gate_up_proj", torch.cat([_rows(part, neurons, missing) for part in halves], dim=1)
-    yield "mlp.experts.down_proj", nn.functional.pad(layer.down.weight.data[:, neurons].transpose(0, 1), (0, missing))
-
-
-def _rows(part: nn.Linear, neurons: Tensor, missing: int) -> Tensor:
-    """Rows of a projection for each expert's neurons, padded with `missing` rows of zeros."""
-    return nn.functional.pad(part.weight.data[neurons], (0, 0, 0, missing))
+    yield "mlp.experts.gate_up_proj", torch.cat([part.weight.data[neurons] for part in (layer.gate, layer.up)], dim=1)
+    yield "mlp.experts.down_proj", layer.down.weight.data[:, neurons].transpose(0, 1)
 
 
 def _native(resident: Resident, edit: ToMoeEdit, directory: Path) -> PreTrainedModel:

@@ -167,7 +167,9 @@ def test_a_mask_on_a_finished_product_saves_nothing(
 def test_a_stock_form_that_repeats_shared_neurons_is_noted(
     tiny: Any, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    found = export_sample(tiny, checkpoint("llama"), MASKS | {"attention": False}, tmp_path / "stock")
+    found = export_sample(
+        tiny, checkpoint("llama"), MASKS | {"attention": False, "equal_widths": True, "budget": 0.5}, tmp_path / "stock"
+    )
     assert found.form == "stock"
     model = load_eagerly(found.directory)
     costs = model_costs(model, CONTEXT)
