@@ -7,8 +7,6 @@ is chosen by coefficients, shapes, dtype and devices only, so equal edits give e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -24,12 +22,6 @@ _STAGED_VALUES = 1 << 25
 _BAG_COLUMNS = 256
 
 
-@cache
-def has_triton() -> bool:
-    """Return whether Triton is installed, as it is with CUDA builds of torch for Linux."""
-    return find_spec("triton") is not None
-
-
 def merge_experts(coefficients: Tensor, experts: Tensor, out: Tensor) -> None:
     """Write merged experts into a preallocated buffer.
 
@@ -43,10 +35,6 @@ def merge_experts(coefficients: Tensor, experts: Tensor, out: Tensor) -> None:
     source, target = experts.view(count, -1), out.view(retained, -1)
     if source.device != target.device:
         _merge_streamed(coefficients, source, target)
-    elif source.device.type == "cuda" and has_triton():
-        from moevolve.kernels.triton_merge import merge
-
-        merge(coefficients.to(source.device).contiguous(), source, target)
     elif source.device.type != "cpu":
         _merge_dense(coefficients.to(source.device), source, target)
     else:
@@ -123,7 +111,7 @@ def _product(coefficients: Tensor, piece: Tensor, merged: Tensor) -> None:
 
 
 def _merge_dense(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
-    """Merge by matrix products on a device without Triton, in pieces if experts must be converted to float32."""
+    """Merge by matrix products on a GPU, in pieces if experts must be converted to float32."""
     if source.dtype == torch.float32:
         torch.mm(coefficients, source, out=target)
         return
@@ -134,10 +122,7 @@ def _merge_dense(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
 
 
 def staged_bytes(retained: int, experts: int, values: int, itemsize: int) -> int:
-    """Peak temporary device memory of merging one tensor from the host or without Triton, in bytes.
-
-    Merging with Triton on one device takes no temporary memory. `values` counts an expert's values of `itemsize` bytes.
-    """
+    """Peak temporary device memory of merging one tensor, in bytes; an expert has `values` of `itemsize` bytes."""
     widened = 0 if itemsize == 4 else 4 * (experts + retained)
     return min(_staged_columns(experts), values) * (itemsize * experts + widened)
 

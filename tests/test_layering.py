@@ -38,7 +38,6 @@ CONFINED = {
     "starlette": ("search/server/",),
     "torch": ("kernels/", "workers/", "search/genomes/eep/coefficients.py"),
     "transformers": ("workers/",),
-    "triton": ("kernels/",),
     "uvicorn": ("search/server/serve.py", "search/server/connections.py"),
 }
 
