@@ -128,12 +128,7 @@ class ApplyRequest(CheckpointRequest):
         rows = self._rows(found)
         check_digests(model, found.model.tensors)
         edit = recipe_edit(found, facts, rows, str(path))
-        model = replace(
-            model,
-            dtype=self.dtype or found.model.dtype,
-            attn_implementation=found.model.attn_implementation,
-            experts_implementation=found.model.experts_implementation,
-        )
+        model = replace(model, dtype=self.dtype or found.model.dtype)
         note = f"It was made from the recipe of {found.individual}, by moevolve {found.moevolve}."
         card = ExportCard(
             found.individual, self.model, found.model.fingerprint, individual=found.individual, scores=found.scores
@@ -191,8 +186,6 @@ def _recipe(store: StoreReader, candidate: Candidate) -> Recipe:
             experts=facts.experts,
             active=facts.active,
             dtype=dtype_of(model, load_config(model)),
-            attn_implementation=model.attn_implementation,
-            experts_implementation=model.experts_implementation,
             tensors=tensor_digests(model),
         ),
         kept_experts={layer: tuple(kept) for layer, kept in zip(facts.moe_layers, retained, strict=True)},

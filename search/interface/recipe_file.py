@@ -25,7 +25,7 @@ from moevolve.workers.contract.card import ExportScore
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.fitting import FitRows
-from moevolve.workers.contract.settings import Dtype, ExpertsImplementation
+from moevolve.workers.contract.settings import Dtype
 from moevolve.workers.methods.eep.edit import EepEdit, RouterSpace, stock_space
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 
@@ -53,7 +53,6 @@ class RecipeModel(_Strict):
         family: Model type of `transformers`.
         experts, active: Experts per MoE layer, and of them per token.
         dtype: Dtype of the parameters when the individual was evaluated.
-        attn_implementation, experts_implementation: Backends of `transformers` then.
         tensors: Hashes by name; see `moevolve.workers.checkpoints.digests`.
     """
 
@@ -63,8 +62,6 @@ class RecipeModel(_Strict):
     experts: int
     active: int
     dtype: Dtype
-    attn_implementation: str
-    experts_implementation: ExpertsImplementation
     tensors: Mapping[str, str] = field(repr=False)
 
 

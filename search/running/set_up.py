@@ -96,7 +96,7 @@ def over_context(config: RunConfig, splits: tuple[PreparedSplit, ...]) -> tuple[
     """Say of which tasks prompts are cut for the model's context; the model must be pinned.
 
     Raises:
-        UserError: An answer doesn't fit into the context, or `engine.over_context` refuses a row.
+        UserError: An answer doesn't fit into the context.
     """
     from moevolve.workers.profiling.passes import PromptMeter
 

@@ -21,7 +21,7 @@ from moevolve.workers.checkpoints.state import empty_model, load_part, restore_b
 from moevolve.workers.checkpoints.stored_experts import StoredExperts
 from moevolve.workers.checkpoints.text_models import published_names, text_config, text_tensors
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
-from moevolve.workers.families.base import ExpertFamily
+from moevolve.workers.families.base import EXPERTS_BACKEND, ExpertFamily
 from moevolve.workers.families.registry import FAMILIES, dense_family, expert_family, family_of, register_class
 
 if TYPE_CHECKING:
@@ -96,14 +96,13 @@ def _hub_arguments(config: ModelConfig) -> dict[str, Any]:
     return {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
 
 
-def backends(config: ModelConfig, model_type: str) -> dict[str, Any]:
+def backends(model_type: str) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` that set the backends of attention and experts for a family."""
-    family, attention = FAMILIES.get(model_type), config.attn_implementation
-    if attention == "sdpa" and family is not None and not family.sdpa:
-        attention = "eager"
+    family = FAMILIES.get(model_type)
+    attention = "sdpa" if family is None or family.sdpa else "eager"
     # Families with blocks of our own have no backends of experts in `transformers`.
     none = dense_family(model_type) or (isinstance(family, ExpertFamily) and family.adapted)
-    experts = {} if none else {"experts_implementation": config.experts_implementation}
+    experts = {} if none else {"experts_implementation": EXPERTS_BACKEND}
     return {"attn_implementation": attention, **experts}
 
 
@@ -239,7 +238,7 @@ def model_class(settings: PretrainedConfig) -> Any:
 def model_without_weights(config: ModelConfig, settings: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Build the model of a checkpoint with the config `settings` on the meta device, with the backends of a worker."""
     with opening(f"model {config.path}: transformers can't make a model from its config"):
-        form = backends(config, settings.model_type)
+        form = backends(settings.model_type)
         return empty_model(model_class(settings), settings, dtype, **form)
 
 
@@ -325,7 +324,7 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     device = resolve_device(config)
     settings, tensors, dtype = _opened(config)
     tokenizer = load_tokenizer(config)
-    form = {"dtype": dtype, "device_map": config.device_map, **backends(config, settings.model_type)}
+    form = {"dtype": dtype, "device_map": config.device_map, **backends(settings.model_type)}
     # The tensors are given, rather than the folder, so that what is loaded is what was checked.
     with opening(f"model {config.path}: its weights don't load"), naming(config):
         model: PreTrainedModel = model_class(settings).from_pretrained(

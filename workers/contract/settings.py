@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import json
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Le, MinLen
+from annotated_types import Ge, Le, MinLen
 
 # Makes pydantic refuse unknown keys.
 _STRICT = {"extra": "forbid"}
@@ -18,8 +17,6 @@ _MOST_TOKENS = 1_000_000_000
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
-ExpertsImplementation = Literal["grouped_mm", "batched_mm", "eager"]
-OverContext = Literal["cut", "refuse"]
 ExpertOffload = Literal["device", "host", "disk"]
 """Place of the original experts; see `ModelConfig`."""
 
@@ -39,8 +36,6 @@ class ModelConfig:
             them in addition to the experts that a candidate runs on, or the `disk` if the host can't hold them either.
             As many layers as fit then keep their current experts on the device; those of other layers are copied from
             the host, or read from the checkpoint's files, in every forward pass.
-        attn_implementation: `transformers` attention backend (`sdpa`, `eager` ...). Families without an sdpa
-            implementation run `eager` instead of `sdpa`.
         trust_remote_code: Allow modelling code in the checkpoint to run.
         own_dtype: Dtype that `auto` stands for. Setting up a search records it, like `revision`, for reports that are
             made without the checkpoint; loading a model reads it from the checkpoint instead.
@@ -57,8 +52,6 @@ class ModelConfig:
     device: Device = "auto"
     device_map: str | None = None
     expert_offload: ExpertOffload = "device"
-    experts_implementation: ExpertsImplementation = "grouped_mm"
-    attn_implementation: str = "sdpa"
     trust_remote_code: bool = False
     own_dtype: Dtype | None = None
 
@@ -82,8 +75,6 @@ class VllmConfig:
         python: Python executable of the environment that vLLM is installed in.
         options: Arguments of `vllm.LLM`, such as `gpu_memory_utilization` and `tensor_parallel_size`.
         folder: Directory for the weights of the candidate that vLLM loads; None for the system's temporary one.
-        tolerance: Largest mean difference, in nats per token, between the log-probabilities that vLLM and
-            `transformers` compute for the same prompts.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -91,10 +82,6 @@ class VllmConfig:
     python: Annotated[str, MinLen(1)]
     options: Mapping[str, Any] = field(default_factory=dict)
     folder: str | None = None
-    tolerance: Annotated[float, Gt(0), Le(100)] = 0.1
-
-
-MatmulBackend = Literal["auto", "torch", "onednn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +91,10 @@ class EngineConfig:
     Attributes:
         batch_tokens: Upper bound on the tokens of one forward pass, in which a shared prefix counts once.
         threads: Intra-op threads of torch per worker. The number is fixed, so that scores don't depend on the machine.
-        max_prompt_tokens: Maximum length of a prompt; longer ones keep their head and their last `tail_tokens` tokens.
-            None keeps prompts whole.
-        tail_tokens: Tokens kept from the end of a truncated prompt, where question and `Answer:` stand.
-        over_context: What becomes of a row that is longer than the model's context with its answer: its prompt is `cut`
-            at the beginning, or the task is refused (`refuse`).
+        max_prompt_tokens: Maximum length of a prompt; longer ones lose their beginning, except for a
+            beginning-of-sequence token. None keeps prompts whole, as far as the model's context has room for them.
         chat_template: Chat template around prompts: `auto` for the tokenizer's own template if it has one, `none`, or
             the name of a template (see `moevolve.workers.engine.chat`).
-        date: Date given to chat templates that print today's date, so that prompts are the same on every day.
-        matmul_backend: Library for float32 matrix products on a CPU: `torch` (MKL), `onednn`, or `auto` for the faster
-            one on this processor (see `moevolve.kernels.products`).
         vllm: vLLM to generate answers with; None to generate them with `transformers`.
     """
 
@@ -122,17 +103,8 @@ class EngineConfig:
     batch_tokens: Annotated[int, Ge(1), Le(_MOST_TOKENS)] = 4096
     threads: Annotated[int, Ge(1), Le(4096)] = 1
     max_prompt_tokens: Annotated[int, Ge(1), Le(_MOST_TOKENS)] | None = None
-    tail_tokens: Annotated[int, Ge(0), Le(_MOST_TOKENS)] = 64
-    over_context: OverContext = "cut"
     chat_template: Annotated[str, MinLen(1)] = "auto"
-    date: dt.date = dt.date(2025, 1, 1)
-    matmul_backend: MatmulBackend = "auto"
     vllm: VllmConfig | None = None
-
-    def __post_init__(self) -> None:
-        tail, limit = self.tail_tokens, self.max_prompt_tokens
-        if limit is not None and tail >= limit:
-            raise ValueError(f"tail_tokens {tail} must be below max_prompt_tokens {limit}")
 
 
 @dataclass(frozen=True, slots=True)

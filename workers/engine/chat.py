@@ -31,6 +31,8 @@ _NO_THINKING: dict[str, Any] = {"enable_thinking": False, "reasoning_effort": "l
 # Template variables that turn thinking on, in the templates that know them.
 _THINKING: dict[str, Any] = {"enable_thinking": True, "thinking": True}
 
+# Date that templates get for today's, so that prompts are the same on every day.
+_TODAY = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
 # Directives of `strftime` that templates may use.
 _DIRECTIVES = (*"aAbBcdDeFhHIjmMpRSTuUVwWxXyYZ", "-d", "-m", "-H", "-I")
 
@@ -86,12 +88,11 @@ class ChatTemplate:
         tokenizer: Tokenizer that provides the special tokens.
         source: Template in Jinja2.
         name: Name of the template, for messages.
-        date: Date given to templates that ask for today's.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, name: str, date: dt.date) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, name: str) -> None:
         self._tokenizer = tokenizer
-        self._source = _fixed_clock(date) + _NULL_CONTENT + source
+        self._source = _fixed_clock() + _NULL_CONTENT + source
         self._name = name
 
     def prompt(self, turns: Sequence[Turn], thinks: bool = False) -> ChatPrompt:
@@ -326,12 +327,11 @@ def _end_of_thoughts(opened: re.Match[str]) -> str:
     return "\n</think>\n\n" if opened[1] else "</think>"
 
 
-def _fixed_clock(date: dt.date) -> str:
-    """Jinja macro that makes `strftime_now` return a fixed date, at midnight."""
+def _fixed_clock() -> str:
+    """Return a Jinja macro that makes `strftime_now` return `_TODAY`, at midnight."""
     # `transformers` provides `strftime_now` from the clock and doesn't pass on another function. Jinja has no dates, so
     # the macro replaces each directive by its value.
-    moment = dt.datetime.combine(date, dt.time())
-    known = "".join(f"|replace('%{letter}', '{moment.strftime(f'%{letter}')}')" for letter in _DIRECTIVES)
+    known = "".join(f"|replace('%{letter}', '{_TODAY.strftime(f'%{letter}')}')" for letter in _DIRECTIVES)
     return f"{{%- macro strftime_now(form) -%}}{{{{ form{known} }}}}{{%- endmacro -%}}"
 
 
@@ -347,10 +347,10 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, config: EngineConfig) -> C
     if name == "none" or (name == "auto" and not own):
         return None
     if name == "auto" and isinstance(own, str):
-        return ChatTemplate(tokenizer, own, "the tokenizer's template", config.date)
+        return ChatTemplate(tokenizer, own, "the tokenizer's template")
     named = PACKAGED_TEMPLATES | (own if isinstance(own, dict) else {})
     wanted = "default" if name == "auto" else name
     if wanted not in named:
         what = "the tokenizer has no default template" if name == "auto" else f"there is no template `{name}`"
         raise UserError(f"engine.chat_template: {what}; use one of: none, auto, {', '.join(named)}")
-    return ChatTemplate(tokenizer, named[wanted], f"template `{wanted}`", config.date)
+    return ChatTemplate(tokenizer, named[wanted], f"template `{wanted}`")

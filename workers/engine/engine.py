@@ -70,7 +70,7 @@ class GenerationEngine:
         shortcuts: Shortcuts = ALL_SHORTCUTS,
         reuse: LayerReuse | None = None,
     ) -> None:
-        make_rows_independent(model, config.matmul_backend)
+        make_rows_independent(model)
         self.forward = Forward(model, config.batch_tokens, reuse, shortcuts.prefixes)
         self._scorer = TextScorer(self.forward)
         self.tokenizer = tokenizer

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _NAME = "moevolve_packed"
-KINDS = ("sdpa", "eager")
-"""Values of `attn_implementation` whose attention can run between packed columns."""
-
+# Attention of `transformers` that can run between packed columns; flash attention has another layout.
+_KINDS = {"sdpa", "eager"}
 _CACHES = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
 Block = Callable[[int, int, Tensor, Tensor, Tensor], Tensor]
@@ -39,14 +38,13 @@ _NOW: ContextVar[tuple[str, Attention | Step]] = ContextVar("attention")
 def packs(model: PreTrainedModel, layers: Sequence[Any]) -> bool:
     """Return whether a model's attention can run between packed columns.
 
-    The model must look up its attention in the registry, as `sdpa` or `eager` (flash attention has another layout), and
-    nothing else in it may pass information between tokens, as `layers` of an empty KV cache for the model show. Nor may
-    it depend on a token's place in a row.
+    The model must look up its attention in the registry, and nothing else in it may pass information between tokens, as
+    `layers` of an empty KV cache for the model show. Nor may it depend on a token's place in a row.
     """
     if not pads_left(model.config.model_type):
         return False
     kinds = {config._attn_implementation for config in _configs(model)}
-    if len(kinds) != 1 or not kinds <= set(KINDS) or not getattr(model, "_supports_attention_backend", False):
+    if len(kinds) != 1 or not kinds <= _KINDS or not getattr(model, "_supports_attention_backend", False):
         return False
     if "eager" in kinds and _eager(type(model)) is None:
         return False

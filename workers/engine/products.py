@@ -16,36 +16,26 @@ from torch import Tensor, float32, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from moevolve.evaluators.errors import UserError
 from moevolve.kernels import products as kernel
-from moevolve.workers.contract.settings import MatmulBackend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def make_rows_independent(model: PreTrainedModel, backend: MatmulBackend) -> None:
+def make_rows_independent(model: PreTrainedModel) -> None:
     """Make every row's results on a CPU independent of the other rows of a product.
 
-    Modules on other devices aren't changed. Parameters may be replaced later, and hooks work as before.
-
-    Args:
-        model: Model in eval mode, which must from now on run without gradients.
-        backend: Library for float32 products; other dtypes always use torch.
-
-    Raises:
-        UserError: The backend is oneDNN, and torch was built without it.
+    Modules on other devices aren't changed. Parameters may be replaced later, and hooks work as before. The model is in
+    eval mode, and must from now on run without gradients.
     """
-    if backend == "onednn" and not kernel.onednn_available():
-        raise UserError("engine.matmul_backend: this build of torch has no oneDNN; use torch or auto")
-    wanted = backend == "onednn" or (backend == "auto" and kernel.onednn_preferred())
+    preferred = kernel.onednn_preferred()
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), _PatchedForward):
             del module.forward
         own = list(module.parameters(recurse=False))
         if any(each.device.type != "cpu" for each in own):
             continue
-        use_onednn = wanted and all(each.dtype == float32 for each in own)
+        use_onednn = preferred and all(each.dtype == float32 for each in own)
         if type(module) is nn.Linear:
             module.forward = _PatchedForward(_linear, module, use_onednn)  # type: ignore[method-assign]
         elif _has_usual_experts(module):

@@ -65,8 +65,8 @@ class PromptTokenizer:
 
         The tokens of an answer are those of prompt + `answer_prefix` + answer after the tokens of the prompt. If the
         tokenizer merges text across that boundary, so that the prompt's tokens change, the answer is tokenised
-        separately. Truncation comes last. A prompt that is still longer than the model's context with its answer loses
-        its beginning, except for a beginning-of-sequence token.
+        separately. Truncation comes last (`truncate`): to `max_prompt_tokens`, and to what the model's context has room
+        for beside the answer.
 
         With a chat template the prompt is the conversation as `apply_chat_template` renders it, followed by the text
         that the template puts before answers (see `ChatTemplate`). It contains all special tokens, so none are added.
@@ -113,8 +113,8 @@ class PromptTokenizer:
             return TokenizedSplit(tuple(prompts), golds, choices)
         fitting = []
         for i, (prompt, gold, offered) in enumerate(zip(prompts, golds, choices, strict=True)):
-            room = self._room(i, prompt, max(len(gold), *map(len, offered), 0), split, self.context)
-            fitting.append(truncate(prompt, room, room - (room > 1 and prompt[0] == self.tokenizer.bos_token_id)))
+            room = self._room(i, max(len(gold), *map(len, offered), 0), split, self.context)
+            fitting.append(truncate(prompt, room, self.tokenizer.bos_token_id))
         cut = sum(len(now) < len(before) for now, before in zip(fitting, prompts, strict=True))
         return TokenizedSplit(tuple(fitting), golds, choices, cut)
 
@@ -125,7 +125,7 @@ class PromptTokenizer:
 
     def truncated(self, tokens: Tokens) -> Tokens:
         """Truncate a prompt to the configured length."""
-        return truncate(tokens, self.config.max_prompt_tokens, self.config.tail_tokens)
+        return truncate(tokens, self.config.max_prompt_tokens, self.tokenizer.bos_token_id)
 
     def _encode(self, texts: list[str], special: bool) -> list[Tokens]:
         if not texts:
@@ -136,24 +136,17 @@ class PromptTokenizer:
         closes = list(tokenizer("")["input_ids"])[-1:] == [tokenizer.eos_token_id] != [tokenizer.bos_token_id]
         return [tuple(ids[:-1] if closes else ids) for ids in tokenizer(texts)["input_ids"]]
 
-    def _room(self, index: int, prompt: Tokens, answer: int, split: PreparedSplit, context: int) -> int:
+    def _room(self, index: int, answer: int, split: PreparedSplit, context: int) -> int:
         """Return the number of tokens that the model's context has for a prompt beside its answer of so many."""
-        where = f"task {split.task}, split {split.split}, example {index}"
         if answer >= context:
             raise UserError(
-                f"{where}: the answer's {answer} tokens leave no room for a prompt in the model's context of "
-                f"{context}; leave the row out"
+                f"task {split.task}, split {split.split}, example {index}: the answer's {answer} tokens leave no room "
+                f"for a prompt in the model's context of {context}; leave the row out"
             )
         fitness = FITNESSES[split.fitness]
         if fitness.reads in ("generation", "harness") or (fitness.compares and split.positions == "greedy"):
             # Most generated answers end before their limit.
             answer = max(answer, min(split.max_new_tokens, context // 2))
-        total = len(prompt) + answer
-        if self.config.over_context == "refuse" and total > context:
-            raise UserError(
-                f"{where}: prompt and answer take {total} tokens, more than the model's context of {context}; leave "
-                "the row out, or set engine.over_context: cut"
-            )
         return context - answer
 
     def _windows(self, split: PreparedSplit, window: int) -> tuple[Tokens, ...]:
@@ -204,11 +197,12 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, confi
     return frozenset(found)
 
 
-def truncate(tokens: Tokens, limit: int | None, tail: int) -> Tokens:
-    """Truncate to `limit` tokens, keeping the head and the last `tail` tokens."""
+def truncate(tokens: Tokens, limit: int | None, bos: int | None) -> Tokens:
+    """Truncate to `limit` tokens by leaving out the beginning, except for a beginning-of-sequence token."""
     if limit is None or len(tokens) <= limit:
         return tokens
-    return tokens[: limit - tail] + tokens[len(tokens) - tail :]
+    head = tokens[: limit > 1 and tokens[0] == bos]
+    return head + tokens[len(tokens) - limit + len(head) :]
 
 
 def _with_bos(tokens: Tokens, bos: int | None) -> Tokens:

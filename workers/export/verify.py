@@ -213,7 +213,7 @@ class _ExportedModel:
             kind = import_native(directory)
             config = kind.config_class.from_pretrained(str(directory))
         family = str(config.model_type).removeprefix(NATIVE_PREFIX)
-        self.model: Any = empty_model(kind, config, self.dtype, **backends(resident.config, family))
+        self.model: Any = empty_model(kind, config, self.dtype, **backends(family))
         self.names = SavedNames(self.model)
         self._conversions = get_model_conversion_mapping(self.model)
         self.last_read: dict[str, int] = {}

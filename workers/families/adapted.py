@@ -1,7 +1,7 @@
 """MoE blocks that `transformers` implements with another interface than others', in the form that others have.
 
-Routers return logits, weights and experts, and experts run on the tokens that chose them, on the backend that the
-setting `experts_implementation` names. Parameters stay the same, under the same names.
+Routers return logits, weights and experts, and experts run on the tokens that chose them. Parameters stay the same,
+under the same names.
 
 `transformers` runs every expert of Llama-4 on every token, with zeros for tokens that didn't choose it, and its router
 returns scores of all experts. Step-3.5's experts have no backends there.
@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from transformers.integrations.moe import use_experts_implementation
 from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
 
+from moevolve.workers.families.base import EXPERTS_BACKEND
 
-def adapt(layer: Any, backend: str) -> None:
-    """Replace the MoE block of a decoder layer, if it has one; `backend` is the `experts_implementation`."""
+
+def adapt(layer: Any) -> None:
+    """Replace the MoE block of a decoder layer, if it has one."""
     # The decorator below reads the backend from what it takes for a model's config.
-    config = SimpleNamespace(_experts_implementation=backend)
+    config = SimpleNamespace(_experts_implementation=EXPERTS_BACKEND)
     if hasattr(layer, "feed_forward") and hasattr(layer.feed_forward, "experts"):
         layer.feed_forward = Llama4Block(config, layer.feed_forward)
     elif hasattr(layer, "mlp") and hasattr(layer.mlp, "experts"):

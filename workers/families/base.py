@@ -31,6 +31,9 @@ STREAMS = "its residual stream consists of several streams that every layer mixe
 EXPERT_ALIGNMENT = 8
 """Experts get widths that are multiples of this: grouped matrix products need rows of whole 16 bytes."""
 
+EXPERTS_BACKEND = "grouped_mm"
+"""How `transformers` multiplies tokens with their experts (`experts_implementation`); on a CPU our products do so."""
+
 MTP_FIELDS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "mtp_num_layers")
 """Config fields with the number of layers for multi-token prediction, as DeepSeek and GLM, MiniMax, Qwen and MiMo name
 them. `transformers` never loads these layers."""

@@ -194,14 +194,14 @@ class Replacement:
             setattr(self._holder, name, original)
 
 
-def adapt_blocks(model: PreTrainedModel, backend: str) -> None:
+def adapt_blocks(model: PreTrainedModel) -> None:
     """Replace the MoE blocks of a family whose blocks have another interface than others'."""
     family = expert_family(model.config.model_type)
     if family is not None and family.adapted:
         from moevolve.workers.families.adapted import adapt  # loads modelling code that few models need
 
         for layer in model.model.layers:
-            adapt(layer, backend)
+            adapt(layer)
 
 
 def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:

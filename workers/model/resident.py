@@ -57,7 +57,7 @@ class ResidentModel:
         self.model = model
         self.tokenizer = tokenizer
         self.config = config
-        adapt_blocks(model, config.experts_implementation)
+        adapt_blocks(model)
         self.layers = find_moe_layers(model, config.path)
         self.dense_layers = find_dense_layers(model)
         self.applied: Edit = IdentityEdit()

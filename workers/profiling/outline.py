@@ -14,7 +14,7 @@ from moevolve.workers.checkpoints.loading import check_weights
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.columns import Layout
-from moevolve.workers.engine.packed_attention import KINDS, packs
+from moevolve.workers.engine.packed_attention import packs
 from moevolve.workers.engine.tokenizing import context_of
 from moevolve.workers.families.base import CORRECTION_BIAS
 from moevolve.workers.families.decoder import decoder_of, softmax_attention
@@ -101,7 +101,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
             for name, each in model.named_buffers()
         )
         cached = DynamicCache(config=model.config).layers
-        packed = config.attn_implementation in KINDS and packs(model, cached)
+        packed = packs(model, cached)
         on_cpu = packed and config.device == "cpu"
         eager = model.config._attn_implementation == "eager"
         return ModelOutline(

@@ -59,7 +59,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("genome: moe is unknown; there are eep, capacity, factorllm, tomoe, nanomoe", {"genome": {"kind": "moe"}}),
     ("genome: active 4 is more than the 2 kept experts", {"genome": {"experts": 2, "active": 4}}),
     ("phases.0: initial 31 is more than evaluations 3", {"phases": [{"kind": "prune", "evaluations": 3}]}),
-    ("engine: tail_tokens 64 must be below max_prompt_tokens 60", {"engine": {"max_prompt_tokens": 60}}),
     ("phases.0.repair: expected a mapping of settings", {"phases": [PRUNING | {"repair": "yes please"}]}),
     ("'auto'", {"workers": {"count": "many"}}),
     # Of these, the place is enough.
@@ -268,7 +267,7 @@ def test_a_stored_configuration_of_another_version_is_refused_in_one_line() -> N
     refused = r"^stored configuration of search rte-4: "
     with pytest.raises(UserError, match=refused + r"quantum: unknown key$"):
         parse_stored_config(json.dumps(json.loads(text) | {"quantum": True}))
-    for section, setting in (("engine", "matmul_backend"), ("genome", "router_space"), (None, "window")):
+    for section, setting in (("engine", "threads"), ("genome", "router_space"), (None, "window")):
         data = json.loads(text)
         del (data[section] if section else data)[setting]
         with pytest.raises(UserError, match=refused + "settings are missing"):

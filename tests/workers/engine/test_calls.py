@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from typing import Any
 
@@ -27,7 +26,7 @@ def calling(*arguments: dict[str, Any], ids: str = "call00000", **more: str) -> 
 
 
 def template_of(name: str) -> ChatTemplate:
-    return ChatTemplate(bytewise_tokenizer(), CASES[name], "the template", dt.date(2025, 1, 1))
+    return ChatTemplate(bytewise_tokenizer(), CASES[name], "the template")
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -97,6 +96,6 @@ def test_a_template_without_thoughts_leaves_them_out_and_keeps_contents() -> Non
 
 
 def test_a_template_that_fails_in_python_is_named() -> None:
-    template = ChatTemplate(bytewise_tokenizer(), "{{ messages[0].content + 1 }}", "the template", dt.date(2025, 1, 1))
+    template = ChatTemplate(bytewise_tokenizer(), "{{ messages[0].content + 1 }}", "the template")
     with pytest.raises(UserError, match="the template refuses the prompts: TypeError: can only concatenate str"):
         template.conversation([ASKED], (), SAID)

@@ -16,7 +16,6 @@ from moevolve.workers.engine.tokenizing import PromptTokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-DAY = dt.date(2024, 7, 9)
 
 # Ways of writing conversations that there are: marks of their own with a system role, none with roles that must
 # alternate, and two with a block of thoughts before the answer, one of which can be switched off.
@@ -131,7 +130,7 @@ def test_a_long_prompt_that_loses_its_beginning_is_what_the_authors_tokenizer_ma
     question = asked.format("Is a tenant who leaves bound?")
     example = Example(question, ("B",), ("A", "B", "C", "D"), shots)
     split = PreparedSplit(*("mmlu", "test", "generate", "accuracy", Matching(), 4, ""), (example,))
-    config = EngineConfig(chat_template="mixtral", max_prompt_tokens=limit, tail_tokens=limit - 1)
+    config = EngineConfig(chat_template="mixtral", max_prompt_tokens=limit)
     (prompt,) = PromptTokenizer(talking(bytewise, CHATML), config, bos=1).split(split).prompts
     assert len(prompt) == limit and bytewise.decode(prompt).endswith(f"{question}[/INST]")
     assert prompt.count(1) == 1 and prompt[0] == 1
@@ -166,16 +165,15 @@ def test_the_token_that_closes_a_turn_ends_answers(
     assert found.end_token() == (None if end is None else bytewise.convert_tokens_to_ids(end))
 
 
-def test_name_text_and_date_of_a_template_are_fingerprinted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_and_text_of_a_template_are_fingerprinted(monkeypatch: pytest.MonkeyPatch) -> None:
     def prints() -> list[str]:
-        model, later = ModelConfig("somewhere"), dt.date(2031, 5, 4)
-        made = [EngineConfig(chat_template="mixtral", date=date) for date in (DAY, later)]
-        return [engine_fingerprint(model, each) for each in (*made, EngineConfig(chat_template="none", date=DAY))]
+        settings = (EngineConfig(chat_template=name) for name in ("mixtral", "none"))
+        return [engine_fingerprint(ModelConfig("somewhere"), each) for each in settings]
 
     first = prints()
-    assert len(set(first)) == 3
+    assert len(set(first)) == 2
     monkeypatch.setitem(PACKAGED_TEMPLATES, "mixtral", CHATML)
-    assert len({*first, *prints()}) == 5
+    assert len({*first, *prints()}) == 3
 
 
 def test_answers_are_those_of_transformers_in_the_conversation(bytewise: PreTrainedTokenizerFast) -> None:
@@ -263,16 +261,14 @@ def test_the_same_prompt_tomorrow_and_low_effort(
     assert prompts[0] == prompts[1]
     assert told in bytewise.decode(prompts[0][0])
     assert template == LLAMA or "Reasoning: low\n" in bytewise.decode(prompts[0][0])
-    other = PromptTokenizer(tokenizer, EngineConfig(date=DAY)).split(SPLIT).prompts
-    assert DAY.strftime(now) in bytewise.decode(other[0])
 
 
 def test_every_form_of_a_date_is_the_fixed_one(bytewise: PreTrainedTokenizerFast) -> None:
     form = "%A, %B %-d %y, %F %H:%M:%S %j"
     template = f"{{{{ strftime_now('{form}') }}}}|{{{{ messages[0].content }}}}"
-    found = chat_template(talking(bytewise, template), EngineConfig(date=DAY))
+    found = chat_template(talking(bytewise, template), EngineConfig())
     assert found is not None
-    assert found.prompt((("user", "Hi"),)).text == "Tuesday, July 9 24, 2024-07-09 00:00:00 191|Hi"
+    assert found.prompt((("user", "Hi"),)).text == "Wednesday, January 1 25, 2025-01-01 00:00:00 001|Hi"
 
 
 def test_a_template_that_writes_given_answers_otherwise_is_asked_as_it_asks(bytewise: PreTrainedTokenizerFast) -> None:

@@ -192,11 +192,11 @@ def test_stopping_once_decided_changes_no_outcome(mixtral: Case, kind: str) -> N
         assert whole.startswith(cut)
 
 
-def test_a_truncated_prompt_keeps_head_and_tail(mixtral: Case) -> None:
+def test_a_truncated_prompt_keeps_its_end(mixtral: Case) -> None:
     long = list(range(10, 40))
     split = split_of([long, [7, 8]], [[20, 21], [22]])
-    got = mixtral.engine(config={"max_prompt_tokens": 12, "tail_tokens": 4}).generate(split, never)
-    kept = [*long[:7], *long[-4:]]  # with the opening token, 12
+    got = mixtral.engine(config={"max_prompt_tokens": 12}).generate(split, never)
+    kept = long[-11:]  # with the opening token, 12
     assert got.texts == (words(greedy(mixtral.model, kept)), words(greedy(mixtral.model, [7, 8])))
     np.testing.assert_allclose(got.gold_logprobs[0], mean_logprob(mixtral.model, kept, [20, 21]), atol=1e-4)
 

@@ -11,7 +11,6 @@ from edit_checks import Residents
 from torch import Tensor
 
 from moevolve.kernels import products as kernel
-from moevolve.workers.contract.settings import MatmulBackend
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
@@ -34,19 +33,21 @@ def count_replaced(model: ResidentModel) -> int:
 
 
 @pytest.fixture
-def by(resident: Residents) -> Iterator[Callable[..., ResidentModel]]:
-    """Returns resident models with a given backend; resets them to torch after the test."""
+def by(resident: Residents, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ResidentModel]]:
+    """Returns resident models with a given library for products; resets them to torch after the test."""
     used: list[ResidentModel] = []
 
-    def make(products: MatmulBackend, family: str, **settings: str) -> ResidentModel:
+    def make(library: str, family: str, **settings: str) -> ResidentModel:
         model = resident(family, **settings)
         used.append(model)
-        make_rows_independent(model.model, products)
+        monkeypatch.setattr(kernel, "onednn_preferred", lambda: library == "onednn")
+        make_rows_independent(model.model)
         return model
 
     yield make
+    monkeypatch.setattr(kernel, "onednn_preferred", lambda: False)
     for model in used:
-        make_rows_independent(model.model, "torch")
+        make_rows_independent(model.model)
 
 
 @needs_onednn

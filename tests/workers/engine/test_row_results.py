@@ -17,7 +17,7 @@ from fickle_library import FickleLibrary
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.kernels import products as kernel
 from moevolve.workers.contract.edits import Edit, IdentityEdit
-from moevolve.workers.contract.settings import EngineConfig, MatmulBackend, Shortcuts
+from moevolve.workers.contract.settings import EngineConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.eep.edit import EepEdit
@@ -39,15 +39,15 @@ def split_of() -> PreparedSplit:
 class Asked:
     """A resident model whose splits are run in all ways."""
 
-    def __init__(self, resident: ResidentModel, tokenizer: PreTrainedTokenizerFast, products: MatmulBackend) -> None:
-        self.resident, self.tokenizer, self.products = resident, tokenizer, products
+    def __init__(self, resident: ResidentModel, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.resident, self.tokenizer = resident, tokenizer
         resident.model.generation_config.eos_token_id = [2]
 
     def in_all_ways(self, *edits: Edit, library: Any = None, texts: bool = False) -> list[list[Any]]:
         """Results of every edit, by way: answers and ranks, and those of whole texts, which take the same passes."""
         found = []
         for shortcuts, batch_tokens in WAYS:
-            config = EngineConfig(batch_tokens=batch_tokens, matmul_backend=self.products)
+            config = EngineConfig(batch_tokens=batch_tokens)
             engine = GenerationEngine(self.resident.model, self.tokenizer, config, shortcuts)
             with library or nullcontext():
                 if texts:
@@ -77,33 +77,30 @@ def assert_one(found: list[list[Any]]) -> None:
 MODELS: dict[str, dict[str, str]] = {
     "mixtral": {},
     "mixtral-window": {"dtype": "bfloat16"},
-    "mixtral-eager": {"attn_implementation": "eager", "experts_implementation": "eager"},
     "qwen2_moe": {},
     "deepseek_v3": {},
     "gpt_oss": {},
-    "gpt_oss-batched": {"experts_implementation": "batched_mm"},
 }
 """Experts, routers and attention in each of the ways in which their products are replaced."""
-CASES: list[tuple[str, MatmulBackend]] = [(name, "onednn" if name == "qwen2_moe" else "torch") for name in MODELS]
 
 
-@pytest.mark.parametrize(("name", "products"), CASES)
+@pytest.mark.parametrize("name", MODELS)
 def test_experts(
     name: str,
-    products: MatmulBackend,
     library: FickleLibrary,
     resident: Residents,
     tiny_tokenizer: PreTrainedTokenizerFast,
     make_edit: Callable[..., EepEdit],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     family = name.split("-", maxsplit=1)[0]
-    if products == "onednn" and not kernel.onednn_available():
-        pytest.skip("this build of torch has no oneDNN")
+    onednn = name == "qwen2_moe" and kernel.onednn_available()
+    monkeypatch.setattr(kernel, "onednn_preferred", lambda: onednn)
     model = resident(family, **MODELS[name])
     if name == "mixtral-window":
         model.model.config.sliding_window = 6
     try:
-        asked = Asked(model, tiny_tokenizer, products)
+        asked = Asked(model, tiny_tokenizer)
         # What a family computes by itself needs to be asked in its usual form only.
         own = [IdentityEdit()] if name == family else []
         edits = (*own, edit_of_family(make_edit, family, "mixed"))
@@ -132,7 +129,7 @@ def test_dense_models(
         steps = np.random.default_rng(0).normal(0, 0.3, (len(names), *form.mixing_shape))
         edits.append(NanoMoeEdit(form, names, (form.unmixed + steps).astype(np.float32)))
     chosen = [edits[each] for each in asked]
-    assert_one(Asked(model, tiny_tokenizer, "torch").in_all_ways(*chosen, library=library))
+    assert_one(Asked(model, tiny_tokenizer).in_all_ways(*chosen, library=library))
 
 
 def test_heads_that_are_masked(
@@ -140,7 +137,7 @@ def test_heads_that_are_masked(
 ) -> None:
     model = resident("llama")
     edit = masked((24, 24, 24), head_masks())
-    assert_one(Asked(model, tiny_tokenizer, "auto").in_all_ways(edit, library=library))
+    assert_one(Asked(model, tiny_tokenizer).in_all_ways(edit, library=library))
 
 
 def test_without_tiles_results_differ(
@@ -151,6 +148,6 @@ def test_without_tiles_results_differ(
 ) -> None:
     """Without tiles every way gives other results with this library."""
     monkeypatch.setattr(kernel, "linear", lambda x, weight, bias=None, **_: torch.nn.functional.linear(x, weight, bias))
-    asked = Asked(resident("mixtral"), tiny_tokenizer, "torch")
+    asked = Asked(resident("mixtral"), tiny_tokenizer)
     logprobs = {tuple(way[0][1]) for way in asked.in_all_ways(IdentityEdit(), library=library)}
     assert len(logprobs) == len(WAYS)

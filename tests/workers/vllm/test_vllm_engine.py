@@ -32,6 +32,7 @@ from moevolve.workers.contract.settings import EngineConfig, ModelConfig, VllmCo
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.vllm import child
+from moevolve.workers.vllm import engine as vllm_engine
 from moevolve.workers.vllm.engine import VllmEngine
 from moevolve.workers.vllm.process import VllmProcess
 from moevolve.workers.worker import EvaluationWorker
@@ -142,10 +143,12 @@ def test_weights_that_cannot_be_loaded_in_place_are_loaded_anew(
     fake: Callable[[str], str],
     asked: list[str],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     fault: str,
     edits: tuple[Edit, ...],
 ) -> None:
-    engine = engine_of(resident, fake(fault), tolerance=50.0)
+    monkeypatch.setattr(vllm_engine, "_TOLERANCE", 50.0)
+    engine = engine_of(resident, fake(fault))
     with caplog.at_level(logging.WARNING):
         for edit in edits:
             assert_same_answers(resident, engine, edit, split_of())
@@ -158,7 +161,7 @@ def test_weights_that_cannot_be_loaded_in_place_are_loaded_anew(
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("wrong", r"differ by up to [\d.]+ nats .*tolerance: 0.1"),
+        ("wrong", r"differ by up to [\d.]+ nats .*0.1 are accepted"),
         ("dies", "ended with exit code 7; see the worker's log"),
     ],
 )
@@ -210,5 +213,5 @@ def test_only_what_changes_scores_is_part_of_the_fingerprint(model: ModelConfig)
         return engine_fingerprint(model, EngineConfig(vllm=vllm))
 
     one = VllmConfig("a/python", {"quantization": "fp8"})
-    assert fingerprint(one) == fingerprint(replace(one, python="b/python", folder="/dev/shm", tolerance=0.2))
+    assert fingerprint(one) == fingerprint(replace(one, python="b/python", folder="/dev/shm"))
     assert len({fingerprint(None), fingerprint(one), fingerprint(VllmConfig("a/python"))}) == 3

@@ -79,8 +79,8 @@ def exported(
 def load_eagerly(directory: Path) -> Any:
     """The checkpoint with attention and experts in ordinary matrix products, which the counter sees."""
     kind = json.loads((directory / "config.json").read_text())["model_type"].removeprefix(NATIVE_PREFIX)
-    eager = ModelConfig(str(directory), attn_implementation="eager", experts_implementation="eager")
-    return load_plainly(directory, **backends(eager, kind))
+    eager = dict.fromkeys(backends(kind), "eager")
+    return load_plainly(directory, **eager)
 
 
 @torch.no_grad()
