@@ -57,9 +57,8 @@ class _TokenMatcher(Matcher):
     """Base of matchers that compare words after SQuAD's normalisation."""
 
     def problem(self, example: Example) -> str | None:
-        for answer in (*example.references[:1], *(example.choices if self.needs_choices else ())):
-            if not squad_tokens(answer):
-                return f"nothing is left of {answer!r} without articles and punctuation"
+        if not squad_tokens(example.references[0]):
+            return f"nothing is left of {example.references[0]!r} without articles and punctuation"
         return super().problem(example)
 
     def _score(self, answer: str, example: Example) -> float:
@@ -96,39 +95,6 @@ class ContainsMatcher(_TokenMatcher):
         return any(_find(words, squad_tokens(r)) >= 0 for r in example.references)
 
 
-class PrefixMatcher(_TokenMatcher):
-    """The answer begins with a reference, in whole words (`Yes, because ...` for `yes`)."""
-
-    def _compare(self, answer: Words, reference: Words) -> float:
-        return float(answer[: len(reference)] == reference)
-
-    def _settled(self, start: str, example: Example) -> bool:
-        words = _whole_words(start)
-        references = [squad_tokens(r) for r in example.references]
-        if any(words[: len(r)] == r for r in references):
-            return True
-        return not any(r[: len(words)] == words for r in references)
-
-
-class LabelMatcher(_TokenMatcher):
-    """The first choice in the answer, in whole words (`yes`, `not entailment`), is one of the references.
-
-    Of several choices that begin at the same word, the longest counts.
-    """
-
-    needs_choices = True
-
-    def _score(self, answer: str, example: Example) -> float:
-        found = _first_choice(squad_tokens(answer), example.choices)
-        return float(found is not None and found[1] in {squad_tokens(r) for r in example.references})
-
-    def _settled(self, start: str, example: Example) -> bool:
-        words = _whole_words(start)
-        found = _first_choice(words, example.choices)
-        # A longer choice that begins no later could still be incomplete.
-        return found is not None and found[0] + max(len(squad_tokens(c)) for c in example.choices) <= len(words)
-
-
 def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
 
@@ -151,11 +117,6 @@ def _find(words: Words, phrase: Words) -> int:
     if not phrase:
         return -1
     return next((i for i in range(len(words) - len(phrase) + 1) if words[i : i + len(phrase)] == phrase), -1)
-
-
-def _first_choice(words: Words, choices: tuple[str, ...]) -> tuple[int, Words] | None:
-    found = [(at, -len(phrase), phrase) for phrase in map(squad_tokens, choices) if (at := _find(words, phrase)) >= 0]
-    return None if not found else (min(found)[0], min(found)[2])
 
 
 _RESULT_MARK = "####"

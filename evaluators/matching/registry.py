@@ -19,10 +19,8 @@ from moevolve.evaluators.matching.general import (
     EmMatcher,
     ExactMatcher,
     F1Matcher,
-    LabelMatcher,
     NumberMatcher,
     OptionMatcher,
-    PrefixMatcher,
 )
 from moevolve.evaluators.types import Matching
 
@@ -38,10 +36,8 @@ MATCHERS: dict[str, type[Matcher]] = {
     "exact": ExactMatcher,
     "f1": F1Matcher,
     "function": FunctionMatcher,
-    "label": LabelMatcher,
     "number": NumberMatcher,
     "option": OptionMatcher,
-    "prefix": PrefixMatcher,
 }
 
 

@@ -86,25 +86,12 @@ def test_squad_rules_on_known_values() -> None:
 
 
 def test_phrases() -> None:
-    contains, prefix, label = (make_matcher(Matching(kind)) for kind in ("contains", "prefix", "label"))
+    contains = make_matcher(Matching("contains"))
     gold = Example("p", ("New York",), ())
     assert contains.match("It was in new york, I think", gold) == 1.0
     assert contains.match("It was in New Yorkshire", gold) == 0.0
     assert contains.decided("It was New York City", gold)
     assert not contains.decided("It was New York", gold)
-    assert prefix.match("New York, certainly", gold) == 1.0
-    assert prefix.match("In New York", gold) == 0.0
-    assert prefix.decided("In ", gold)
-    assert [prefix.decided(text, gold) for text in ("New ", "New York", "New York ")] == [False, False, True]
-    assert prefix.decided("York ", Example("p", ("New York", "York"), ()))
-    assert label.match("It is not entailment", WORDS) == 1.0
-    assert label.match("It is entailment, not no", WORDS) == 0.0
-    assert label.match("Yes", WORDS) == 1.0
-    assert label.match("nobody", WORDS) == 0.0
-    assert label.decided("no doubt ", WORDS)
-    assert not label.decided("no ", WORDS)
-    three = Example("p", ("in three words",), ("in three words", "no"))
-    assert [label.decided(f"well, no {more}", three) for more in ("", "one ", "one two ")] == [False, False, True]
 
 
 def test_cut_at_the_stop_that_is_completed_first() -> None:
@@ -167,5 +154,5 @@ def test_examples_a_matcher_can_not_score() -> None:
         problem = make_matcher(Matching("option")).problem(Example("p", ("A",), choices))
         assert problem == f"choices must be single capital letters, got {choices[1]!r}"
     assert make_matcher(Matching("em")).problem(Example("p", ("The",))) is not None
-    assert make_matcher(Matching("label")).problem(LETTERS) is not None  # `A` is an article
+    assert make_matcher(Matching("contains")).problem(Example("p", ("the",))) is not None
     assert all(make_matcher(Matching(kind)).problem(LETTERS) is None for kind in ("option", "capital", "exact"))
