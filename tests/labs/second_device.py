@@ -246,8 +246,7 @@ def _replacements() -> dict[str, Any]:
     found |= {"torch.Tensor.to": to, "torch.Tensor.cuda": lambda tensor, *args, **kwargs: to(tensor, CUDA)}
     found |= {"torch.Tensor.pin_memory": lambda tensor, device=None: tensor}
     found |= {f"torch.{name}": _made_on_host(getattr(torch, name)) for name in ("tensor", "as_tensor")}
-    # Triton compiles for real devices only.
-    return found | {"moevolve.kernels.expert_merge.has_triton": lambda: False}
+    return found
 
 
 def _answering(answer: Any) -> Callable[..., Any]:
