@@ -19,8 +19,8 @@ MOST, LARGEST, LARGEST_FIRST = 30, 12_000, 10 * 1024
 """How many READMEs there may be, and the bytes of one and of the first one."""
 CHECKED = (".py", ".jinja", ".yaml", ".toml", "/")
 """How backquoted words end that are files or folders of ours."""
-ELSEWHERE = {"run.yaml", "reviews.yaml", "__init__.py"}
-"""Files that a reader would write, and one that is not there on purpose."""
+ELSEWHERE = {"run.yaml", "reviews.yaml", "__init__.py", "convert_hf_to_gguf.py"}
+"""Files that a reader would write, one that is not there on purpose, and a program of llama.cpp."""
 
 
 def code(text: str) -> Iterator[str]:
