@@ -76,15 +76,6 @@ def load_task(name: str | Path) -> TaskConfig:
     return task.with_fitness(kind)
 
 
-def read_task(name: str) -> tuple[Path, dict[str, Any]]:
-    """Return a task's YAML file and its content with what it `extends`, as plain data with absolute paths.
-
-    `name` has no `@FITNESS`. A `UserError` says that there is no such task, or what is wrong with its file.
-    """
-    path = _find(name)
-    return path.absolute(), _read(path, ())
-
-
 def split_fitness(name: str) -> tuple[str, str]:
     """Split `NAME@FITNESS` into `(NAME, @FITNESS)`, and `NAME` into `(NAME, "")`; an @ within a path is part of it."""
     base, at, fitness = name.rpartition("@")
@@ -118,8 +109,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if isinstance(matching, dict) and "function" in matching:
         if os.environ.get(CODE_VARIABLE) == "refuse":
             raise UserError(f"{path}: field matching.function: it is a program, which servers don't run for others")
-        if "source" not in matching:
-            raw["matching"] = matching | read_function(str(matching["function"]), path.parent)
+        raw["matching"] = matching | read_function(str(matching["function"]), path.parent)
     base = raw.pop("extends", None)
     if base is None:
         return raw

@@ -22,7 +22,6 @@ from ._verbs import import_eep as import_eep
 from ._verbs import label as label
 from ._verbs import launch as launch
 from ._verbs import lineage as lineage
-from ._verbs import logs as logs
 from ._verbs import overview as overview
 from ._verbs import pareto as pareto
 from ._verbs import pause as pause
@@ -41,7 +40,6 @@ from ._verbs import shrink as shrink
 from ._verbs import stop as stop
 from ._verbs import stored_answers as stored_answers
 from ._verbs import study as study
-from ._verbs import submit as submit
 from ._verbs import watch as watch
 from .evaluators.errors import UserError as UserError
 from .evaluators.tasks.config import TaskConfig as TaskConfig
@@ -62,7 +60,6 @@ from .search.loop.final_table import Entry as Entry
 from .search.loop.final_table import FinalTable as FinalTable
 from .search.loop.final_table import Score as Score
 from .search.pools.base import PoolError as PoolError
-from .search.pools.submit import Submitted as Submitted
 from .search.results.comparison import Comparison as Comparison
 from .search.results.effects import Effects as Effects
 from .search.results.study import StudyRow as StudyRow

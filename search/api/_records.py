@@ -30,15 +30,13 @@ def load_config(path: str | Path, overrides: Overrides = ()) -> RunConfig:
     return load_run_config(Path(path), override_lines(overrides))
 
 
-def load_study(
-    path: str | Path, *, overrides: Overrides = (), store: str | Store | None = None, address: str | None = None
-) -> Study:
+def load_study(path: str | Path, *, overrides: Overrides = (), store: str | Store | None = None) -> Study:
     """Read a study, to look at it or to run it with `study`, which has the same parameters.
 
     Raises:
         UserError: the file is missing, isn't YAML, or has an unknown key or a bad value; the message names the field.
     """
-    return StudyRequest(path, overrides=overrides, store=store, address=address).study()
+    return StudyRequest(path, overrides=overrides, store=store).study()
 
 
 def tasks() -> list[TaskConfig]:

@@ -14,14 +14,7 @@ from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
 from moevolve.search.interface.report import PlotRequest, ReportRequest
 from moevolve.search.interface.results import AnalyseRequest, CompareRequest, EffectsRequest
-from moevolve.search.interface.running import (
-    LaunchRequest,
-    LogsRequest,
-    ResumeRequest,
-    RetryRequest,
-    StudyRequest,
-    SubmitRequest,
-)
+from moevolve.search.interface.running import LaunchRequest, ResumeRequest, RetryRequest, StudyRequest
 from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest, OverviewRequest, ShowRequest
 from moevolve.search.server.serve import ServeRequest
@@ -31,8 +24,6 @@ shrink = watched(function_of(ShrinkRequest))
 launch = watched(function_of(LaunchRequest))
 resume = watched(function_of(ResumeRequest))
 retry = watched(function_of(RetryRequest))
-submit = function_of(SubmitRequest)
-logs = function_of(LogsRequest)
 watch = function_of(WatchRequest)
 pause = function_of(PauseRequest)
 stop = function_of(StopRequest)

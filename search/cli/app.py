@@ -55,7 +55,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "Follow": {
         "watch": "following",
-        **dict.fromkeys(("logs", "scale", "pause", "stop", "cancel", "resume", "retry"), "running"),
+        **dict.fromkeys(("scale", "pause", "stop", "cancel", "resume", "retry"), "running"),
     },
     "Look": {
         **dict.fromkeys(("searches", "show", "best", "pareto", "compare", "effects", "lineage"), "searches"),
@@ -81,10 +81,7 @@ _EXAMPLES = {
         "moevolve shrink ./model --data q.csv --columns prompt=q,answer=a --experts 4",
     ),
     "plan": ("moevolve plan run.yaml --pilot 20", "moevolve plan run.yaml --model mixtral-8x7b"),
-    "launch": (
-        "moevolve launch run.yaml --set genome.experts=4",
-        "moevolve launch run.yaml --submit http://HEAD:8265 --name second",
-    ),
+    "launch": ("moevolve launch run.yaml --set genome.experts=4 --name second",),
     "watch": ("moevolve watch demo",),
     "resume": ("moevolve resume demo",),
     "searches": ("moevolve searches --status running", "moevolve searches --sort test --csv > searches.csv"),

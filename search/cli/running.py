@@ -28,64 +28,27 @@ from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.cli.output.progress import print_line, watch
 from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.interface.plan import EstimateRequest
-from moevolve.search.interface.request import fields_of
-from moevolve.search.interface.running import (
-    LaunchRequest,
-    LogsRequest,
-    ResumeRequest,
-    RetryRequest,
-    StudyRequest,
-    SubmitRequest,
-)
+from moevolve.search.interface.running import LaunchRequest, ResumeRequest, RetryRequest, StudyRequest
 from moevolve.store.errors import CancelledError
 from moevolve.store.session import without_password
 
 if TYPE_CHECKING:
-    from moevolve import Control, FinalTable, RunConfig, Submitted
+    from moevolve import Control, FinalTable, RunConfig
 
 T = TypeVar("T")
 
 
 @takes(LaunchRequest)
-def launch(
-    request: LaunchRequest,
-    submit: Annotated[str | None, option(SubmitRequest, "cluster")] = None,
-    insecure: Annotated[bool, option(SubmitRequest, "insecure")] = False,
-    shared_paths: Annotated[bool, option(SubmitRequest, "shared_paths")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Launch a search and follow it to its end, or submit it to a cluster. Ctrl-C leaves it resumable."""
-    if submit is not None:
-        if request.address is not None:
-            raise moevolve.UserError("--address: with --submit the driver runs on the cluster, and joins that one")
-        common = {name: value for name, value in request.arguments().items() if name in fields_of(SubmitRequest)}
-        sent = moevolve.submit(**common, cluster=submit, insecure=insecure, shared_paths=shared_paths)
-        _print_submitted(sent, as_json)
-        return
+def launch(request: LaunchRequest, as_json: JsonOption = False) -> None:
+    """Launch a search and follow it to its end. Ctrl-C leaves it resumable."""
     # Cluster managers repeat the command until it succeeds. They must not restart a search that a user ended.
-    repeated = request.or_resume or request.search_id is not None
+    stopped = 0 if request.or_resume else STOPPED
     try:
-        follow(partial(moevolve.ask, None, request), as_json, stopped=0 if repeated else STOPPED)
+        follow(partial(moevolve.ask, None, request), as_json, stopped)
     except CancelledError as error:
-        if not repeated:
+        if not request.or_resume:
             raise
         errors.print(str(error), soft_wrap=True)
-
-
-def _print_submitted(sent: Submitted, as_json: bool) -> None:
-    if as_json:
-        print_json(sent)
-        return
-    if sent.new:
-        done = f"was sent to {sent.cluster} as job {sent.job}"
-    elif sent.job is not None:
-        done = f"is on {sent.cluster} already, as job {sent.job}"
-    else:
-        done = f"is in the store already: {sent.status}"
-    lines = [f"search {sent.name} ({sent.id}) {done}", f"its results go to {sent.store}"]
-    if sent.job is not None:
-        lines.append(f"follow it with: moevolve logs {sent.name} --follow --cluster {sent.cluster}")
-    output.print("\n".join(lines), soft_wrap=True)
 
 
 @takes(ResumeRequest)
@@ -191,14 +154,6 @@ def _check_writable(path: Path) -> None:
         raise moevolve.UserError(f"{path}: the folder {path.parent} doesn't exist")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise moevolve.UserError(f"{path}: can't be written; give the path of a file")
-
-
-@takes(LogsRequest)
-def logs(request: LogsRequest) -> None:
-    """Print what the driver of a submitted search wrote. Ctrl-C ends the printing only."""
-    with exit_with_message("the search goes on", moevolve.PoolError):
-        for piece in moevolve.logs(**request.arguments()):
-            typer.echo(piece, nl=False)
 
 
 def follow(run: Callable[..., FinalTable | None], as_json: bool, stopped: int = STOPPED) -> None:

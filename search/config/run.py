@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
@@ -90,7 +91,8 @@ class WorkersSection(Section):
         timeout_s: Time limit of an evaluation, after which its worker is replaced.
         start_timeout_s: Time limit for finding room for the first worker, for loading the model, and for calibrating. A
             worker that takes longer to load while others are ready is started again.
-        address: Ray address to join (`auto`, `host:port`); None starts Ray on this machine.
+        address: Ray address to join (`auto`, `host:port`); None takes RAY_ADDRESS, which Ray sets for its jobs, and
+            starts Ray on this machine without it.
         activation_cache_mb: MiB of host memory per worker that keep hidden states of candidates for others with the
             same first layers; 0 keeps none.
         lease_s: Time without a heartbeat after which another driver may take the search over.
@@ -127,6 +129,11 @@ class WorkersSection(Section):
         if self.count != "auto":
             return self.count
         return max(self.min, useful if self.max is None else min(self.max, useful))
+
+    @property
+    def cluster(self) -> str | None:
+        """Address of the Ray cluster to join; None if Ray is started on this machine."""
+        return self.address or os.environ.get("RAY_ADDRESS") or None
 
     @property
     def activation_cache_bytes(self) -> int:

@@ -96,10 +96,6 @@ RunFile = Annotated[
 ]
 """What to search. Python also takes a configuration that was read before."""
 NewSearchName = Annotated[str | None, about("Name of the search; default: the configuration's.")]
-RayAddress = Annotated[
-    str | None, about("Ray cluster to join (`auto` or host:port); default: start Ray on this machine.")
-]
-Insecure = Annotated[bool, about("Go on although everyone who reaches the cluster can run programs on it.")]
 NewStore = Annotated[
     str | InstanceOf[Store] | None,
     about("SQLAlchemy URL of the store, made if need be; default: the configuration's."),

@@ -1,8 +1,7 @@
-"""Running searches: launching, continuing and retrying them, studies of several, and drivers on a Ray cluster."""
+"""Running searches: launching, continuing and retrying them, and studies of several."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,11 +15,9 @@ from moevolve.search.config.study import Study, StudyCell, load_study
 from moevolve.search.interface.opening import opened_store
 from moevolve.search.interface.parameters import (
     SETTINGS,
-    Insecure,
     NewSearchName,
     NewStore,
     Overrides,
-    RayAddress,
     RunFile,
     RunSettings,
     SearchRef,
@@ -32,8 +29,7 @@ from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.running.observer import SILENT, Observer
 from moevolve.store.repository import Store
 
-if TYPE_CHECKING:  # they load Ray
-    from moevolve.search.pools.submit import Submitted
+if TYPE_CHECKING:  # it loads SciPy
     from moevolve.search.results.study import StudyRow
 
 
@@ -55,14 +51,10 @@ class LaunchRequest(Request):
     overrides: RunSettings = ()
     store: NewStore = None
     name: NewSearchName = None
-    address: RayAddress = None
     or_resume: Annotated[bool, about("Continue the search of this name if it exists.")] = False
-    search_id: Annotated[
-        str | None, about("Id of the search, which continues if it exists; default: a new one."), Flag("--id")
-    ] = None
 
     def answer(self, *, observer: Observer = SILENT) -> FinalTable:
-        changes = given_lines({"store": self.store, "name": self.name, "workers.address": self.address})
+        changes = given_lines({"store": self.store, "name": self.name})
         settings = as_run_config(self.config, (*override_lines(self.overrides), *changes))
 
         # Not sooner: what is wrong in a configuration is reported at once, without waiting for Ray.
@@ -70,12 +62,11 @@ class LaunchRequest(Request):
         from moevolve.search.running.launch import launch, set_up_new
 
         source = "this configuration" if isinstance(self.config, RunConfig) else str(self.config)
-        given = self.search_id is not None
         with ModelProbe() as probe:
             probe.join(settings)  # a wrong address must not take the search's name
-            setup = set_up_new(settings, self.search_id, probe.call)
+            setup = set_up_new(settings, probe.call)
             with opened_store(settings.store if self.store is None else self.store, create=True) as store:
-                return launch(setup, store, observer, self.or_resume or given, source, only_this=given, probe=probe)
+                return launch(setup, store, observer, self.or_resume, source, probe)
 
 
 @record
@@ -94,12 +85,11 @@ class ResumeRequest(Request):
     search: SearchRef
     _: KW_ONLY
     overrides: Annotated[Overrides, about("Change settings of `workers.*` or `final.*`, or `loggers`."), SETTINGS] = ()
-    address: RayAddress = None
 
     def answer(self, store: Store, *, observer: Observer = SILENT) -> FinalTable | None:
         from moevolve.search.running.resume import resume
 
-        return resume(store, self.search, observer, override_lines(self.overrides), self.address)
+        return resume(store, self.search, observer, override_lines(self.overrides))
 
 
 @record
@@ -115,7 +105,7 @@ class RetryRequest(ResumeRequest):
     def answer(self, store: Store, *, observer: Observer = SILENT) -> FinalTable | None:
         from moevolve.search.running.resume import retry
 
-        return retry(store, self.search, observer, override_lines(self.overrides), self.address)
+        return retry(store, self.search, observer, override_lines(self.overrides))
 
 
 @record
@@ -136,7 +126,6 @@ class StudyRequest(Request):
         Overrides, about("Override the study's settings, for example base.workers.count=4; repeatable."), SETTINGS
     ] = ()
     store: NewStore = None
-    address: RayAddress = None
 
     def answer(self, *, observer: Observer = SILENT) -> list[StudyRow]:
         study = self.study()
@@ -153,68 +142,10 @@ class StudyRequest(Request):
 
     def study(self) -> Study:
         """Read the study, unless it was read before."""
-        changes = given_lines({"base.store": self.store, "base.workers.address": self.address})
+        changes = given_lines({"base.store": self.store})
         lines = (*override_lines(self.overrides), *changes)
         if not isinstance(self.config, Study):
             return load_study(Path(self.config), lines)
         if lines:
             raise UserError(f"{lines[0]}: settings change a study while it is read; give them to load_study")
         return self.config
-
-
-@record
-class SubmitRequest(Request):
-    """Send a search's driver to a Ray cluster and return at once. Repeated requests send it once.
-
-    The job takes along what it needs: this package, task files, and a local folder of a model if it is small.
-
-    Raises:
-        UserError: the configuration asks for something that can't be had or sent, another search has the name or the
-            id, or the cluster can't be reached.
-    """
-
-    config: RunFile
-    cluster: Annotated[
-        str,
-        about("Send the driver to the Ray cluster with this dashboard (http://HEAD:8265)."),
-        Flag("--submit", "URL"),
-    ]
-    _: KW_ONLY
-    overrides: RunSettings = ()
-    store: NewStore = None
-    name: NewSearchName = None
-    search_id: Annotated[
-        str | None,
-        about("Id of the search; default: made from the request, so that repeating it is safe."),
-        Flag("--id"),
-    ] = None
-    insecure: Insecure = False
-    shared_paths: Annotated[bool, about("Send no files: all nodes have model and tasks at the same paths.")] = False
-
-    def answer(self) -> Submitted:
-        changes = given_lines({"store": self.store, "name": self.name})
-        settings = as_run_config(self.config, (*override_lines(self.overrides), *changes))
-
-        from moevolve.search.pools.submit import submit
-
-        return submit(settings, self.cluster, self.search_id, self.insecure, self.shared_paths)
-
-
-@record
-class LogsRequest(Request):
-    """Read what the driver of a submitted search wrote, piece by piece.
-
-    Raises:
-        UserError: the cluster can't be reached, or it has no driver of that search.
-    """
-
-    search: SearchRef
-    cluster: Annotated[str, about("Dashboard of the cluster it was submitted to."), Flag("--cluster", "URL")]
-    _: KW_ONLY
-    follow: Annotated[bool, about("Go on until the driver ends."), Flag("--follow -f")] = False
-    insecure: Insecure = False
-
-    def answer(self) -> Iterator[str]:
-        from moevolve.search.pools.submit import logs
-
-        return logs(self.cluster, self.search, self.follow, self.insecure)

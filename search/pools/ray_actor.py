@@ -89,7 +89,7 @@ def worker_actor(workers: WorkersSection, worker: Callable[..., Any] | None = No
             )
             return reply
 
-    Actor.__name__ = "EvaluationWorker"  # what Ray's own tools show
+    Actor.__name__ = Actor.__qualname__ = "EvaluationWorker"  # what Ray's own tools show
     return ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(Actor)
 
 
@@ -121,7 +121,7 @@ class ModelProbe:
         Raises:
             UserError: The cluster can't be reached or refuses the connection.
         """
-        if config.workers.address is not None:
+        if config.workers.cluster is not None:
             try:
                 start_ray(config.workers, self)
             except PoolError as error:
@@ -135,7 +135,7 @@ class ModelProbe:
         """
         if "torch" in sys.modules:
             return function(config, *args)
-        if config.workers.address is None:  # a cluster's nodes may have folders that this machine doesn't have
+        if config.workers.cluster is None:  # a cluster's nodes may have folders that this machine doesn't have
             local_directory(config.model)  # a wrong path is refused at once, without waiting for Ray and torch
         try:
             start_ray(config.workers, self)
@@ -151,10 +151,10 @@ class ModelProbe:
 
     def gpus(self, config: RunConfig) -> int:
         """Number of GPUs that workers of a configuration can have on this machine, or on the cluster that it joins."""
-        if config.workers.address is None:
+        if config.workers.cluster is None:
             local_directory(config.model)
         torch = sys.modules.get("torch")
-        if torch is not None and config.workers.address is None:
+        if torch is not None and config.workers.cluster is None:
             return int(torch.cuda.device_count())
         start_ray(config.workers, self)
         return int(ray.cluster_resources().get("GPU", 0))
@@ -169,7 +169,7 @@ class ModelProbe:
             except ActorDiedError:
                 self._worker = None  # its pool has stopped it
         if self._actor is None:
-            if workers.address is not None and not has_room_now(workers):
+            if workers.cluster is not None and not has_room_now(workers):
                 return ray.remote(num_cpus=0)(function).remote(*args)
             self._actor = worker_actor(workers).remote()
         ray.get(self._actor.place.remote(), timeout=_ROOM_S)

@@ -32,22 +32,22 @@ _ANSWER_S = 10.0
 """Time limit for connecting to a cluster's address; Ray itself would try for minutes."""
 
 _HINT = (
-    "this machine must be one of its nodes (`ray start --address HEAD:PORT` makes it one; --submit sends the search "
-    "to one), and for a cluster with a token RAY_AUTH_MODE=token and the token must be set here (`auto` does that, "
-    "for a cluster that this machine is in)"
+    "this machine must be one of its nodes (`ray start --address HEAD:PORT` makes it one, and `ray job submit` runs "
+    "the command on one), and for a cluster with a token RAY_AUTH_MODE=token and the token must be set here (`auto` "
+    "does that, for a cluster that this machine is in)"
 )
 
 _ROOM = "its files go to a folder with room and a short path, which RAY_TMPDIR can name; on a busy machine, try again"
 
 _our_connections: dict[tuple[str | None, str], str | None] = {}
-"""Connections to a Ray that moevolve, and not the user, has made in this process, with their `workers.address`."""
+"""Connections to a Ray that moevolve, and not the user, has made in this process, with their `workers.cluster`."""
 
 _users: set[object] = set()
 """Objects that use Ray in this process now."""
 
 
 def start_ray(workers: WorkersSection, user: object) -> None:
-    """Start Ray on this machine, or join the cluster at `workers.address`.
+    """Start Ray on this machine, or join the cluster `workers.cluster`.
 
     A process is connected to one Ray at a time. If that is too small or another than asked for, it is replaced,
     provided that moevolve has connected to it and no object uses it. On this machine Ray gets all CPUs, or as many as
@@ -66,9 +66,9 @@ def start_ray(workers: WorkersSection, user: object) -> None:
     if not ray.is_initialized():
         _users.clear()
         _init_ray(workers)
-        _our_connections[_connection()] = workers.address
+        _our_connections[_connection()] = workers.cluster
     # No node is ever added to this machine, unlike to a cluster, so that the worker would wait in vain.
-    if workers.num_gpus and workers.address is None and _connection() in _our_connections:
+    if workers.num_gpus and workers.cluster is None and _connection() in _our_connections:
         gpus = ray.cluster_resources().get("GPU", 0.0)
         if gpus < workers.num_gpus:
             raise UserError(
@@ -89,7 +89,7 @@ def _leave_unfit(workers: WorkersSection) -> None:
     Raises:
         PoolError: That Ray is in use, or the user has connected to it.
     """
-    connection, address = _connection(), workers.address
+    connection, address = _connection(), workers.cluster
     ours = connection in _our_connections
     local = ours and _our_connections[connection] is None
     here, cpus = ray.get_runtime_context().gcs_address, ray.cluster_resources().get("CPU", 0.0)
@@ -123,8 +123,9 @@ def _init_ray(workers: WorkersSection) -> None:
     # Ray installs its own SIGTERM handlers, which end the process with a stack trace.
     before, clusters = signal.getsignal(signal.SIGTERM), ray_constants.ENABLE_RAY_CLUSTER
     options: dict[str, Any]
-    local = workers.address is None
-    if workers.address is None:
+    address = workers.cluster
+    named = f"{'RAY_ADDRESS' if workers.address is None else 'workers.address'} {address}"
+    if address is None:
         cpus = max(int(get_num_cpus()), _cpus_needed(workers))
         # Workers have an environment of their own: processes that Ray starts ahead of need would never be theirs.
         settings: dict[str, Any] = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
@@ -133,17 +134,15 @@ def _init_ray(workers: WorkersSection) -> None:
         settings["worker_niceness"] = 5
         options = {"address": "local", "include_dashboard": False, "num_cpus": cpus, "_system_config": settings}
     else:
-        if workers.address != "auto":
-            host, _, port = workers.address.rpartition(":")
+        if address != "auto":
+            host, _, port = address.rpartition(":")
             try:
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
             except (OSError, OverflowError, ValueError) as error:
-                message = f"workers.address {workers.address}: no Ray cluster answers there: {error}"
-                raise PoolError(message) from None
-        options = {"address": workers.address}
-    failed = "Ray can't be started on this machine"
-    if not local:
-        failed = f"workers.address {workers.address}: can't join this Ray cluster"
+                raise PoolError(f"{named}: no Ray cluster answers there: {error}") from None
+        options = {"address": address}
+    local = address is None
+    failed = "Ray can't be started on this machine" if local else f"{named}: can't join this Ray cluster"
     try:
         ray_constants.ENABLE_RAY_CLUSTER = clusters and not local  # without clusters Ray listens on loopback only
         variables = {**WORKER_ENV, DRIVER_HOST: socket.gethostname()}

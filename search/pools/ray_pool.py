@@ -348,7 +348,7 @@ class RayPool:
         if seat.no_room is not None and not self.ready and all(each.no_room for each in self._seats if each.node):
             raise NoRoomError(str(seat.no_room)) from error
         refused = not self.ready and seat.no_room is None and isinstance(cause, UserError)
-        if refused and (self._job is not None or self._workers.address is None):
+        if refused and (self._job is not None or self._workers.cluster is None):
             raise UserError(str(cause)) from error  # another start wouldn't change what is wrong with the model
         if not self.ready and all(each.failed_starts >= _FAILED_STARTS for each in self._seats):
             raise UserError(str(cause)) if refused else PoolError(f"workers can't start: {reason_of(error)}") from error

@@ -25,9 +25,9 @@ from moevolve.store.session import without_password
 from moevolve.workers.contract.settings import engine_fingerprint
 
 
-def set_up_new(config: RunConfig, search_id: str | None = None, call: Call = call_here) -> SearchSetup:
-    """Set up a search that isn't recorded yet, with a new id if none is given; see `set_up`."""
-    return set_up(config, search_id or new_search_id(), call)
+def set_up_new(config: RunConfig, call: Call = call_here) -> SearchSetup:
+    """Set up a search that isn't recorded yet, with a new id; see `set_up`."""
+    return set_up(config, new_search_id(), call)
 
 
 def launch(
@@ -36,7 +36,6 @@ def launch(
     observer: Observer,
     or_resume: bool = False,
     source: str = "this configuration",
-    only_this: bool = False,
     probe: ModelProbe | None = None,
 ) -> FinalTable:
     """Record a new search and run it to its end; see `execute`.
@@ -47,23 +46,20 @@ def launch(
         observer: Observer of the search.
         or_resume: Continue the search of this name if there is one.
         source: Origin of the configuration, for error messages.
-        only_this: Continue that search only if it has the setup's id.
         probe: Process that described the model for the setup; becomes the first worker.
 
     Raises:
         UserError: The name is taken; with `or_resume`, by a search with other settings.
     """
     if or_resume:
-        setup = recorded(setup, store, source, only_this, call_here if probe is None else probe.call)
+        setup = recorded(setup, store, source, call_here if probe is None else probe.call)
     else:
         register(setup, store)
     observer.on_begin(setup.config)
     return execute(setup, store, observer, probe=probe)
 
 
-def recorded(
-    setup: SearchSetup, store: Store, source: str = "this request", only_this: bool = False, call: Call = call_here
-) -> SearchSetup:
+def recorded(setup: SearchSetup, store: Store, source: str = "this request", call: Call = call_here) -> SearchSetup:
     """Record a new search, or return the setup of the stored one of its name, which has the same settings.
 
     For arguments and errors see `launch`; `call` calls what imports torch.
@@ -71,7 +67,7 @@ def recorded(
     try:
         _record(setup, store)
     except NameTakenError:
-        return _relaunched(setup, store, source, only_this, call)
+        return _relaunched(setup, store, source, call)
     return setup
 
 
@@ -100,15 +96,10 @@ def _record(setup: SearchSetup, store: Store) -> None:
     store.create_search(record, [*tasks, *setup.auxiliary_tasks], facts_text(setup.facts))
 
 
-def _relaunched(setup: SearchSetup, store: StoreReader, source: str, only_this: bool, call: Call) -> SearchSetup:
+def _relaunched(setup: SearchSetup, store: StoreReader, source: str, call: Call) -> SearchSetup:
     """The setup of the stored search of this name, if it has the same settings."""
     config = setup.config
     record = store.search(config.name)
-    if only_this and record.id != setup.search_id:
-        raise UserError(
-            f"--id {setup.search_id}: there is a search {record.name} with id {record.id} in the store; give this one "
-            "another name with --name"
-        )
     if parse_stored_config(record.config).config_hash != config.config_hash:
         raise UserError(
             f"--or-resume: search {record.name} is in the store with other settings than {source} has now; give this "

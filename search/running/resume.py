@@ -20,9 +20,7 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 
 
-def resume(
-    store: Store, search: str, observer: Observer, overrides: Sequence[str] = (), address: str | None = None
-) -> FinalTable | None:
+def resume(store: Store, search: str, observer: Observer, overrides: Sequence[str] = ()) -> FinalTable | None:
     """Continue a search and return its final table; None for a paused one, which goes on where it runs.
 
     Args:
@@ -30,28 +28,23 @@ def resume(
         search: Name or id of the search.
         observer: Observer of the search.
         overrides: Changes of settings that don't affect the population, as `KEY=VALUE`.
-        address: Ray cluster to join; None starts Ray on this machine.
 
     Raises:
         UserError, CancelledError: as `set_up_stored`.
         StoreError: another process runs the search; it has to be stopped before settings change.
         PoolError: no worker can be had.
     """
-    if not overrides and address is None and unpause(store, search):
+    if not overrides and unpause(store, search):
         return None
     with ModelProbe() as probe:
-        setup = _changed_setup(store, search, overrides, address, probe.call)
+        setup = _changed_setup(store, search, overrides, probe.call)
         observer.on_begin(setup.config)
         return execute(setup, store, observer, probe=probe)
 
 
-def _changed_setup(
-    store: StoreReader, search: str, overrides: Sequence[str], address: str | None, call: Call
-) -> SearchSetup:
+def _changed_setup(store: StoreReader, search: str, overrides: Sequence[str], call: Call) -> SearchSetup:
     # The store's URL may be another than at launch.
     changes = [*override_lines({"store": store.url}), *overrides]
-    if address:
-        changes += override_lines({"workers.address": address})
     return set_up_stored(store, search, lambda stored: changed_config(stored, changes, f"search {search}"), call)
 
 
@@ -98,12 +91,10 @@ def set_up_stored(
     return setup
 
 
-def retry(
-    store: Store, search: str, observer: Observer, overrides: Sequence[str] = (), address: str | None = None
-) -> FinalTable | None:
+def retry(store: Store, search: str, observer: Observer, overrides: Sequence[str] = ()) -> FinalTable | None:
     """Evaluate failures of workers and of time again, and later individuals; None if there are none. See `resume`."""
     with ModelProbe() as probe:
-        setup = _changed_setup(store, search, overrides, address, probe.call)
+        setup = _changed_setup(store, search, overrides, probe.call)
         observer.on_begin(setup.config)
         failures, later = take_back_failures(setup, store)
         if not failures:

@@ -154,8 +154,6 @@ def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> tuple[RunCo
         for task in asked.tasks:
             look_up(task, tasks, "tasks")
         changes["tasks"] = asked.tasks
-    if settings.address is not None:
-        changes["workers.address"] = settings.address
     path, overrides = files[asked.configuration], tuple(as_override(key, value) for key, value in changes.items())
     config = load_run_config(path, overrides)
     name = asked.name or config.name
@@ -268,9 +266,8 @@ async def start_shrink(asked: RemoteShrinkRequest, server: ServerState) -> Job:
     """
     request = await run_in_threadpool(_resolve, asked, server.settings)
     await server.previews.run(refuse_in_child, server.preview_process, request)
-    address = () if server.settings.address is None else ("--set", f"workers.address={server.settings.address}")
     options = [name for name in fields_of(ShrinkRequest) if name != "model"]
-    command = ["shrink", *options_of(ShrinkRequest, request, options), *address, "--", request.model]
+    command = ["shrink", *options_of(ShrinkRequest, request, options), "--", request.model]
     return await run_in_threadpool(server.processes.start, asked.name, command)
 
 

@@ -57,7 +57,6 @@ class ServerSettings(Section):
         upload_mb: Largest size of such a file, in MB.
         exports: Folder that exports and shrunk checkpoints are written to; None turns both off.
         logs: Folder for the logs of searches and exports started by the server.
-        address: Ray cluster that launched searches join; None starts Ray on this machine for each search.
     """
 
     store: str = "sqlite:///moevolve.db"
@@ -72,7 +71,6 @@ class ServerSettings(Section):
     upload_mb: int = Field(64, ge=1)
     exports: Path | None = None
     logs: Path = Path("moevolve-logs")
-    address: str | None = None
 
     @field_validator("hosts")
     @classmethod

@@ -54,7 +54,7 @@ def smallest(
     """
     assert request.keep_score is not None
     asked, least = f"--keep-score {request.keep_score}", kept_score(request.keep_score)
-    setup = set_up_new(parsed(data), None, probe.call)
+    setup = set_up_new(parsed(data), probe.call)
     unit, genomes = sizes_of_model(setup.facts)
     fixed = {"calibration_tokens": _TOKENS, "calibration_most": _TOKENS} if setup.facts.experts else {}
     kept: dict[int, str] = {}

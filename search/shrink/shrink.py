@@ -90,7 +90,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
             refuse_other_settings(store, config, folder_of(request))
         observer.on_note(guard_plan(request))
         with _timed("search", seconds):
-            setup = recorded(set_up_new(config, None, probe.call), store, str(path), call=probe.call)
+            setup = recorded(set_up_new(config, probe.call), store, str(path), call=probe.call)
             observer.on_begin(setup.config)
             table = execute(setup, store, observer, workers.lend)
             workers.close()  # the checks need the memory

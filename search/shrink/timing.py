@@ -118,7 +118,7 @@ def plan_time(
 
     refuse_if_late()
     started = time.monotonic() - begun
-    setup = set_up_new(config, None, probe.call)
+    setup = set_up_new(config, probe.call)
     store = config.store if request.store is None else request.store
     with nullcontext() if request.dry_run else opened_store(store, create=True) as keep:
         found = measure(setup, _MEASURED, make_pool, on_stage, on_progress, keep, probe.call)

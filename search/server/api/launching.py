@@ -120,8 +120,7 @@ def resume(server: ServerDep, search: SearchPath) -> Job | None:
     name = server.processes.maker(record.name)
     command = server.processes.arguments(name)
     if command[:1] != ("shrink",):  # which goes on to its checkpoint
-        address = () if server.settings.address is None else ("--address", server.settings.address)
-        name, command = record.name, ("resume", record.name, *address)
+        name, command = record.name, ("resume", record.name)
     return server.processes.start(name, command)
 
 

@@ -27,7 +27,7 @@ FUNCTIONS = {
         "lineage",
         "load_study",
     ),
-    *("load_config", "logs", "open_reader", "open_store", "overview", "pareto", "pause", "plot", "profile"),
+    *("load_config", "open_reader", "open_store", "overview", "pareto", "pause", "plot", "profile"),
     *(
         "prompts",
         "recipe",
@@ -42,7 +42,7 @@ FUNCTIONS = {
         "stop",
         "stored_answers",
     ),
-    *("stored_answers", "study", "submit", "tasks", "watch"),
+    *("stored_answers", "study", "tasks", "watch"),
 }
 RECORDS = {
     *("Analysis", "Answers", "AskedRow", "BestRow", "Study", "StudyRow", "Comparison", "Control"),
@@ -61,7 +61,7 @@ RECORDS = {
         "StoreReader",
         "StoredAnswers",
     ),
-    *("StoredAnswers", "Submitted", "TaskConfig"),
+    *("StoredAnswers", "TaskConfig"),
 }
 DB_FUNCTIONS = {"check", "copy", "prune", "upgrade"}
 ERRORS = {"ExportError", "PoolError", "ProfileError", "StoreError", "UserError"}

@@ -361,5 +361,5 @@ def test_the_command_runs_and_repeats(tiny: Any, worker_here: None, in_process: 
     assert json.loads(again.stdout) == rows
     wrong = in_process("study", str(path), "--store", store, "-o", str(tmp_path / "no" / "rows.csv"))
     assert wrong.returncode == 2 and "the folder" in wrong.stderr
-    joined = moevolve.load_study(path, address="head:6379").cells
+    joined = moevolve.load_study(path, overrides=["base.workers.address=head:6379"]).cells
     assert {cell.config.workers.address for cell in joined} == {"head:6379"}

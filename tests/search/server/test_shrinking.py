@@ -59,7 +59,6 @@ def settings(store: Store, tmp_path: Path) -> ServerSettings:
         upload_mb=1,
         exports=tmp_path / "exports",
         logs=tmp_path / "logs",
-        address="head:6379",
     )
 
 
@@ -98,7 +97,7 @@ def test_a_checkpoint_is_shrunk_for_what_the_server_knows_by_name(
     for changes in ({}, more):
         answer = client.post("/api/shrinks", json=ASKED | changes)
         assert answer.status_code == 202 and answer.json()["command"] == "shrink", answer.text
-    output, last = ["--output", f"{settings.exports}/small"], ["--set", "workers.address=head:6379", "--"]
+    output, last = ["--output", f"{settings.exports}/small"], ["--"]
     assert started == [
         ["shrink", *PLAIN, *output, *last, "/models/tiny"],
         [
@@ -297,7 +296,7 @@ def test_the_form_starts_what_the_api_does(client: TestClient, started: list[lis
     answer = client.post("/shrink?part=1", json=typed | {"tasks": ["boolq", "rte"], "guard_time": "2m"})
     page = check(answer.text, whole=False)
     assert answer.status_code == 200 and "process 7" in page.text and "/?text=small" not in page.links, "no search yet"
-    command = started[0][:-3]
+    command = started[0]
     for words in (["--experts", "25%"], ["--repair", "none"], ["--time", "2h"], ["--guard-time", "2m"]):
         assert command[command.index(words[0]) + 1] == words[1]
     assert "--custom-code" in command and command.count("--task") == 2
