@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +96,13 @@ def paired_test(one: Sequence[TaskOutcomes], other: Sequence[TaskOutcomes]) -> S
     return Significance(_two_way(tables).p, "seeds x examples", seeds)
 
 
+def mcnemar(more: int, fewer: int, alternative: Literal["two-sided", "greater"] = "two-sided") -> float:
+    """p-value of McNemar's test in its exact, binomial form, from the numbers of pairs that differ either way."""
+    from scipy.stats import binomtest
+
+    return 1.0 if more + fewer == 0 else float(binomtest(more, more + fewer, alternative=alternative).pvalue)
+
+
 def score_interval(outcomes: Sequence[TaskOutcomes]) -> tuple[float, float]:
     """95 % confidence interval of a score, which is the mean over tasks and seeds (`mean_on_scale`).
 
@@ -143,11 +151,7 @@ def _over_examples(
     """The test over examples alone; `pairs` has both sides' outcomes, shape (examples,), per task."""
     if len(pairs) == 1 and all(np.isin(side, (0.0, 1.0)).all() for side in pairs[0][:2]):
         difference = pairs[0][0] - pairs[0][1]
-        from scipy.stats import binomtest
-
-        won, lost = int((difference > 0).sum()), int((difference < 0).sum())
-        p = 1.0 if won + lost == 0 else float(binomtest(won, won + lost).pvalue)
-        return Significance(p, "McNemar", seeds)
+        return Significance(mcnemar(int((difference > 0).sum()), int((difference < 0).sum())), "McNemar", seeds)
     total = sum(of.weight for _, _, of in pairs)
     parts = []
     for a, b, of in pairs:

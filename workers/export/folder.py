@@ -17,6 +17,7 @@ from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.files import read_json
+from moevolve.workers.checkpoints.headers import stored_tensors
 from moevolve.workers.checkpoints.native import render
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportError, ExportReport
 from moevolve.workers.export.metadata import metadata_of
@@ -26,6 +27,7 @@ from moevolve.workers.families.registry import UNLISTED
 _UNVERIFIED = ".unverified"
 # Versions of `transformers` in which exports were read.
 _TRIED = "5.23 and 5.24"
+_SPLIT_EXPERTS = {"gate_proj", "up_proj", "down_proj"}
 # Model types whose stock checkpoints version 4.57 computes the same with (`tests/benchmarks/served.py --stock`).
 _READ_BY_4 = (
     "mixtral",
@@ -134,12 +136,15 @@ def how_to_quantise(directory: Path, form: str) -> list[str]:
     """Commands that make a plain stock checkpoint's weights 8 or 4 bits wide, a line each; none for another one."""
     if form != "stock" or "quantization_config" in read_json(directory / "config.json"):
         return []
-    recipe = "QuantizationModifier(targets='Linear', scheme='FP8_DYNAMIC', ignore=['lm_head', 're:.*(gate|router)$'])"
-    code = (
-        "from llmcompressor import oneshot; from llmcompressor.modifiers.quantization import QuantizationModifier; "
-        f"oneshot(model='{directory}', recipe={recipe}, output_dir='{directory}-fp8')"
-    )
-    lines = [f'in 8 bits, for vLLM and SGLang, after pip install llmcompressor: python -c "{code}"']
+    lines = []
+    # Version 0.14 writes experts one by one with these names, also where servers look for others or for fused ones.
+    if {name.split(".")[-2] for name in stored_tensors(directory) if ".experts." in name} <= _SPLIT_EXPERTS:
+        recipe = "QuantizationModifier(targets='Linear', scheme='FP8_DYNAMIC', ignore=['lm_head', 're:.*gate$'])"
+        code = (
+            "from llmcompressor import oneshot; from llmcompressor.modifiers.quantization import QuantizationModifier; "
+            f"oneshot(model='{directory}', recipe={recipe}, output_dir='{directory}-fp8')"
+        )
+        lines.append(f'in 8 bits, for vLLM and SGLang, after pip install llmcompressor: python -c "{code}"')
     if any("llama.cpp" in program for program in loads_in(directory, form)):
         lines.append(
             f"in 4 bits, in llama.cpp's folder: python convert_hf_to_gguf.py {directory} --outfile {directory}.gguf && "

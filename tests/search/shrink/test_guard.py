@@ -30,7 +30,7 @@ from moevolve.workers.worker import EvaluationWorker
 
 HOUR = 3600.0
 GOOD = TaskCheck("chats", 16, 0, 1, structured=16, broken=1, agreement=0.8, perplexity=1.6, recovery=0.9)
-LOOPS = Loops(16, 512, full=0, shrunk=1, low=-0.1, high=0.2, p=0.5, power=0.1)
+LOOPS = Loops(16, 512, full=0, shrunk=1, low=-0.1, high=0.2, p=0.5)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatc
 
 @pytest.fixture(autouse=True)
 def _as_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "_PROMPTS", 560)
+    monkeypatch.setattr(guard, "_PROMPTS", 530)
 
 
 @pytest.fixture
@@ -180,7 +180,6 @@ def faults(worker: EvaluationWorker, edit: Edit) -> dict[str, tuple[str, ...]]:
     if isinstance(edit, IdentityEdit):
         assert all((check.agreement, check.perplexity) == pytest.approx((1, 1)) for check in checks)
     found = {check.task: each for check in checks if (each := faults_of(check))}
-    loops = loops.judged()
     if loops.fault is not None:
         found[max(checks, key=lambda check: check.loops).task] = (loops.fault,)
     return found
@@ -195,18 +194,41 @@ def test_answers_are_as_long_as_time_and_the_models_positions_allow(
     assert worker.resident.model.config.max_position_embeddings < 512
     for positions, seconds, tokens in ((4096, 1e9, 512), (300, 1e9, 294), (4096, 0.0, 48), (20, 1e9, 48)):
         monkeypatch.setattr(worker.resident.model.config, "max_position_embeddings", positions)
-        assert guard._longest(worker, IdentityEdit(), splits, 16, seconds) == tokens, "the longest prompt has six words"
+        found = guard._affordable(worker, IdentityEdit(), splits, seconds)
+        assert found == (tokens, 16), "the longest prompt has six words"
     (first, *others) = splits[0].examples
     long = replace(splits[0], examples=(replace(first, references=("word1 " * 600,)), *others))
     monkeypatch.setattr(worker.resident.model.config, "max_position_embeddings", 4096)
     monkeypatch.setattr(worker._engine, "_prompts", replace(worker._engine._prompts, context=4096))
-    assert guard._longest(worker, IdentityEdit(), [long], 16, 1e9) == 600, "as long as the data's"
+    assert guard._affordable(worker, IdentityEdit(), [long], 1e9) == (600, 8), "as long as the data's"
+
+
+@pytest.mark.parametrize(
+    ("affordable", "expected"),
+    [
+        (1e9, (512, 530)),
+        (530 * 200, (200, 530)),
+        (530 * 64, (128, 265)),  # a loop shows
+        (16 * 100, (100, 16)),
+        (16 * 20, (48, 16)),
+    ],
+)
+def test_all_prompts_come_before_long_answers_and_these_before_all_prompts_where_loops_would_not_show(
+    worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch, affordable: float, expected: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(guard, "_LONG", 512)
+    monkeypatch.setattr(guard, "_SHORT", 48)
+    monkeypatch.setattr(worker.resident.model.config, "max_position_embeddings", 4096)
+    monkeypatch.setattr(guard, "_of_both", lambda _, edit, splits: (((), ()), 16 * 48.0))  # a second for a token
+    split = known_split("english")
+    many = replace(split, examples=split.examples * 100)
+    assert guard._affordable(worker, IdentityEdit(), [many], affordable) == expected
 
 
 def test_a_candidate_is_made_as_seldom_as_both_models_can_take_turns(
     worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be a repair: one for its scores and the length of answers, then one for every two looks."""
+    """It may be a repair: one for its scores and the length of answers, then one for all answers."""
     applied: list[str] = []
     apply = ResidentModel.apply
 
@@ -216,12 +238,11 @@ def test_a_candidate_is_made_as_seldom_as_both_models_can_take_turns(
         apply(model, edit)
 
     monkeypatch.setattr(ResidentModel, "apply", counted)
-    monkeypatch.setattr(guard, "looks_at", lambda *_: [6, 12, 18, 24])
     worker.resident.revert()
     edit = without(SPARE, noise=0.1, seed=2)
     probes = [Probe(name, known_split(name), None) for name in ("english", "german", "calls")]
     check_edit(worker, edit, probes, HOUR)
-    assert applied.count(edit.phenotype_hash) == 3
+    assert applied.count(edit.phenotype_hash) == 2
 
 
 def test_the_time_of_answers_is_counted_without_loading_and_repairing(monkeypatch: pytest.MonkeyPatch) -> None:
