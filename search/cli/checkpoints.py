@@ -16,7 +16,7 @@ from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.import_eep import ImportEepRequest
 from moevolve.search.interface.profile import ProfileRequest
 from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
-from moevolve.search.text import flop_count, memory_size, parameter_count
+from moevolve.search.text import memory_size, parameter_count
 from moevolve.workers.export.folder import check_target, how_to_load
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def _print_profile(report: ProfileReport) -> None:
         lengths = f"{task.shortest} to {task.longest} tokens, {task.mean} on average"
         prompts = f"prompts of {task.task} ({task.split}), {lengths},"
     scored = any(model.score is not None for model in report.models)
-    headings = f"model | {'>score | ' if scored else ''}>parameters | ?>active | >weights | ?>FLOPs\nper token | >batch"
-    headings += " | >peak\nmemory | ?>prefill\ntokens/s | >decode\ntokens/s | ?>answers/s"
+    headings = f"model | {'>score | ' if scored else ''}>parameters | >active | >weights | >batch"
+    headings += " | >peak memory | >prefill tokens/s | >decode tokens/s | >answers/s"
     print_table(
         f"{machine}, {ran.dtype}, {prompts} and {settings.new_tokens} new tokens, "
         f"medians of {settings.timed_runs}; ratios to {reference.label}",
@@ -133,7 +133,6 @@ def _profile_rows(model: ModelProfile, reference: ModelProfile, scored: bool) ->
         f"{parameter_count(load.parameters)}\n{_share(load.parameters, other.parameters)}",
         f"{parameter_count(load.active_parameters)}\n{_share(load.active_parameters, other.active_parameters)}",
         f"{memory_size(load.weight_bytes)}\n{_share(load.weight_bytes, other.weight_bytes)}",
-        f"{flop_count(model.flops)}\n{_share(model.flops, reference.flops)}",
     ]
     for mine, theirs in zip(model.batches, reference.batches, strict=True):
         peak = "-" if mine.peak_bytes is None else memory_size(mine.peak_bytes)

@@ -16,7 +16,7 @@ from moevolve.evaluators.types import SCORED
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, shows, takes
 from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.cli.output.genome import print_genome
-from moevolve.search.genomes.registry import KINDS, part_counts, part_names
+from moevolve.search.genomes.registry import part_counts, part_names
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import PlotRequest, ReportRequest
 from moevolve.search.interface.results import CompareRequest, EffectsRequest
@@ -54,24 +54,18 @@ def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
         [
             row.search.name,
             row.search.status + (f" ({one_line(reason, _LONGEST_REASON)})" if reason else ""),
-            row.search.model_path.rstrip("/").rpartition("/")[2],
-            row.search.genome_kind,
             ", ".join(row.tasks),
-            str(row.individuals),
-            str(row.failed),
             SCALES[row.scale].text(row.best_fitness),
             *map(SCALES[row.mean_scale].text, (row.dev, row.test)),
             "-" if row.size is None else f"{row.size:.1%}",
             *(["\n".join(filter(None, (" ".join(row.search.tags), row.search.note)))] if noted else []),
-            f"{row.search.created_at:%Y-%m-%d %H:%M}" if row.search.created_at else "",
         ]
         for row in found
         for reason in ["its driver is gone: resume it" if row.is_orphaned else row.search.status_reason]
     ]
     scores = ">best on search | >winner's dev | >test | >winner's size"
-    headings = f"search | status | ?model | ?genome | ?tasks | ?>individuals | ?>failed | {scores}"
     title = scales_title(scale for row in found for scale in (row.scale, row.mean_scale))
-    print_table(title, f"{headings}{' | tags and note' if noted else ''} | ?created", rows)
+    print_table(title, f"search | status | tasks | {scores}{' | tags and note' if noted else ''}", rows)
 
 
 @shows(LabelRequest)
@@ -107,7 +101,7 @@ def compare(found: Comparison, _: CompareRequest) -> None:
         ]
         for model in found.models
     ]
-    headings = ["winners", *(f">{split}" for split in SCORED), ">parameters", ">p (Holm)", "?test"]
+    headings = ["winners", *(f">{split}" for split in SCORED), ">parameters", ">p (Holm)", "test"]
     title = scales_title(score.scale for model in found.models for score in model.scores)
     print_table(f"{title}, with 95 % intervals", " | ".join(headings), models)
     output.print(found.note, soft_wrap=True)
@@ -160,17 +154,12 @@ def best(found: Rows[BestRow], _: BestRequest) -> None:
             row.ref,
             *([row.task] if several else []),
             *map(SCALES[row.scale].text, (row.search_score, row.dev_score, row.test_score)),
-            str(row.experts),
-            str(row.active),
             f"{parameter_count(row.parameters)} ({100 * row.parameters / row.parameters_full:.0f} %)",
             genome,
-            str(row.depth),
         ]
         for row, genome in zip(found, genomes, strict=True)
     ]
-    parts = part_names({row.genome_kind for row in found} or KINDS)
-    headings = f"individual{' | task' if several else ''} | >search | >dev | >test | ?>{parts} | ?>active"
-    headings += " | >parameters | genome | ?>depth"
+    headings = f"individual{' | task' if several else ''} | >search | >dev | >test | >parameters | genome"
     title = "".join(f"{task}: " for task in tasks if not several) + scales_title(row.scale for row in found)
     print_table(title, headings, rows)
     _print_shared(shared)
@@ -233,13 +222,11 @@ def show(
             SCALES[item.scale].text(item.score),
             "-" if item.gold_logprob is None else f"{item.gold_logprob:.4f}",
             str(item.examples_seen),
-            f"{item.seconds:.2f}",
-            str(item.attempt),
             one_line(item.failure or "", _LONGEST_REASON),
         ]
         for item in detail.evaluations
     ]
-    headings = "task | split | >score | >gold log-prob | >examples | ?>seconds | ?>attempt | ?failure"
+    headings = "task | split | >score | >gold log-prob | >examples | failure"
     print_table(scales_title(item.scale for item in detail.evaluations), headings, rows)
 
 
@@ -329,16 +316,14 @@ def _print_lineage(graph: LineageGraph) -> None:
     rows = [
         [
             f"{graph.search_name}:{node.index}",
-            str(node.depth),
-            node.phase,
-            node.operator,
+            f"{node.phase}: {node.operator}",
             ", ".join(map(str, parents[node.index])),
             SCALES[graph.scale].text(node.fitness),
             genome,
         ]
         for node, genome in zip(graph.nodes, genomes, strict=True)
     ]
-    headings = "individual | ?>depth | ?phase | operator | parents | >fitness | genome"
+    headings = "individual | made by | parents | >fitness | genome"
     print_table(SCALES[graph.scale].title, headings, rows)
     _print_shared(shared)
 
@@ -350,7 +335,7 @@ def tasks(as_json: JsonOption = False) -> None:
         print_json(found)
         return
     rows = [[task.name, task.fitness, ", ".join(task.splits), task.description] for task in found]
-    print_table(None, "task | fitness | ?splits | description", rows)
+    print_table(None, "task | fitness | splits | description", rows)
 
 
 @takes(PlotRequest)

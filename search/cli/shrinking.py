@@ -106,7 +106,7 @@ def _print_page(found: ShrinkResult) -> None:
 
 def _print_checks(checks: Sequence[TaskCheck], loops: Loops | None) -> None:
     headings = (
-        "held-out prompts | ?>prompts | >loops | >JSON, calls lost | >agreement | >perplexity | >of the full score"
+        "held-out prompts | >prompts | >loops | >JSON, calls lost | >agreement | >perplexity | >of the full score"
     )
     print_table(None, headings, [[check.task, *check.cells] for check in checks if check.known])
     unknown = [check.task for check in checks if not check.known]

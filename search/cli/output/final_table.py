@@ -61,7 +61,7 @@ def print_entries(found: FinalTable) -> None:
     draws = " (mean of draws: +- one standard deviation)" if any(one.draws for one in found.entries) else ""
     print_table(
         f"{found.search} on {', '.join(tasks)}: {title}, with 95 % interval{draws}",
-        " | >".join(headings).replace(">memory", "?>memory"),
+        " | >".join(headings),
         rows,
         ends,
     )
