@@ -58,7 +58,7 @@ from .search.interface.show import GenomeView as GenomeView
 from .search.interface.show import SearchOverview as SearchOverview
 from .search.loop.final_table import Entry as Entry
 from .search.loop.final_table import FinalTable as FinalTable
-from .search.loop.final_table import Score as Score
+from .search.loop.scores import Score as Score
 from .search.pools.base import PoolError as PoolError
 from .search.results.comparison import Comparison as Comparison
 from .search.results.effects import Effects as Effects

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.metrics import mean_on_scale
 from moevolve.evaluators.records import short_repr
-from moevolve.evaluators.scales import ScaleName, scales_title
+from moevolve.evaluators.scales import scales_title
 from moevolve.evaluators.types import SCORED, Split, SplitRef
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import START
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.scores import FULL, interval, outcomes_of, ranking_of
+from moevolve.search.loop.scores import FULL, ModelScores, Score, SearchScores, compare, mean_score, ranking_of
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.loop.significance import TaskOutcomes, paired_test
 from moevolve.search.strategies.base import rank_key
 from moevolve.search.text import html_table, in_one_line, score_phrase, size_lines
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualRecord, SearchRecord
+from moevolve.store.records import FULL_MODEL, IndividualRecord, SearchRecord
 from moevolve.workers.contract.facts import DTYPE_BYTES
 from moevolve.workers.contract.messages import EvaluationRequest
 
@@ -32,33 +28,8 @@ START_LABEL = "unsearched start"
 BEFORE_LABEL = "best before repair"
 BEST_LABEL = "best found"
 
-_Key = tuple[str, str, Split]
-"""Phenotype hash, task and split of an evaluation."""
 EQUAL_P = 0.05
 """p-value above which two candidates count as equally good."""
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A score in [0, 1] on one split of one task, or the reason of its failure.
-
-    Attributes:
-        task: Name of the task; in a study, `` for the weighted mean over all tasks.
-        low, high: 95 % confidence interval; None for means over random draws and for failures.
-        spread: Standard deviation over random draws (in a study, over seeds); None for a single model.
-        scale: Scale that it is shown on.
-    """
-
-    __repr__ = short_repr
-
-    task: str
-    split: Split
-    score: float | None
-    low: float | None = None
-    high: float | None = None
-    spread: float | None = None
-    failure: str | None = None
-    scale: ScaleName = "percent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,144 +136,6 @@ class FinalTable:
         return None if parameters is None or self.dtype_bytes is None else parameters * self.dtype_bytes
 
 
-class Scorer:
-    """Scores of one search's phenotypes, from stored evaluations on the task splits that the search was launched with.
-
-    Attributes:
-        tasks: Names of the tasks of the fitness, as configured.
-        held: Names of the held-out tasks.
-    """
-
-    def __init__(self, store: StoreReader, search: SearchRecord, config: RunConfig) -> None:
-        self._store, self._search = store, search
-        records = store.search_tasks(search.id, auxiliary=True)
-        weights = {record.task: record.weight for record in records if record.weight}
-        self.tasks = tuple(weights)
-        self.held = tuple(record.task for record in records if not record.weight and record.split == "test")
-        self._weights = tuple(weights.values())
-        self._config = config
-        self._fingerprints = {(record.task, record.split): record.task_fingerprint for record in records}
-
-    def learn(self, phenotype_evaluations: Sequence[EvaluationRecord]) -> None:
-        """Add splits that the search lacks and a user has evaluated: `test`, or those of other tasks."""
-        for record in sorted(phenotype_evaluations, key=lambda one: (one.created_at is None, one.created_at)):
-            if record.task in self.tasks or record.split == "test":
-                self._fingerprints.setdefault((record.task, record.split), record.task_fingerprint)
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """Names of tasks outside the fitness with a `test` split: held out, or evaluated by a user."""
-        return tuple(sorted({task for task, split in self._fingerprints if split == "test"} - set(self.tasks)))
-
-    def find(self, phenotypes: Sequence[str]) -> dict[_Key, EvaluationRecord]:
-        """Evaluations by (phenotype, task, split)."""
-        search, wanted = self._search, sorted(set(self._fingerprints.values()))
-        found = self._store.evaluations(phenotypes, search.model_fingerprint, search.engine_fingerprint, wanted)
-        return {
-            (one.phenotype_hash, one.task, one.split): one
-            for one in found
-            if self._fingerprints.get((one.task, one.split)) == one.task_fingerprint
-        }
-
-    def scores(self, phenotype: str) -> tuple[Score, ...]:
-        """Scores of a single model."""
-        found = self.find([phenotype])
-        # A candidate that fails on one task of a split isn't evaluated on the tasks after it: all of them failed.
-        failures = {split: record.failure for (_, _, split), record in found.items() if record.failure is not None}
-        scores = []
-        for task, split in self._shown():
-            record = found.get((phenotype, task, split))
-            if record is not None:
-                scores.append(score_of(record))
-            elif split in failures and task in self.tasks:
-                scores.append(Score(task, split, None, failure=failures[split]))
-        return tuple(scores)
-
-    def mean_scores(self, rows: Sequence[IndividualRecord]) -> tuple[Score, ...]:
-        """Mean scores of individuals on the splits on which all were evaluated; a failure counts as 0."""
-        found = self.find([row.phenotype_hash for row in rows])
-        # A candidate that fails on one task of a split isn't evaluated on the tasks after it.
-        failed = {(phenotype, split) for (phenotype, _, split), record in found.items() if record.failure is not None}
-        scores = []
-        for task, split in self._shown():
-            values, scales = [], set[ScaleName]()
-            for row in rows:
-                record = found.get((row.phenotype_hash, task, split))
-                scales |= set() if record is None else {record.scale}
-                if row.status == "failed" or (row.phenotype_hash, split) in failed:
-                    values.append(0.0)
-                elif record is not None and record.score is not None:
-                    values.append(record.score)
-            if scales and len(values) == len(rows):
-                spread, scale = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0, scales.pop()
-                mean = mean_on_scale(values, [1.0] * len(values), scale)
-                scores.append(Score(task, split, mean, spread=spread, scale=scale))
-        return tuple(scores)
-
-    def ranked(self, rows: Sequence[IndividualRecord], split: Split) -> list[IndividualRecord] | None:
-        """The individuals that didn't fail on a split, best first; None if one of them isn't evaluated there.
-
-        With `task_aggregation: worst` also if the full model isn't, or scores 0.
-        """
-        found = self.find([FULL_MODEL, *(row.phenotype_hash for row in rows)])
-        whole = [found[key] for task in self.tasks if (key := (FULL_MODEL, task, split)) in found]
-        if self._config.task_aggregation == "worst" and not (
-            len(whole) == len(self.tasks) and all(one.score for one in whole)
-        ):
-            return None  # there is nothing to be a share of
-        keys: dict[int, tuple[float, float, int]] = {}
-        for row in rows:
-            here = [found.get((row.phenotype_hash, task, split)) for task in self.tasks]
-            records = [record for record in here if record is not None]
-            if any(record.failure is not None for record in records):
-                continue
-            if not records or len(records) < len(here):
-                return None
-            score, tie_break = ranking_of(self._config, self._weights, records, whole)
-            keys[row.index] = (-score, -tie_break, row.index)
-        return sorted((row for row in rows if row.index in keys), key=lambda row: keys[row.index])
-
-    def preferred(self, ranked: Sequence[IndividualRecord]) -> IndividualRecord:
-        """The winner of individuals that were ranked on `dev`; see `winner_of`."""
-
-        def less_wanted(row: IndividualRecord) -> tuple[bool, int]:
-            return not row.stock, round(100 * row.parameters / row.parameters_full)
-
-        first = ranked[0]
-        better = [row for row in ranked if less_wanted(row) < less_wanted(first)]
-        if not better or self._config.task_aggregation == "worst":  # whose score isn't a mean that can be tested
-            return first
-        found = self.find([row.phenotype_hash for row in (first, *better)])
-        for row in sorted(better, key=less_wanted):
-            test = paired_test(*(self._outcomes(found, each.phenotype_hash) for each in (first, row)))
-            if test is not None and test.p > EQUAL_P:
-                return row
-        return first
-
-    def _outcomes(self, found: Mapping[_Key, EvaluationRecord], phenotype: str) -> list[TaskOutcomes]:
-        """Outcomes of a model on `dev`, by task; none if they weren't kept."""
-        records = [found[phenotype, task, "dev"] for task in self.tasks]
-        if not all(record.outcomes for record in records):
-            return []
-        return [
-            TaskOutcomes(outcomes_of(record)[None], record.metric, weight, fingerprint=record.task_fingerprint)
-            for record, weight in zip(records, self._weights, strict=True)
-        ]
-
-    def _shown(self) -> list[tuple[str, Split]]:
-        """The (task, split) pairs of the table, in order."""
-        pairs: list[tuple[str, Split]] = [(task, split) for split in SCORED for task in self.tasks]
-        return [*pairs, *((task, "test") for task in self.others)]
-
-
-def score_of(record: EvaluationRecord) -> Score:
-    """The score of an evaluation, with the confidence interval of its per-example outcomes."""
-    if record.score is None:
-        return Score(record.task, record.split, None, failure=record.failure)
-    low, high = interval(record) if record.outcomes else (record.score, record.score)
-    return Score(record.task, record.split, record.score, low, high, scale=record.scale)
-
-
 def build_final_table(
     store: StoreReader,
     search: SearchRecord,
@@ -317,35 +150,36 @@ def build_final_table(
         config: Its configuration.
         history: Its individuals, in order of index.
     """
-    scorer = Scorer(store, search, config)
+    scores = SearchScores(store, search)
     winner, reranked = winner_of(store, search, config)
 
     def single(label: str, row: IndividualRecord) -> Entry:
         detail = store.individual(f"{search.name}:{row.index}")
         if label == BEST_LABEL:
-            scorer.learn(detail.evaluations)
-        one, scores = detail.individual, scorer.scores(row.phenotype_hash)
+            scores.learn(detail.evaluations)
+        one, (model,) = detail.individual, scores.of([row.phenotype_hash])
         sizes = one.parameters, one.active_parameters
-        return Entry(label, detail.ref, scores, *sizes, one.summary, phenotype=row.phenotype_hash)
+        return Entry(label, detail.ref, model.scores, *sizes, one.summary, phenotype=row.phenotype_hash)
 
-    best = None if winner is None else single(BEST_LABEL, winner)  # first, because it adds splits to the scorer
+    best = None if winner is None else single(BEST_LABEL, winner)  # first, because it adds splits to the scores
     whole, active = (history[0].parameters_full, history[0].active_parameters_full) if history else (None, None)
-    entries = [Entry(FULL_LABEL, None, scorer.scores(FULL_MODEL), whole, active, phenotype=FULL_MODEL)]
+    (full,) = scores.of([FULL_MODEL])
+    entries = [Entry(FULL_LABEL, None, full.scores, whole, active, phenotype=FULL_MODEL)]
     draws = random_draws(config, history)
     if draws:
         first = store.individual(f"{search.name}:{draws[0].index}").individual
         label, sizes = f"{config.genome.random_title}, {len(draws)} draws", (first.parameters, first.active_parameters)
-        entries.append(Entry(label, None, scorer.mean_scores(draws), *sizes, draws=len(draws)))
+        entries.append(Entry(label, None, _drawn_scores(drawn(scores, draws)), *sizes, draws=len(draws)))
     entries += [single(label, row) for label, row in auxiliary_entries(config, history, winner)]
     entries += [] if best is None else [best]
     return FinalTable(
         search=search.name,
-        tasks=scorer.tasks,
-        others=scorer.others,
+        tasks=tuple(scores.tasks),
+        others=scores.others,
         entries=tuple(entries),
         winner=None if best is None else best.ref,
         reranked=reranked,
-        gaps=tuple(_gaps(search, config, scorer, entries)),
+        gaps=tuple(_gaps(search, config, scores, entries)),
         parameters_full=whole,
         dtype_bytes=DTYPE_BYTES.get(config.model.parameter_dtype),
     )
@@ -362,15 +196,68 @@ def winner_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> tu
     """
     rerank = config.final.rerank
     leaders = store.best_of_search(search.id, max(1, rerank))
-    scorer = Scorer(store, search, config)
-    ranked = scorer.ranked(leaders, "dev") if rerank and leaders else None
-    return (scorer.preferred(ranked), True) if ranked else (leaders[0] if leaders else None, False)
+    scores = SearchScores(store, search)
+    ranked = ranked_on_dev(scores, config, leaders) if rerank and leaders else None
+    return (preferred(scores, config, ranked), True) if ranked else (leaders[0] if leaders else None, False)
+
+
+def ranked_on_dev(
+    scores: SearchScores, config: RunConfig, rows: Sequence[IndividualRecord]
+) -> list[IndividualRecord] | None:
+    """The individuals that didn't fail on `dev`, best first; None if one of them isn't evaluated there.
+
+    With `task_aggregation: worst` also if the full model isn't, or scores 0.
+    """
+    full, *models = scores.of([FULL_MODEL, *(row.phenotype_hash for row in rows)])
+    whole = [record for record in full.on("dev") or () if record is not None]
+    if config.task_aggregation == "worst" and not (len(whole) == len(scores.tasks) and all(one.score for one in whole)):
+        return None  # there is nothing to be a share of
+    keys: dict[int, tuple[float, float, int]] = {}
+    for row, model in zip(rows, models, strict=True):
+        found = model.on("dev")
+        if found is None:
+            return None
+        records = [record for record in found if record is not None]
+        if records:
+            score, tie_break = ranking_of(config, [*scores.tasks.values()], records, whole)
+            keys[row.index] = (-score, -tie_break, row.index)
+    return sorted((row for row in rows if row.index in keys), key=lambda row: keys[row.index])
+
+
+def preferred(scores: SearchScores, config: RunConfig, ranked: Sequence[IndividualRecord]) -> IndividualRecord:
+    """The winner of individuals that were ranked on `dev`; see `winner_of`."""
+
+    def less_wanted(row: IndividualRecord) -> tuple[bool, int]:
+        return not row.stock, round(100 * row.parameters / row.parameters_full)
+
+    first = ranked[0]
+    better = sorted((row for row in ranked if less_wanted(row) < less_wanted(first)), key=less_wanted)
+    if not better or config.task_aggregation == "worst":  # whose score isn't a mean that can be tested
+        return first
+    best, *others = scores.of([row.phenotype_hash for row in (first, *better)])
+    for row, model in zip(better, others, strict=True):
+        test = compare([best], [model], "dev")
+        if test is not None and test.p > EQUAL_P:
+            return row
+    return first
 
 
 def random_draws(config: RunConfig, history: Sequence[IndividualRecord]) -> list[IndividualRecord]:
     """The first random initial individuals, at most `final.random_baselines`; no score influences the choice."""
     rows = [row for row in history if row.operator == "random"][: config.final.random_baselines]
     return [row for row in rows if row.status != "pending"]
+
+
+def drawn(scores: SearchScores, draws: Sequence[IndividualRecord]) -> list[ModelScores]:
+    """What is stored of random draws, of which failed ones score 0."""
+    models = scores.of([row.phenotype_hash for row in draws])
+    return [replace(model, failed=row.status == "failed") for model, row in zip(models, draws, strict=True)]
+
+
+def _drawn_scores(models: Sequence[ModelScores]) -> tuple[Score, ...]:
+    """Means over random draws on the splits on which all of them were evaluated, without intervals."""
+    found = (mean_score(models, split, task) for task, split in models[0].weights)
+    return tuple(replace(score, low=None, high=None) for score in found if score is not None)
 
 
 def auxiliary_entries(
@@ -397,20 +284,20 @@ def auxiliary_entries(
     ]
 
 
-def _gaps(search: SearchRecord, config: RunConfig, scorer: Scorer, entries: Sequence[Entry]) -> list[Gap]:
+def _gaps(search: SearchRecord, config: RunConfig, scores: SearchScores, entries: Sequence[Entry]) -> list[Gap]:
     """The missing evaluations: `search` and `test` of all entries, and `dev` of the winner."""
     if search.status != "finished":
         whole = f"whatever is left of the search (it is {search.status}), and its final scores"
         return [Gap(whole, f"moevolve resume {shlex.quote(search.name)}")]
-    names = dict(zip(scorer.tasks, (section.name for section in config.tasks), strict=False))
-    names |= zip(scorer.held, config.final.held_out, strict=False)
+    names = dict(zip(scores.tasks, (section.name for section in config.tasks), strict=False))
+    names |= zip(scores.held, config.final.held_out, strict=False)
     gaps = []
     for one in entries:
         if one.draws:
             continue
         splits: tuple[Split, ...] = SCORED if one.label == BEST_LABEL else ("search", "test")
-        wanted = [(task, split) for task in scorer.tasks for split in splits]
-        for task, split in [*wanted, *((task, "test") for task in scorer.held)]:
+        wanted = [(task, split) for task in scores.tasks for split in splits]
+        for task, split in [*wanted, *((task, "test") for task in scores.held)]:
             if one.score(task, split) is None:
                 subject = f"{FULL} --search {shlex.quote(search.name)}" if one.ref is None else shlex.quote(one.ref)
                 command = f"moevolve evaluate {subject} --task {shlex.quote(names.get(task, task))} --split {split}"

@@ -18,8 +18,8 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.contract.phases import StrategySection
 from moevolve.search.genomes.repaired import base_genome
-from moevolve.search.loop.final_table import Entry, FinalTable, Scorer, build_final_table
-from moevolve.search.loop.scores import full_fitness
+from moevolve.search.loop.final_table import Entry, FinalTable, build_final_table
+from moevolve.search.loop.scores import SearchScores, full_fitness
 from moevolve.search.loop.setup import calibration_rows_note
 from moevolve.search.report.lineage import main_line
 from moevolve.search.results.effects import Effects, effects
@@ -134,7 +134,7 @@ def gather(store: StoreReader, name: str, limit: int = 5) -> ReportContents:
         full=full_fitness(store, search),
         scale=store.scales(search.id).fitness,
         standings=table,
-        leaders=tuple(_leaders(store, search, config, limit)),
+        leaders=tuple(_leaders(store, search, limit)),
         graph=graph,
         line=() if graph is None else tuple(nodes[index] for index in main_line(graph)),
         failures=group_failures(search, history),
@@ -203,15 +203,15 @@ def _strategy(section: StrategySection) -> str:
     return f"{section.kind} ({detail})" if detail else section.kind
 
 
-def _leaders(store: StoreReader, search: SearchRecord, config: RunConfig, limit: int) -> list[Leader]:
-    scorer = Scorer(store, search, config)
+def _leaders(store: StoreReader, search: SearchRecord, limit: int) -> list[Leader]:
+    scores = SearchScores(store, search)
     leaders = []
     for row in store.best_of_search(search.id, limit):
         detail = store.individual(f"{search.name}:{row.index}")
         one = detail.individual
-        scorer.learn(detail.evaluations)
-        scores, sizes = scorer.scores(one.phenotype_hash), (one.parameters, one.active_parameters)
-        entry = Entry("", detail.ref, scores, *sizes, one.summary)
+        scores.learn(detail.evaluations)
+        (model,) = scores.of([one.phenotype_hash])
+        entry = Entry("", detail.ref, model.scores, one.parameters, one.active_parameters, one.summary)
         leaders.append(Leader(entry, float(row.fitness or 0.0), f"{one.phase}: {one.operator}"))
     return leaders
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName, common_scale, scales_title
 from moevolve.evaluators.types import SCORED, Split
-from moevolve.search.loop.final_table import FULL_LABEL, Score
-from moevolve.search.loop.significance import Significance, holm, paired_test
-from moevolve.search.results.outcomes import ModelScores, mean_scores, model_scores, task_outcomes
+from moevolve.search.loop.final_table import FULL_LABEL
+from moevolve.search.loop.scores import ModelScores, Score, SearchScores, compare, mean_score
+from moevolve.search.loop.significance import Significance, holm
 from moevolve.search.text import html_lines, html_table, parameter_count, score_phrase
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, Course, CourseAxis, SearchRecord, SearchStatus
@@ -238,14 +238,14 @@ def compare_searches(store: StoreReader, names: Sequence[str], by: CourseAxis = 
 def _member(store: StoreReader, record: SearchRecord) -> _Member:
     winner = None if record.winner is None else store.individual(f"{record.id}:{record.winner}").individual
     tasks = [task for task in store.search_tasks(record.id) if task.split in SCORED]
-    scores = None if winner is None else model_scores(store, record, winner.phenotype_hash)
+    full, *won = SearchScores(store, record).of([FULL_MODEL, *([] if winner is None else [winner.phenotype_hash])])
     return _Member(
         search=record,
         course=store.course(record.id),
         settings=dict(_flat(json.loads(record.config))),
         fingerprints=frozenset((task.task, task.split, task.task_fingerprint) for task in tasks),
-        winner=scores if scores is not None and scores.evaluations else None,
-        full=model_scores(store, record, FULL_MODEL),
+        winner=won[0] if won and won[0].evaluations else None,
+        full=full,
         parameters=None if winner is None else winner.parameters,
         parameters_full=None if winner is None else winner.parameters_full,
         scale=store.scales(record.id).fitness,
@@ -349,7 +349,7 @@ def _winners(place: int, group: Sequence[_Member]) -> ComparedModel:
 
 def _scores(models: Sequence[ModelScores]) -> tuple[Score, ...]:
     """The mean over tasks and seeds of every split on which all models were scored."""
-    return tuple(score for split in SCORED for score in mean_scores(models, split)[:1])
+    return tuple(score for split in SCORED if (score := mean_score(models, split)) is not None)
 
 
 def _test(group: Sequence[_Member], first: Sequence[_Member]) -> Significance | None:
@@ -361,4 +361,4 @@ def _test(group: Sequence[_Member], first: Sequence[_Member]) -> Significance | 
     else:
         pairs = list(zip(mine, theirs, strict=False))
         mine, theirs = ([replace(pair[side], seed=place) for place, pair in enumerate(pairs)] for side in (0, 1))
-    return paired_test(task_outcomes(mine, "test"), task_outcomes(theirs, "test"))
+    return compare(mine, theirs, "test")

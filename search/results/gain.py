@@ -8,8 +8,7 @@ from moevolve.evaluators.scales import SCALES, ScaleName
 from moevolve.evaluators.types import Split
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.loop.final_table import BEFORE_LABEL, EQUAL_P, FinalTable, auxiliary_entries
-from moevolve.search.loop.significance import paired_test
-from moevolve.search.results.outcomes import mean_scores, model_scores, task_outcomes
+from moevolve.search.loop.scores import SearchScores, compare, mean_score
 from moevolve.search.strategies.base import rank_key
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
@@ -93,10 +92,9 @@ def code_gain(store: StoreReader, table: FinalTable) -> Gain | None:
 
 def _compared(store: StoreReader, search: SearchRecord, phenotypes: tuple[str, str], gain: Gain) -> Gain | None:
     """The gain with the scores of two models and their test; None if these aren't stored."""
-    both = [model_scores(store, search, each) for each in phenotypes]
-    one, other = (task_outcomes([each], gain.split) for each in both)
-    test = paired_test(one, other)
-    if test is None:
+    found, simpler = SearchScores(store, search).of(phenotypes)
+    test = compare([found], [simpler], gain.split)
+    after, before = (mean_score([each], gain.split) for each in (found, simpler))
+    if test is None or after is None or before is None:
         return None
-    after, before = (mean_scores([each], gain.split)[0] for each in both)
     return replace(gain, found=after.score, before=before.score, p=test.p, scale=after.scale)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.metrics import METRICS
 from moevolve.search.config.files import parse_stored_config
+from moevolve.search.loop.scores import SearchScores, task_outcomes
 from moevolve.search.loop.significance import TaskOutcomes
-from moevolve.search.results.outcomes import model_scores, task_outcomes
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, SearchRecord
 
@@ -118,7 +118,7 @@ def winner_kept(store: StoreReader, search: SearchRecord) -> SizePoint | None:
     if search.winner is None:
         return None
     winner = store.individual(f"{search.name}:{search.winner}").individual
-    one, full = (_on_dev(store, search, each) for each in (winner.phenotype_hash, FULL_MODEL))
+    one, full = _on_dev(store, search, winner.phenotype_hash, FULL_MODEL)
     if not one or not full:
         return None
     worst = parse_stored_config(search.config).task_aggregation == "worst"
@@ -128,12 +128,12 @@ def winner_kept(store: StoreReader, search: SearchRecord) -> SizePoint | None:
 
 def full_kept(store: StoreReader, search: SearchRecord) -> Kept | None:
     """What a search's full model keeps of itself, whose bounds only depend on the number of rows; None if unscored."""
-    full = _on_dev(store, search, FULL_MODEL)
+    (full,) = _on_dev(store, search, FULL_MODEL)
     return kept_share(full, full) if full else None
 
 
-def _on_dev(store: StoreReader, search: SearchRecord, phenotype: str) -> list[TaskOutcomes]:
-    return task_outcomes([model_scores(store, search, phenotype)], "dev")
+def _on_dev(store: StoreReader, search: SearchRecord, *phenotypes: str) -> list[list[TaskOutcomes]]:
+    return [task_outcomes([model], "dev") for model in SearchScores(store, search).of(phenotypes)]
 
 
 def kept_by_size(store: StoreReader, search: SearchRecord) -> tuple[SizePoint, ...]:

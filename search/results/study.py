@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from statistics import fmean, stdev
+from statistics import fmean
 
-from moevolve.evaluators.metrics import mean_on_scale, weighted_mean
+from moevolve.evaluators.metrics import mean_on_scale
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import common_scale
 from moevolve.evaluators.types import SCORED, Split
-from moevolve.search.loop.final_table import BEFORE_LABEL, BEST_LABEL, FULL_LABEL, START_LABEL, Entry, Score
+from moevolve.search.loop.final_table import (
+    BEFORE_LABEL,
+    BEST_LABEL,
+    FULL_LABEL,
+    START_LABEL,
+    Entry,
+    drawn,
+    random_draws,
+)
+from moevolve.search.loop.scores import ModelScores, Score, SearchScores, TaskSplit, mean_score, task_outcomes
 from moevolve.search.loop.significance import Significance, TaskOutcomes, paired_test
-from moevolve.search.results.outcomes import mean_scores, model_scores, task_outcomes
 from moevolve.search.running.calibration import stored_calibration
 from moevolve.search.running.study import StudyResult
 from moevolve.store.reader import StoreReader
@@ -34,7 +42,7 @@ class StudyRow:
         seeds: Number of searches that the row is a mean of.
         scores: Means over seeds. Per split, first the mean over tasks, then each task's if there are several, then
             scores on held-out tasks. Intervals are over examples and, with several seeds, over seeds
-            (`score_interval`); means over random draws and several seeds of a held-out task have none.
+            (`score_interval`); means over random draws have none.
         parameters, active_parameters: Parameters of the model in total and per token, mean over seeds.
         evaluations: Number of different models evaluated on `search` or `dev`, mean over seeds.
         seconds: Workers' time for these evaluations and for what the method measures first, mean over seeds.
@@ -120,18 +128,10 @@ def _method_rows(results: Sequence[StudyResult], store: StoreReader) -> list[_Te
 
 def _row(entries: _SeedEntries, store: StoreReader) -> _Tested:
     cell, first = entries[0][0].cell, entries[0][1]
-    scores: list[Score] = []
-    outcomes: list[TaskOutcomes] = []
-    if first.draws:
-        scores = [score for split in SCORED for score in _drawn_scores(entries, split)]
-    else:
-        models = [
-            model_scores(store, store.search(result.setup.search_id), entry.phenotype)
-            for result, entry in entries
-            if entry.phenotype is not None
-        ]
-        scores = [score for split in SCORED for score in mean_scores(models, split)]
-        outcomes = task_outcomes(models, "test")
+    models = [_models(result, entry, store) for result, entry in entries]
+    mean = _mean_over_draws if first.draws else _mean_over_seeds
+    found = (mean(models, split, task) for task, split in _measured(models[0][0]))
+    outcomes = [] if first.draws else task_outcomes([model for (model,) in models], "test")
     costs = [_cost(result, entry, store) for result, entry in entries]
     # Why individuals failed on splits other than the one they were chosen on.
     failures = dict.fromkeys(
@@ -147,7 +147,7 @@ def _row(entries: _SeedEntries, store: StoreReader) -> _Tested:
         contestant=first.label,
         baseline=cell.baseline,
         seeds=len(entries),
-        scores=(*scores, *_held_out_scores(entries)),
+        scores=tuple(score for score in found if score is not None),
         parameters=fmean(entry.parameters or 0 for _, entry in entries),
         active_parameters=fmean(entry.active_parameters or 0 for _, entry in entries),
         evaluations=fmean(evaluations for evaluations, _ in costs),
@@ -175,35 +175,37 @@ def _cost(result: StudyResult, entry: Entry, store: StoreReader) -> tuple[float,
     return costs.phenotypes * share, seconds * share + calibration_s
 
 
-def _drawn_scores(entries: _SeedEntries, split: Split) -> Iterator[Score]:
-    """Means over random draws: the weighted mean over tasks, then each task's if there are several."""
-    setup = entries[0][0].setup
-    weights = dict(zip((each.task for each in setup.prepared.get(split, ())), setup.weights, strict=False))
-    found = [[entry.score(task, split) for task in weights] for _, entry in entries]
-    if not weights or any(None in row for row in found):
-        return
-    for place, task in enumerate(("", *weights) if len(weights) > 1 else ("",)):
-        shares = [*weights.values()] if not task else [float(place == at) for at in range(1, len(weights) + 1)]
-        scale = common_scale(one.scale for row in found for one in row if one and task in ("", one.task))
-        values = [mean_on_scale([one.score or 0.0 for one in row if one], shares, scale) for row in found]
-        spreads = [weighted_mean([one.spread or 0.0 for one in row if one], shares) for row in found]
-        mean = mean_on_scale(values, [1.0] * len(values), scale)
-        yield Score(task, split, mean, spread=fmean(spreads), scale=scale)
+def _models(result: StudyResult, entry: Entry, store: StoreReader) -> list[ModelScores]:
+    """What is stored of the models of an entry, several for random draws."""
+    search = store.search(result.setup.search_id)
+    scores = SearchScores(store, search)
+    if entry.draws:
+        return drawn(scores, random_draws(result.setup.config, store.history(search.id)))
+    if result.table is not None and result.table.winner is not None:
+        scores.learn(store.individual(result.table.winner).evaluations)
+    return scores.of([entry.phenotype or ""])
 
 
-def _held_out_scores(entries: _SeedEntries) -> Iterator[Score]:
-    """Scores on tasks that weren't part of the fitness."""
-    searched = {each.task for each in entries[0][0].setup.prepared["search"]}
-    for task in dict.fromkeys(score.task for _, entry in entries for score in entry.scores):
-        found = [entry.score(task, "test") for _, entry in entries]
-        if task in searched or None in found:
-            continue
-        values = [score.score or 0.0 for score in found if score is not None]
-        spread = stdev(values) if len(values) > 1 else None
-        low, high = (found[0].low, found[0].high) if len(values) == 1 and found[0] else (None, None)
-        scale = common_scale(score.scale for score in found if score is not None)
-        mean = mean_on_scale(values, [1.0] * len(values), scale)
-        yield Score(task, "test", mean, low, high, spread, scale=scale)
+def _measured(model: ModelScores) -> Iterator[TaskSplit]:
+    """The tasks and splits of a row: a split's tasks together, then each of several; then tasks outside the fitness."""
+    for split in SCORED:
+        tasks = [task for (task, of), weight in model.weights.items() if of == split and weight]
+        yield from (("", split), *((task, split) for task in tasks if len(tasks) > 1))
+    yield from (key for key, weight in model.weights.items() if not weight)
+
+
+def _mean_over_seeds(models: Sequence[Sequence[ModelScores]], split: Split, task: str) -> Score | None:
+    return mean_score([model for (model,) in models], split, task)
+
+
+def _mean_over_draws(models: Sequence[Sequence[ModelScores]], split: Split, task: str) -> Score | None:
+    """The mean of every seed's random draws and over seeds, and of the draws' standard deviation."""
+    found = [score for draws in models if (score := mean_score(draws, split, task)) is not None]
+    if len(found) < len(models):
+        return None
+    scale = common_scale(score.scale for score in found)
+    mean = mean_on_scale([score.score or 0.0 for score in found], [1.0] * len(found), scale)
+    return Score(task, split, mean, spread=fmean(score.spread or 0.0 for score in found), scale=scale)
 
 
 def with_tests(rows: Sequence[_Tested]) -> list[StudyRow]:

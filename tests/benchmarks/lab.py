@@ -41,8 +41,8 @@ import numpy as np
 from tiny_models import save_tiny_model
 
 import moevolve
+from moevolve.search.loop.scores import SearchScores, task_outcomes
 from moevolve.search.loop.significance import TaskOutcomes, score_interval
-from moevolve.search.results.outcomes import model_scores, task_outcomes
 from moevolve.store.records import FULL_MODEL
 
 WINDOW = 512
@@ -272,8 +272,8 @@ def scores(row: Any, full: Any, store: moevolve.StoreReader) -> dict[str, Any]:
         return {"failure": row.failure}
     found = store.individual(row.refs[0])
     edited, unedited = (
-        task_outcomes([model_scores(store, found.search, phenotype)], "test")
-        for phenotype in (found.individual.phenotype_hash, FULL_MODEL)
+        task_outcomes([model], "test")
+        for model in SearchScores(store, found.search).of([found.individual.phenotype_hash, FULL_MODEL])
     )
     gaps = [np.log(full.values[0] / one.values[0]) for one, full in zip(edited, unedited, strict=True)]
     texts = (*TEXTS, "wikitext") if row.score("test", "wikitext") else TEXTS

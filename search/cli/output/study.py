@@ -11,7 +11,8 @@ from rich.text import Text
 
 from moevolve.evaluators.scales import scales_title
 from moevolve.search.cli.output.console import output, print_table
-from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL, Score
+from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL
+from moevolve.search.loop.scores import Score
 from moevolve.search.loop.significance import Significance, holm
 from moevolve.search.results.study import StudyRow
 from moevolve.search.text import parameter_count, score_lines

@@ -16,8 +16,7 @@ from moevolve.evaluators.types import SCORED, SPLITS, Split
 from moevolve.search.interface.request import one_line_errors
 from moevolve.search.interface.results import CompareRequest
 from moevolve.search.interface.show import GenomeRequest
-from moevolve.search.loop.final_table import Score, score_of
-from moevolve.search.loop.scores import outcomes_of
+from moevolve.search.loop.scores import Score, outcomes_of, score_of
 from moevolve.search.loop.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.server.dependencies import NameQuery, RefQuery, ServerDep
 from moevolve.search.server.pages.individuals import outlined, size_words

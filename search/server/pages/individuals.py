@@ -17,7 +17,7 @@ from moevolve.search.genomes.contract.outline import GenomeOutline, outline_rows
 from moevolve.search.genomes.contract.phases import START
 from moevolve.search.genomes.registry import figures_for, outline_of, part_counts, part_names
 from moevolve.search.genomes.repaired import base_genome
-from moevolve.search.loop.final_table import score_of
+from moevolve.search.loop.scores import score_of
 from moevolve.search.report.lineage import lineage_figure, main_line
 from moevolve.search.report.rendering import handle
 from moevolve.search.running.candidates import Candidate, find_candidate, start_of

@@ -24,7 +24,8 @@ from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.cli.output.progress import print_line
 from moevolve.search.interface.answers import AnsweredRow, Answers
 from moevolve.search.interface.progress import line_observer
-from moevolve.search.loop.final_table import Entry, FinalTable, Score
+from moevolve.search.loop.final_table import Entry, FinalTable
+from moevolve.search.loop.scores import Score
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,8 @@ from moevolve.search.cli.app import app
 from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.config.run import RunConfig
 from moevolve.search.config.study import load_study
-from moevolve.search.loop.final_table import BEST_LABEL, FinalTable, Score, Scorer
-from moevolve.search.loop.scores import full_fitness
+from moevolve.search.loop.final_table import BEST_LABEL, FinalTable, preferred, ranked_on_dev
+from moevolve.search.loop.scores import Score, SearchScores, full_fitness
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.report.contents import gather
 from moevolve.search.results.gain import code_gain, search_gain
@@ -122,22 +121,22 @@ def test_among_candidates_that_a_test_cant_tell_apart_a_stock_and_then_a_smaller
 
     settings = config(tasks=[{"name": "one"}], final={"rerank": 4})
     launch(store, settings, sheet)
-    scorer = Scorer(store, store.search("lab"), settings)
-    plain = scorer.ranked(store.best_of_search("lab-1", 4), "dev")
+    found = SearchScores(store, store.search("lab"))
+    plain = ranked_on_dev(found, settings, store.best_of_search("lab-1", 4))
     assert plain is not None and [scores[row.phenotype_hash] for row in plain] == [18, 17, 17, 6]
     custom = [replace(row, stock=False, parameters=600, parameters_full=1000) for row in plain]
 
     def winner(place: int, **changes: Any) -> int:
         rows = [*custom[:place], replace(custom[place], **changes), *custom[place + 1 :]]
-        return rows.index(scorer.preferred(rows))
+        return rows.index(preferred(found, settings, rows))
 
     assert winner(0) == 0, "nothing speaks for another one"
     assert winner(2, stock=True) == 2 and winner(2, parameters=590) == 2
     assert winner(2, stock=True, parameters=900) == 2, "stock comes before size"
     assert winner(2, parameters=598) == 0, "less than a percent is no reason"
     assert winner(3, stock=True) == winner(3, parameters=100) == 0, "it is worse"
-    worst = Scorer(store, store.search("lab"), settings.model_copy(update={"task_aggregation": "worst"}))
-    assert worst.preferred([custom[0], replace(custom[1], stock=True)]).index == custom[0].index
+    worst = settings.model_copy(update={"task_aggregation": "worst"})
+    assert preferred(found, worst, [custom[0], replace(custom[1], stock=True)]).index == custom[0].index
 
 
 @pytest.mark.parametrize(("rule", "tasks"), [("gold_logprob", ["one", "two"]), ("index", ["one"])])
@@ -345,20 +344,6 @@ def test_random_draws_are_shown_where_they_are_asked_for(store: Store) -> None:
     launch_again = resume(store, config(final={"rerank": 0}), graded)
     assert [one.label for one in launch_again.entries] == ["full model", BEST_LABEL]
     assert launch_again == reported(store)
-
-
-def test_random_draws_of_perplexities_are_averaged_by_their_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = {"a": 1 / 20, "b": 1 / 200}
-    found = {
-        (name, "texts", "test"): SimpleNamespace(score=score, scale="perplexity", failure=None)
-        for name, score in scores.items()
-    }
-    monkeypatch.setattr(Scorer, "__init__", lambda *_: None)
-    monkeypatch.setattr(Scorer, "find", lambda *_: found)
-    monkeypatch.setattr(Scorer, "_shown", lambda *_: [("texts", "test")])
-    rows: Any = [SimpleNamespace(phenotype_hash=name, status="ok") for name in scores]
-    (mean,) = Scorer(None, None, None).mean_scores(rows)  # type: ignore[arg-type]
-    assert 1 / (mean.score or 0) == pytest.approx((20 * 200) ** 0.5)
 
 
 def test_a_report_knows_the_final_settings_of_the_last_resume(store: Store) -> None:

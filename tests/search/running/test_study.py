@@ -19,7 +19,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.cli.output.study import print_tables, write_csv, write_markdown
 from moevolve.search.config.study import Study, load_study
-from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL, Score
+from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL
+from moevolve.search.loop.scores import Score
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.significance import TaskOutcomes
 from moevolve.search.pools.local import Evaluator, LocalPool

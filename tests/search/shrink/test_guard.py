@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from known_experts import ENDS, GERMAN, SPARE, TOOLS, known_split, save_known_model, without
 
-from moevolve.search.loop.final_table import Score
+from moevolve.search.loop.scores import Score
 from moevolve.search.shrink import guard
 from moevolve.search.shrink.guard import (
     Probe,
