@@ -145,13 +145,13 @@ def _print_shared(shared: str) -> None:
 
 
 @shows(BestRequest, csv=True)
-def best(found: Rows[BestRow], _: BestRequest) -> None:
+def best(found: Rows[BestRow], request: BestRequest) -> None:
     genomes, shared = _differing([row.summary for row in found])
     tasks = {row.task for row in found}
     several = len(tasks) != 1
     rows = [
         [
-            row.ref,
+            row.ref if row.ranked_by == request.split else f"{row.ref}\nby {row.ranked_by}",
             *([row.task] if several else []),
             *map(SCALES[row.scale].text, (row.search_score, row.dev_score, row.test_score)),
             f"{parameter_count(row.parameters)} ({100 * row.parameters / row.parameters_full:.0f} %)",
@@ -160,8 +160,11 @@ def best(found: Rows[BestRow], _: BestRequest) -> None:
         for row, genome in zip(found, genomes, strict=True)
     ]
     headings = f"individual{' | task' if several else ''} | >search | >dev | >test | >parameters | genome"
+    ranked = f"ranked by {request.split}"
+    if any(row.ranked_by != request.split for row in found):
+        ranked += ", then by search where there is no score on it"
     title = "".join(f"{task}: " for task in tasks if not several) + scales_title(row.scale for row in found)
-    print_table(title, headings, rows)
+    print_table(f"{title}; {ranked}", headings, rows)
     _print_shared(shared)
 
 

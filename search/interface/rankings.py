@@ -49,7 +49,7 @@ class BestRequest(Request):
     model: ModelPath = None
     split: Annotated[
         ScoredSplit,
-        about("Split whose scores rank. `dev` falls back to `search` for individuals without a score on it."),
+        about("Split whose scores rank. With `dev`, individuals without a score there come last, by that on `search`."),
     ] = "dev"
     limit: Annotated[int, about("List at most this many configurations per task.", ge=1, le=1000)] = 10
 

@@ -34,6 +34,16 @@ def test_searches_name_the_size_of_the_winner(store: str, in_process: Any) -> No
     assert line.split()[-1] == f"{row.size:.1%}", line
 
 
+def test_best_tells_what_has_no_score_on_the_split_that_ranks(store: str, in_process: Any) -> None:
+    with Store.open(store) as opened:
+        opened.add_evaluations([evaluation(1, 0.25, name="dev")])
+    found = in_process("best", "--store", store).stdout
+    title, table = found.split("\n", 1)
+    assert "then by search" in title and table.index("25.0") < table.index("by search")
+    assert table.count("by search") == len(KINDS) - 1
+    assert "by search" not in in_process("best", "--split", "search", "--store", store).stdout.split("\n", 1)[1]
+
+
 def test_searches_are_labelled_filtered_and_compared(store: str, in_process: Any) -> None:
     def run(*arguments: str) -> str:
         done = in_process(*arguments, "--store", store)
