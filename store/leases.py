@@ -8,11 +8,10 @@ known to have ended (`is_gone`), the lease can be acquired before it expires.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -24,7 +23,7 @@ from sqlalchemy import Connection, Row, and_, or_, select, text, update
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, NotRunningError, StoreError
 from moevolve.store.events import append, asker
 from moevolve.store.lineage import find_search
-from moevolve.store.records import Control, DesiredState, Lease, Progress, ResourceRequest
+from moevolve.store.records import Control, DesiredState, Lease, Progress
 from moevolve.store.session import lock_against_prune
 from moevolve.store.tables import leases
 
@@ -43,14 +42,13 @@ def now_of(connection: Connection) -> datetime:
 
 def free_lease(search_id: str) -> dict[str, Any]:
     """The lease row of a new search, which no driver holds."""
-    return {"search_id": search_id, "epoch": 0, "desired_state": "running", "priority": 0, "events": 0}
+    return {"search_id": search_id, "epoch": 0, "desired_state": "running", "events": 0}
 
 
-def acquire(connection: Connection, search_id: str, owner: str, seconds: float, priority: int | None = None) -> Lease:
+def acquire(connection: Connection, search_id: str, owner: str, seconds: float) -> Lease:
     """Acquires a search's lease, the right to write to it, and clears the requests to its previous driver.
 
-    It expires after `seconds` unless it is renewed. `owner` names the process (`this_process`), and a priority of
-    None keeps the previous one.
+    It expires after `seconds` unless it is renewed. `owner` names the process (`this_process`).
 
     Raises:
         LeaseHeldError: Another driver has the lease, and its process isn't known to have ended.
@@ -76,8 +74,6 @@ def acquire(connection: Connection, search_id: str, owner: str, seconds: float, 
         desired_state="cancelled" if row.desired_state == "cancelled" and found.status != "finished" else "running",
         workers=None,
         stage=None,
-        claim=None,
-        **({} if priority is None else {"priority": priority}),
     )
     return lease
 
@@ -88,12 +84,11 @@ def renew(
     seconds: float,
     stage: str | None = None,
     progress: Progress | None = None,
-    claim: ResourceRequest | None = None,
 ) -> Control:
     """Extends a lease, also an expired one that no other driver has acquired, and stores its owner's state.
 
-    It then lasts `seconds` from now. Of the stage (a line about what the driver is doing), progress and claim
-    (the workers that the search could use) None keeps the previous one.
+    It then lasts `seconds` from now. A stage (a line about what the driver is doing) or progress of None keeps the
+    previous one.
 
     Returns:
         The state of the search, with what users ask of the driver.
@@ -107,8 +102,6 @@ def renew(
         changes["stage"] = stage
     if progress is not None:
         changes["progress"] = _PROGRESS.dump_json(progress).decode()
-    if claim is not None:
-        changes["claim"] = json.dumps(asdict(claim))
     _update(connection, lease.search_id, **changes)
     return replace(_control(row, now_of(connection)), alive=True)  # the row was read before it was renewed
 
@@ -116,7 +109,7 @@ def renew(
 def release(connection: Connection, lease: Lease) -> None:
     """Releases a lease; does nothing if another driver has acquired it."""
     if _locked(connection, lease.search_id).epoch == lease.epoch:
-        _update(connection, lease.search_id, owner=None, expires_at=None, claim=None)
+        _update(connection, lease.search_id, owner=None, expires_at=None)
 
 
 def fence(connection: Connection, writer: str | Lease) -> str:
@@ -144,7 +137,6 @@ def ask(
     search_id: str,
     desired_state: DesiredState | None = None,
     workers: int | None = None,
-    priority: int | None = None,
 ) -> Control:
     """Asks the driver of a search for a change, which the driver makes within seconds; None keeps a value.
 
@@ -156,7 +148,7 @@ def ask(
     if not control.alive:
         found = find_search(connection, search_id)
         raise NotRunningError(f"search {found.name} isn't being run (it is {found.status})")
-    given = {"desired_state": desired_state, "workers": workers, "priority": priority}
+    given = {"desired_state": desired_state, "workers": workers}
     changes = {name: value for name, value in given.items() if value is not None}
     if changes:
         _update(connection, search_id, **changes)
@@ -195,7 +187,7 @@ def revoke_expired(connection: Connection) -> set[str]:
     """
     unending = and_(leases.c.owner.is_not(None), leases.c.expires_at.is_(None))  # damage
     expired = update(leases).where(or_(leases.c.expires_at <= now_of(connection), unending))
-    connection.execute(expired.values(owner=None, expires_at=None, claim=None, epoch=leases.c.epoch + 1))
+    connection.execute(expired.values(owner=None, expires_at=None, epoch=leases.c.epoch + 1))
     held = connection.execute(select(leases.c.search_id, leases.c.owner).where(leases.c.owner.is_not(None)))
     return {row.search_id for row in held if not is_gone(row.owner)}
 
@@ -211,11 +203,9 @@ def _control(row: Row[Any], now: datetime) -> Control:
         alive,
         row.desired_state,
         row.workers,
-        row.priority,
         row.stage,
         progress,
         row.events,
-        None if row.claim is None else ResourceRequest(**json.loads(row.claim)),
         "its lease has an owner but no time of expiry, and counts as expired" if damaged else None,
     )
 

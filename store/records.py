@@ -22,7 +22,7 @@ from moevolve.evaluators.types import Split
 SearchStatus = Literal["created", "running", "paused", "interrupted", "cancelled", "finished", "failed"]
 DesiredState = Literal["running", "paused", "stopped", "cancelled"]
 """The state that users ask of a driver. A stopped search can be resumed, a cancelled one can't."""
-EventKind = Literal["status", "asked", "best", "failed", "retried", "exported", "labelled", "node"]
+EventKind = Literal["status", "asked", "best", "failed", "retried", "exported", "labelled"]
 """A new status, a request to the driver, a new best individual, failed candidates, a retry, a checkpoint, new tags or
 another note, or a node that is left out because workers fail there."""
 Order = Literal["best", "newest", "failed"]
@@ -135,22 +135,6 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class ResourceRequest:
-    """Workers that a running search could use of a Ray cluster, which other searches may share.
-
-    Attributes:
-        least, most: Smallest and largest useful number of workers.
-        cpus, gpus: CPUs and GPUs that each worker reserves.
-    """
-
-    cluster: str
-    least: int
-    most: int
-    cpus: float
-    gpus: float
-
-
-@dataclass(frozen=True, slots=True)
 class Control:
     """The driver of a search, its state, and what users ask of it.
 
@@ -159,9 +143,7 @@ class Control:
         epoch: Number of times that the lease has been acquired.
         alive: True if the lease has not expired and its owner is not known to have ended.
         workers: Number of workers that users ask for; None means that of the config.
-        priority: Priority among searches that want the same workers; the highest gets them first.
         stage, progress: What the driver was doing at the last renewal, in a line and in numbers.
-        claim: Workers that the search could use; None if it has not joined a cluster.
         fault: Damage to the lease's row; None if there is none.
     """
 
@@ -172,11 +154,9 @@ class Control:
     alive: bool
     desired_state: DesiredState
     workers: int | None
-    priority: int = 0
     stage: str | None = None
     progress: Progress | None = None
     events: int = 0
-    claim: ResourceRequest | None = None
     fault: str | None = None
 
 

@@ -134,10 +134,8 @@ leases = Table(
     _column("expires_at", UtcDateTime, nullable=True),
     _column("desired_state", String),
     _column("workers", Integer, nullable=True),
-    _column("priority", Integer),
     _column("stage", FreeText, nullable=True),
     _column("progress", Text, nullable=True),
-    _column("claim", Text, nullable=True),
     # The number of the search's events. Appending one locks this row, so they are numbered as they commit.
     _column("events", BigInteger),
 )

@@ -78,9 +78,7 @@ def cancel(control: Control, request: CancelRequest) -> None:
 
 @shows(ScaleRequest)
 def scale(control: Control, request: ScaleRequest) -> None:
-    asked = [] if request.workers is None else [f"have {request.workers} workers"]
-    asked += [] if request.priority is None else [f"run with priority {request.priority}"]
-    _print_asked(request.search, control, " and ".join(asked))
+    _print_asked(request.search, control, f"have {request.workers} workers")
 
 
 def _print_asked(search: str, control: Control, asked: str) -> None:

@@ -80,11 +80,8 @@ class WorkersSection(Section):
     as failed, which `moevolve retry` undoes.
 
     Attributes:
-        count: Number of worker actors; `auto` starts as many as the cluster has room for, also later.
-        min: Number of workers that a search with `auto` keeps, whatever other searches need; with 0 it may wait.
-        max: Limit of workers with `auto`; None leaves the number of individuals under evaluation as the only limit.
-        priority: Rank among the searches that share a cluster and a store. Higher ones get workers beyond `min` first,
-            equal ones share evenly.
+        count: Number of worker actors; `auto` asks Ray for as many as can be busy at once. Those that no node has room
+            for wait in Ray.
         num_cpus: CPUs that Ray reserves per worker.
         num_gpus: GPUs, or a fraction of one, that Ray reserves per worker.
         max_attempts: Number of worker deaths or timeouts after which a candidate is recorded as failed.
@@ -99,9 +96,6 @@ class WorkersSection(Section):
     """
 
     count: Annotated[int, Field(ge=1, le=_MOST_WORKERS)] | Literal["auto"] = 1
-    min: int = Field(1, ge=0, le=_MOST_WORKERS)
-    max: int | None = Field(None, ge=1, le=_MOST_WORKERS)
-    priority: int = Field(0, ge=-1000, le=1000)
     num_cpus: float = Field(1, ge=0, le=10_000)
     num_gpus: float = Field(0, ge=0, le=1000)
     max_attempts: int = Field(3, ge=1, le=1000)
@@ -111,24 +105,14 @@ class WorkersSection(Section):
     activation_cache_mb: int = Field(512, ge=0, le=10_000_000)
     lease_s: float = Field(30, ge=1, le=86_400)
 
-    @model_validator(mode="after")
-    def _between(self) -> Self:
-        if self.count != "auto" and (self.min, self.max) != (1, None):
-            raise ValueError(f"`min` and `max` go with `count: auto`, not with {self.count}")
-        if self.max is not None and self.min > self.max:
-            raise ValueError(f"`min` is {self.min}, more than `max`, which is {self.max}")
-        return self
-
     @property
     def least(self) -> int:
-        """Number of workers that the search always has."""
-        return self.min if self.count == "auto" else self.count
+        """Number of workers that a Ray on this machine must have CPUs for."""
+        return 1 if self.count == "auto" else self.count
 
     def most(self, useful: int) -> int:
-        """Largest number of workers, at least `least`, if `useful` of them can be busy at once."""
-        if self.count != "auto":
-            return self.count
-        return max(self.min, useful if self.max is None else min(self.max, useful))
+        """Number of workers to ask for, if `useful` of them can be busy at once."""
+        return useful if self.count == "auto" else self.count
 
     @property
     def cluster(self) -> str | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.records import short_repr
 from moevolve.search.interface.opening import opened_reader
 from moevolve.search.interface.parameters import SearchRef
@@ -130,24 +129,16 @@ class CancelRequest(SteerRequest):
 
 @record
 class ScaleRequest(Request):
-    """Change the number of workers or the priority of a running search; its candidates stay the same.
+    """Change the number of workers of a running search; its candidates stay the same.
 
     Raises:
         StoreError: there is no such store or search, or no process runs it.
-        UserError: neither is given.
     """
 
     route = "/searches/{search}/scale"
     writes = True
-    needs_one = ("workers", "priority")
     search: SearchRef
-    workers: Annotated[int | None, about("Number of workers from now on.", ge=1, le=100_000)] = None
-    _: KW_ONLY
-    priority: Annotated[
-        int | None, about("Searches that share a cluster get workers in the order of priority.", ge=-1000, le=1000)
-    ] = None
+    workers: Annotated[int, about("Number of workers from now on.", ge=1, le=100_000)]
 
     def answer(self, store: Store) -> Control:
-        if self.workers is None and self.priority is None:
-            raise UserError("say how many workers the search is to have, or which --priority")
-        return store.ask(store.search(self.search).id, workers=self.workers, priority=self.priority)
+        return store.ask(store.search(self.search).id, workers=self.workers)

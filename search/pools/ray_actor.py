@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -97,9 +97,9 @@ class ModelProbe:
     """A process that describes a search's model, and then is the first worker of the search's pool.
 
     So torch is imported once for both, and not by the driver. On a cluster without room for a worker, the process
-    reserves nothing and ends with the call: there a worker has to wait for its share, which only a search in the store
-    can claim. As the first worker it still describes models, between evaluations. Functions are called in this process
-    if it has imported torch already, as a notebook may, or if no other one can be had.
+    reserves nothing and ends with the call, instead of waiting for room. As the first worker it still describes models,
+    between evaluations. Functions are called in this process if it has imported torch already, as a notebook may, or if
+    no other one can be had.
     """
 
     def __init__(self) -> None:
@@ -201,22 +201,12 @@ def node_alive(node: str) -> bool:
         return False
 
 
-def has_other_node(workers: WorkersSection, nodes: Collection[str]) -> bool:
-    """True if the cluster has a node, besides those of these ids, that is large enough for a worker."""
-    try:
-        others = [entry["Resources"] for entry in ray.nodes() if entry["Alive"] and entry["NodeID"] not in nodes]
-    except (RayError, GetTimeoutError):
-        return False
-    return any(_suffices(has, workers) for has in others)
-
-
 def has_room_now(workers: WorkersSection) -> bool:
     """True if a node of the cluster has enough resources for a worker that nobody has reserved."""
-    return any(_suffices(free, workers) for free in available_resources_per_node().values())
-
-
-def _suffices(resources: Mapping[str, float], workers: WorkersSection) -> bool:
-    return resources.get("CPU", 0.0) >= workers.num_cpus and resources.get("GPU", 0.0) >= workers.num_gpus
+    return any(
+        free.get("CPU", 0.0) >= workers.num_cpus and free.get("GPU", 0.0) >= workers.num_gpus
+        for free in available_resources_per_node().values()
+    )
 
 
 def reason_of(error: Exception) -> str:

@@ -19,12 +19,10 @@ import ray
 from ray._private import ray_constants
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._private.utils import get_num_cpus
-from ray.exceptions import GetTimeoutError, RayError
 
 from moevolve.evaluators.errors import DRIVER_HOST, UserError, opening
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
-from moevolve.search.pools.shares import Node
 from moevolve.workers.contract.capacity import CAPACITY
 from moevolve.workers.contract.settings import WORKER_ENV
 
@@ -177,12 +175,3 @@ def cluster_name() -> str | None:
     """Name of the Ray session that this process is connected to; None if there is none."""
     node = ray._private.worker.global_worker.node  # noqa: SLF001 - the session's name is public in later versions only
     return None if node is None else str(node.session_name)
-
-
-def cluster_nodes() -> list[Node] | None:
-    """Total resources of the cluster's living nodes; None if its head doesn't answer."""
-    try:
-        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    except (GetTimeoutError, RayError):
-        return None
-    return [Node(has.get("CPU", 0.0), has.get("GPU", 0.0)) for has in alive]

@@ -17,16 +17,7 @@ from moevolve.evaluators.errors import FailureKind, UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
-from moevolve.search.pools.node_failures import AVOIDED_S, FAILURES, NodeFailures
-from moevolve.search.pools.ray_actor import (
-    ModelProbe,
-    has_other_node,
-    kill,
-    node_alive,
-    out_of_reach,
-    reason_of,
-    worker_actor,
-)
+from moevolve.search.pools.ray_actor import ModelProbe, kill, node_alive, out_of_reach, reason_of, worker_actor
 from moevolve.search.pools.ray_cluster import leave_ray, start_ray
 from moevolve.workers.contract.capacity import NeededMemory, NoRoomError
 from moevolve.workers.contract.edits import Measurement
@@ -111,7 +102,7 @@ class RayPool:
 
     A worker that can't start, or hasn't loaded its model `start_timeout_s` after Ray has found room for it, is started
     again after a growing pause. Meanwhile the pool works with those that are ready. If none is ready and every start
-    fails, it gives up. A node where several workers in a row fail gets none for a while, as long as others have room.
+    fails, it gives up. Workers that no node has room for wait in Ray.
 
     Args:
         workers: Number of workers, their resources and time limits.
@@ -122,7 +113,6 @@ class RayPool:
         shortcuts: Lossless shortcuts that the workers take.
         needed: Memory that a worker must find before it loads the model; None skips the check.
         probe: Source of the first worker's actor.
-        on_avoided: Called with a line for users when a node is avoided from then on.
 
     `poll` raises NoRoomError if no worker is ready and every worker that got a node has found too little memory.
     """
@@ -137,7 +127,6 @@ class RayPool:
         shortcuts: Shortcuts = ALL_SHORTCUTS,
         needed: NeededMemory | None = None,
         probe: ModelProbe | None = None,
-        on_avoided: Callable[[str], object] = lambda _: None,
     ) -> None:
         start_ray(workers, self)
         self._workers = workers
@@ -151,8 +140,6 @@ class RayPool:
         self._deaths: Counter[str] = Counter()
         self._losses: Counter[str] = Counter()
         self._failed: list[EvaluationReply] = []
-        self._nodes, self._on_avoided = NodeFailures(), on_avoided
-        self._starts = 0
         # The calibration that waits for a worker, and the finished one.
         self._job: _CalibrationJob | None = None
         self._calibrated: bytes | None = None
@@ -242,10 +229,7 @@ class RayPool:
 
     def _new_actor(self) -> Any:
         actor, self._first = self._first, None
-        bad = self._nodes.avoided
-        if actor is not None or not (bad and has_other_node(self._workers, bad)):
-            return actor or self._actor_class.remote()
-        return self._actor_class.options(label_selector={"ray.io/node-id": f"!in({','.join(sorted(bad))})"}).remote()
+        return actor or self._actor_class.remote()
 
     def _dispatch(self) -> None:
         free = [seat for seat in self._seats if seat.info is not None and not seat.busy]
@@ -289,7 +273,6 @@ class RayPool:
         if seat.info is None:
             seat.info, seat.failed_starts = value, 0
             return []
-        self._nodes.succeeded(seat.node)
         if seat.job is not None:
             seat.job, self._calibrated = None, value
             return []
@@ -300,9 +283,8 @@ class RayPool:
     def _replace_lost(self, seat: _Seat, error: Exception) -> None:
         """Replace a worker that is lost or at fault, and attempt its candidate or calibration again or fail it."""
         fresh = _Seat()
-        avoided = self._count_against_node(seat, error)
         if seat.info is None:
-            fresh = self._after_failed_start(seat, error, avoided)
+            fresh = self._after_failed_start(seat, error)
         elif seat.request is not None:
             self._retry_or_fail(seat.request, seat.info, error)
         elif seat.job is not None:
@@ -311,26 +293,13 @@ class RayPool:
             self._job = seat.job
         self._replace(seat, fresh)
 
-    def _count_against_node(self, seat: _Seat, error: Exception) -> bool:
-        """Count a worker's failure against its node, unless the node was lost; True if that leaves it out."""
-        if not seat.node or out_of_reach(error) or not node_alive(seat.node):
-            return False
-        self._starts += seat.info is None
-        what = seat.request.ticket if seat.request is not None else _CALIBRATION
-        if not self._nodes.failed(seat.node, what if seat.info is not None else f"start {self._starts}"):
-            return False
-        note = f"{FAILURES} workers in a row failed on {seat.host}, the last by {reason_of(error)}"
-        log.warning("%s: no worker starts there for %.0f s if others have room", note, AVOIDED_S)
-        self._on_avoided(note)
-        return True
-
     def _replace(self, seat: _Seat, fresh: _Seat) -> None:
         # A worker that is at fault or out of reach must not return and hold resources; killing a dead one is harmless.
         kill(seat.actor)
         self._seats[self._seats.index(seat)] = fresh
 
-    def _after_failed_start(self, seat: _Seat, error: Exception, avoided: bool) -> _Seat:
-        """The replacement of a worker whose model isn't loaded, after a pause; `avoided` if this left its node out.
+    def _after_failed_start(self, seat: _Seat, error: Exception) -> _Seat:
+        """The replacement of a worker whose model isn't loaded, after a pause.
 
         Raises:
             NoRoomError: No worker is ready, and all that got a node have found too little memory.
@@ -339,10 +308,7 @@ class RayPool:
             PoolError: No worker is ready, and all have failed to start several times for other reasons.
         """
         lost = out_of_reach(error) or (seat.node != "" and not node_alive(seat.node))
-        bad = self._nodes.avoided
-        # The next start, elsewhere, is the first one; but on several nodes it's hardly the nodes' fault.
-        elsewhere = avoided and len(bad) < _FAILED_STARTS and has_other_node(self._workers, bad)
-        seat.failed_starts = 0 if elsewhere else seat.failed_starts + (not lost)
+        seat.failed_starts += not lost
         cause = error.cause if isinstance(error, RayTaskError) else None
         seat.no_room = cause if isinstance(cause, NoRoomError) else None
         if seat.no_room is not None and not self.ready and all(each.no_room for each in self._seats if each.node):

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.config.run import WorkersSection
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.final_table import FinalTable, build_final_table, evaluate_final_table, winner_of
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import ControlledPool, Pool, StopRequested
 from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.pools.ray_cluster import cluster_name, cluster_nodes
 from moevolve.search.pools.ray_pool import RayPool
-from moevolve.search.pools.shares import contender_of, shares
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.lease_heartbeat import LeaseHeartbeat
 from moevolve.search.running.loggers.feeding import feeding_loggers
@@ -25,7 +21,7 @@ from moevolve.search.running.observer import Observer, logged_as
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import CancelledError, LeaseLostError
 from moevolve.store.events import asker
-from moevolve.store.records import Control, Lease, Progress, ResourceRequest, SearchRecord
+from moevolve.store.records import Control, Lease, Progress, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Measurement
 from moevolve.workers.contract.settings import engine_fingerprint
@@ -34,72 +30,18 @@ log = logging.getLogger(__name__)
 
 _PAUSED = "paused"
 
-_UPDATE_S = 1.0
-"""Interval at which a search's share of a cluster is computed again: leases, with what others request, are renewed as
-often."""
-
 PoolFactory = Callable[[SearchSetup], Pool]
 
 
-def ray_pool(
-    setup: SearchSetup, probe: ModelProbe | None = None, on_avoided: Callable[[str], object] = lambda _: None
-) -> RayPool:
+def ray_pool(setup: SearchSetup, probe: ModelProbe | None = None) -> RayPool:
     """The pool of a search's configuration on Ray.
 
     Args:
         setup: The search.
         probe: Source of the first worker, if that is there already.
-        on_avoided: See `RayPool`.
     """
     config = setup.config
-    return RayPool(
-        config.workers,
-        config.model,
-        config.engine,
-        setup.all_prepared,
-        needed=setup.needed,
-        probe=probe,
-        on_avoided=on_avoided,
-    )
-
-
-class ClusterShare:
-    """A search's share of the cluster that it has joined.
-
-    Args:
-        workers: The search's settings of workers.
-        useful: Largest number of individuals under evaluation at once; more workers would be idle.
-    """
-
-    def __init__(self, workers: WorkersSection, useful: int) -> None:
-        self._workers, self._useful = workers, useful
-        self._count = workers.least
-        self._updated = -_UPDATE_S
-
-    def request(self) -> ResourceRequest | None:
-        """The resources that the search could use, for other drivers; None before it has joined a cluster."""
-        cluster, workers = cluster_name(), self._workers
-        if cluster is None:
-            return None
-        return ResourceRequest(cluster, workers.least, workers.most(self._useful), workers.num_cpus, workers.num_gpus)
-
-    def workers_due(self, heartbeat: LeaseHeartbeat, control: Control) -> int:
-        """The number of workers that the search, of this control, should have now."""
-        if control.workers is not None:
-            return control.workers
-        now = time.monotonic()
-        running = heartbeat.running_searches
-        if running is not None and self._workers.count == "auto" and now - self._updated >= _UPDATE_S:
-            self._updated = now
-            search, own, nodes = heartbeat.lease.search_id, self.request(), cluster_nodes()
-            if own is not None and nodes is not None:
-                others = [
-                    contender_of(other, each, each.claim)
-                    for other, each in running.items()
-                    if other != search and each.claim is not None and each.claim.cluster == own.cluster
-                ]
-                self._count = shares(nodes, [contender_of(search, control, own), *others])[search]
-        return self._count
+    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, needed=setup.needed, probe=probe)
 
 
 def execute(
@@ -131,11 +73,9 @@ def execute(
         PoolError: No worker is available; the search stays resumable.
         KeyboardInterrupt: The user stopped the search, which stays resumable unless it was cancelled.
     """
-    workers = setup.config.workers
-    share = ClusterShare(workers, setup.schedule.in_flight)
     with (
         logged_as(setup.config.name),
-        LeaseHeartbeat(store, setup.search_id, workers.lease_s, workers.priority, share.request) as heartbeat,
+        LeaseHeartbeat(store, setup.search_id, setup.config.workers.lease_s) as heartbeat,
         feeding_loggers(setup, store, observer) as observer,
     ):
         lease = heartbeat.lease
@@ -149,9 +89,7 @@ def execute(
                 observer.on_note(note)
             store.set_status(lease, "running")
         try:
-            on_avoided = partial(store.note, setup.search_id, "node")
-            make_pool = make_pool or partial(ray_pool, probe=probe, on_avoided=on_avoided)
-            _run(setup, store, heartbeat, share, observer, make_pool, finished)
+            _run(setup, store, heartbeat, observer, make_pool or partial(ray_pool, probe=probe), finished)
         except StopRequested as asked:
             store.set_status(lease, asked.status, "on request")
             raise
@@ -194,7 +132,6 @@ def _run(
     setup: SearchSetup,
     store: Store,
     heartbeat: LeaseHeartbeat,
-    share: ClusterShare,
     observer: Observer,
     make_pool: PoolFactory,
     finished: bool,
@@ -217,7 +154,9 @@ def _run(
         on_stage(_PAUSED if paused else last)
         store.set_status(heartbeat.lease, "paused" if paused else "running")
 
-    workers_due = partial(share.workers_due, heartbeat)
+    def workers_due(control: Control) -> int:
+        return setup.config.workers.most(setup.schedule.in_flight) if control.workers is None else control.workers
+
     pool = ControlledPool(partial(make_pool, setup), workers_due, lambda: heartbeat.control, on_pause)
 
     def measure(measurement: Measurement, splits: tuple[PreparedSplit, ...]) -> bytes:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 from moevolve.store.errors import LeaseLostError, StoreError
 from moevolve.store.leases import is_on_another_machine, this_process
-from moevolve.store.records import Control, Lease, Progress, ResourceRequest
+from moevolve.store.records import Control, Lease, Progress
 from moevolve.store.repository import Store
 
 log = logging.getLogger(__name__)
@@ -38,13 +38,9 @@ class LeaseHeartbeat:
         store: Store of the search.
         search_id: Id of the search.
         seconds: Duration of the lease if it isn't renewed.
-        priority: New priority of the search.
-        claim: Returns the cluster resources that the search could use; called before every renewal.
 
     Attributes:
         lease: The lease.
-        running_searches: The controls of all running searches, including this one, by id; None before this one joins a
-            cluster.
         stage, progress: State of the driver, to be published with the next renewal.
 
     Raises:
@@ -52,17 +48,8 @@ class LeaseHeartbeat:
         StoreError: On entry, if a driver on another machine writes to the same SQLite file.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        search_id: str,
-        seconds: float,
-        priority: int = 0,
-        claim: Callable[[], ResourceRequest | None] = lambda: None,
-    ) -> None:
+    def __init__(self, store: Store, search_id: str, seconds: float) -> None:
         self._store, self._search_id, self._seconds = store, search_id, seconds
-        self._priority, self._claim = priority, claim
-        self.running_searches: dict[str, Control] | None = None
         self._ended = threading.Event()
         self._lost: StoreError | None = None
         self.stage: str | None = None
@@ -71,11 +58,11 @@ class LeaseHeartbeat:
         self.lease: Lease
 
     def __enter__(self) -> Self:
-        self.lease = _acquire(self._store, self._search_id, self._seconds, self._priority)
+        self.lease = _acquire(self._store, self._search_id, self._seconds)
         # From here on every write is fenced, so writes can be repeated safely after a lost connection.
         self._patience_before = self._store.retry_timeout_s
         self._store.retry_timeout_s = _LOCKED_S if self._store.is_file else self._seconds
-        self._control = Control(self.lease.owner, self.lease.epoch, True, "running", None, self._priority)
+        self._control = Control(self.lease.owner, self.lease.epoch, True, "running", None)
         self._thread.start()
         return self
 
@@ -97,7 +84,7 @@ class LeaseHeartbeat:
 
     @property
     def control(self) -> Control:
-        """The search's control (desired state, workers, priority) as last read.
+        """The search's control (desired state, workers) as last read.
 
         Raises:
             LeaseLostError: Another driver has taken the search over.
@@ -111,11 +98,8 @@ class LeaseHeartbeat:
         renewed = time.monotonic()
         while not self._ended.wait(min(_BEAT_S, self._seconds / 3)):
             try:
-                claim = self._claim()
-                self._control = self._store.renew(self.lease, self._seconds, self.stage, self.progress, claim)
+                self._control = self._store.renew(self.lease, self._seconds, self.stage, self.progress)
                 renewed = time.monotonic()
-                if claim is not None:
-                    self.running_searches = self._store.running()
             except LeaseLostError as error:
                 self._lost = error
                 return
@@ -136,7 +120,7 @@ def brief_lease(store: Store, search_id: str) -> Iterator[Lease]:
         store.release(lease)
 
 
-def _acquire(store: Store, search_id: str, seconds: float, priority: int | None = None) -> Lease:
+def _acquire(store: Store, search_id: str, seconds: float) -> Lease:
     """Acquire a search's lease, unless another machine writes to the store's SQLite file."""
     for other, control in store.running().items() if store.is_file else ():
         if is_on_another_machine(str(control.owner)):
@@ -144,4 +128,4 @@ def _acquire(store: Store, search_id: str, seconds: float, priority: int | None 
                 f"search {store.search(other).name} of this store is being run by {control.owner}, and several "
                 "machines can't write to a SQLite file: use PostgreSQL (--store postgresql://USER@HOST/NAME)"
             )
-    return store.acquire(search_id, this_process(), seconds, priority)
+    return store.acquire(search_id, this_process(), seconds)

@@ -37,7 +37,6 @@ LAUNCH_SETTINGS = (
     *("seed", "window", "preset", "genome", "phases", "strategy", "task_aggregation", "tie_break"),
     *("final.rerank", "final.test", "final.random_baselines"),
     *("workers.count", "workers.num_cpus", "workers.num_gpus", "workers.timeout_s"),
-    *("workers.min", "workers.max", "workers.priority"),
 )
 """Settings and whole sections that a launch may change. None of them refers to a file or to another machine."""
 _NOT_COMPARED = ("name", "store", "workers.address", "model.revision", "model.own_dtype")

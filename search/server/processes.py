@@ -198,7 +198,7 @@ class ProcessRunner:
             return None
         if desired_state == "paused":
             threading.Thread(target=self._pause_when_driven, args=(store, name), daemon=True).start()
-        return Control(f"process {job.process} of the server", 0, True, desired_state, None, 0, "starting")
+        return Control(f"process {job.process} of the server", 0, True, desired_state, None, "starting")
 
     def _pause_when_driven(self, store: Store, name: str) -> None:
         """Pass the pause on once there is a driver, unless it is withdrawn or the process ends."""

@@ -68,7 +68,7 @@ def shrink(request: ShrinkOptions, observer: Observer, begun: float) -> ShrinkRe
     seconds: dict[str, float] = {}
     looks: list[FirstLook] = []
     with ModelProbe() as probe, ExitStack() as opened:
-        workers = SharedWorkers(partial(ray_pool, probe=probe, on_avoided=observer.on_note))
+        workers = SharedWorkers(partial(ray_pool, probe=probe))
         opened.callback(workers.close)
 
         def look(config: RunConfig) -> None:

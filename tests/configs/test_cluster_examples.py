@@ -67,4 +67,4 @@ def test_the_job_runs_what_stands_beside_it(tmp_path: Path) -> None:
     assert (
         float(limits["nvidia.com/gpu"]) >= config.workers.num_gpus and float(limits["cpu"]) >= config.workers.num_cpus
     )
-    assert group["maxReplicas"] == config.workers.max and cluster["authOptions"]["mode"] == "token"
+    assert group["maxReplicas"] == config.window and cluster["authOptions"]["mode"] == "token"

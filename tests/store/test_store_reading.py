@@ -45,7 +45,7 @@ WRITES: dict[str, Callable[[Store], Any]] = {
     "bind_model": lambda store: store.bind_model("id-beta", MODEL, "weights/here"),
     "acquire": lambda store: store.acquire(BETA.search_id, BETA.owner, 60),
     "renew": lambda store: store.renew(BETA, 60, stage="searching"),
-    "note": lambda store: store.note("id-beta", "node", "3 workers in a row failed on one"),
+    "note": lambda store: store.note("id-beta", "asked", "to run, by somebody"),
     "ask": lambda store: store.ask("id-beta", workers=3),
     "release": lambda store: store.release(BETA),
     "record": lambda store: store.record("id-alpha", [individual(1)]),

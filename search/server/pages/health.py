@@ -1,15 +1,13 @@
-"""The page about the server itself: its store, running searches, workers, nodes, requests and started processes."""
+"""The page about the server itself: its store, running searches, workers, requests and started processes."""
 
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from moevolve.search.pools.node_failures import AVOIDED_S
 from moevolve.search.server.dependencies import ServerDep
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.pages.views import view_of_summary, workers_of
@@ -18,9 +16,8 @@ from moevolve.store.schema import newest_revision
 
 _SEARCHES = 8
 """Number of searches whose workers are listed."""
-_NODES: tuple[EventKind, ...] = ("node",)
 _ASKED: tuple[EventKind, ...] = ("asked", "exported", "retried")
-"""Kinds of events that name avoided nodes, and who requested something."""
+"""Kinds of events that name who requested something."""
 _REQUESTS = 50
 """Number of requests that are listed, the latest."""
 
@@ -39,13 +36,6 @@ def show_health(request: Request, server: ServerDep) -> HTMLResponse:
         if one.search.id in controls
     ]
     alive = [view for view in views if view.control.alive]
-    since = datetime.now(UTC) - timedelta(seconds=AVOIDED_S)
-    running = {view.search.id for view in alive}
-    nodes = [
-        event
-        for event in server.store.latest_events(limit=_REQUESTS, kinds=_NODES)
-        if event.at > since and event.search_id in running
-    ]
     return render(
         request,
         "health.jinja",
@@ -56,8 +46,6 @@ def show_health(request: Request, server: ServerDep) -> HTMLResponse:
         count=len(views),
         alive=alive,
         damaged=[view for view in views if view.control.fault is not None],
-        nodes=nodes,
-        minutes=round(AVOIDED_S / 60),
         asked=server.store.latest_events(limit=_REQUESTS, kinds=_ASKED),
         searches={view.search.id: view.search for view in views},
         orphaned=[view for view in views if view.is_orphaned],

@@ -273,7 +273,6 @@ def _fields(given: RunConfig, asked: RemoteLaunchRequest) -> Iterator[FormField]
         yield field("genome.experts", "experts", experts, "per layer", 1)
     yield field("seed", "seed", given.seed, "of all randomness", 0)
     yield field("workers.count", "workers", given.workers.count, "a number, or auto")
-    yield field("workers.priority", "priority", given.workers.priority, "over others on the cluster", -1000)
 
 
 def _asked(typed: TypedLaunch, server: ServerState) -> RemoteLaunchRequest:

@@ -68,8 +68,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("phases: a prune phase", {"phases": PLAIN["phases"][::-1]}),
     ("phases.1: crossover_rate: a repair phase has only", {"phases": [PRUNING, MENDING | {"crossover_rate": 1}]}),
     ("phases.0.repair.ridge_lambdas: ", {"phases": [PRUNING | {"repair": {"ridge_lambdas": []}}]}),
-    ("workers: `min`", {"workers": {"count": "auto", "min": 3, "max": 2}}),
-    ("workers: `min` and `max`", {"workers": {"count": 3, "max": 4}}),
     ("workers: `count`", {"workers": {"count": True}}),
     ("engine.threads", {"name": "huge", "engine": {"threads": "9" * 4000}}),
     ("genome.naee_subsets", {"name": "huge", "genome": {"experts": 2, "naee_subsets": 10**18}}),
@@ -189,9 +187,6 @@ def test_workers_are_a_number_or_what_there_is_room_for() -> None:
     for settings, least, most in (
         ({"count": 3}, 3, 3),
         ({"count": "auto"}, 1, 8),
-        ({"count": "auto", "min": 0, "max": 4}, 0, 4),
-        ({"count": "auto", "min": 2, "max": 40}, 2, 8),
-        ({"count": "auto", "min": 9}, 9, 9),
     ):
         workers = WorkersSection.model_validate(settings)
         assert (workers.least, workers.most(8)) == (least, most)

@@ -50,7 +50,7 @@ QUESTIONS: list[Any] = [
     StoredAnswersRequest("judged:0", task="rte", split="search", only="lost"),
     PauseRequest("beta"),
     StopRequest("beta"),
-    ScaleRequest("beta", 3, priority=1),
+    ScaleRequest("beta", 3),
     CancelRequest("beta"),
     LabelRequest("beta", tags="base  first", note="of seed 2", archived=True),
     SearchesRequest(archived=True, tag="first", text="SEED 2"),
@@ -112,7 +112,6 @@ def test_a_server_answers_as_its_store_does(store: Store, served: TestClient) ->
 WRONG: list[tuple[Any, type[Exception], int, str]] = [
     (ShowRequest("lab:60"), NotFoundError, 404, "no individual 'lab:60'; nearest: lab:59"),
     (StopRequest("lab"), StoreError, 409, "isn't being run"),
-    (ScaleRequest("beta"), UserError, 422, "say how many workers"),
     (ShowRequest("a ?c#d%:1"), NotFoundError, 404, "a ?c#d%"),
 ]
 

@@ -19,7 +19,6 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools import ray_actor, ray_pool
 from moevolve.search.pools.base import PoolError, StopRequested
-from moevolve.search.pools.node_failures import AVOIDED_S, NodeFailures
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault, WorkerInfo
@@ -61,7 +60,7 @@ class StandIn:
     """As much of Ray as a pool uses, in this process; waits take no time.
 
     Attributes:
-        living: Ids of the living nodes; an actor gets the first one that its selector does not exclude.
+        living: Ids of the living nodes; actors get the first one.
         full: Whether actors find no room.
         waited: Seconds that waits would have taken.
     """
@@ -75,14 +74,13 @@ class StandIn:
     def remote(self, **_: float) -> Callable[[type], SimpleNamespace]:
         return self._actor_class
 
-    def _actor_class(self, make: type, label_selector: Any = None) -> SimpleNamespace:
+    def _actor_class(self, make: type) -> SimpleNamespace:
         def create() -> SimpleNamespace:
-            excluded = str((label_selector or {}).values())
-            actor, node = make(), next((node for node in self.living if node not in excluded), "lost")
+            actor, node = make(), next(iter(self.living), "lost")
             methods = [name for name in vars(make) if not name.startswith("_")]
             return SimpleNamespace(**{name: self._method(getattr(actor, name), node) for name in methods})
 
-        return SimpleNamespace(remote=create, options=lambda **options: self._actor_class(make, **options))
+        return SimpleNamespace(remote=create)
 
     def _method(self, method: Callable[..., Any], node: str) -> SimpleNamespace:
         def make(*arguments: Any) -> Any:
@@ -107,7 +105,7 @@ class StandIn:
     def kill(self, actor: object) -> None: ...
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"NodeID": node, "Alive": True, "Resources": {"CPU": 8.0}} for node in self.living]
+        return [{"NodeID": node, "Alive": True} for node in self.living]
 
     def get_runtime_context(self) -> SimpleNamespace:
         return SimpleNamespace(get_node_id=lambda: self._node)
@@ -162,9 +160,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return found
 
 
-def pool_of(fates: Fates, on_avoided: Callable[[str], object] = print, **settings: Any) -> RayPool:
+def pool_of(fates: Fates, **settings: Any) -> RayPool:
     workers = WorkersSection(**settings)
-    return RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=fates, on_avoided=on_avoided)
+    return RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=fates)
 
 
 def poll_until_ready(pool: RayPool, count: int) -> None:
@@ -313,28 +311,3 @@ def test_a_candidate_goes_to_the_worker_that_has_repaired_it() -> None:
     collect(pool, 3)
     submit_for("c", "a")
     assert under_evaluation() == ["c", "a"], "another worker is better than none"
-
-
-def test_a_node_where_three_starts_in_a_row_failed_is_left_out(stand_in: StandIn) -> None:
-    stand_in.living.append("second")
-    fates, told = Fates(starting=[FAIL] * 3), list[str]()
-    pool = pool_of(fates, told.append)
-    poll_until_ready(pool, 1)
-    assert fates.starts == 4 and pool._seats[0].node == "second"
-    assert len(told) == 1 and told[0].startswith(f"3 workers in a row failed on {socket.gethostname()}, the last by Ru")
-
-
-def test_three_failures_in_a_row_leave_a_node_out_for_a_while() -> None:
-    now = 1000.0
-    nodes = NodeFailures(lambda: now)
-    assert [nodes.failed("bad", what) for what in ("start 1", "start 1", "run 1", "run 1")] == [False] * 4
-    nodes.succeeded("bad")
-    assert [nodes.failed("bad", what) for what in ("start 2", "run 2", "run 3")] == [False, False, True]
-    assert nodes.avoided == {"bad"} and not nodes.failed("other", "run 4")
-    assert not nodes.failed("bad", "run 5"), "by a worker that is still there"
-    now += AVOIDED_S
-    assert nodes.avoided == set()
-    assert nodes.failed("bad", "start 6") and nodes.avoided == {"bad"}, "once more was enough"
-    now += AVOIDED_S
-    nodes.succeeded("bad")
-    assert not nodes.failed("bad", "start 7"), "it is counted anew"

@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from ray.cluster_utils import Cluster
 from ray_nodes import FRUGAL
 from replies import failure
 from search_lab import make_lab_setup, prepared
-from waiting import PATIENT_S, until
+from waiting import until
 
 from moevolve.evaluators.types import PreparedSplit, SplitRef
 from moevolve.search.config.run import WorkersSection
@@ -127,38 +126,6 @@ def test_deaths_and_faults_of_workers_stay_with_their_candidates(cluster: Cluste
         assert (doomed.kind, doomed.attempts) == ("worker", 2)
         assert "killed its worker 2 times, last: WorkerFault: MemoryError: no more" in (doomed.failure or "")
         assert not doomed.worker.endswith(f"/{victim}") and collect("good").attempts == 1
-
-
-def wait_until_ready(pool: RayPool, workers: int) -> None:
-    deadline = time.monotonic() + PATIENT_S
-    while pool.ready < workers:
-        assert time.monotonic() < deadline, "the workers do not start"
-        pool.poll(0.1)
-
-
-def test_no_worker_is_started_on_a_node_that_is_left_out(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("moevolve.search.pools.node_failures.FAILURES", 1)
-
-    class PickyWorker(LightWorker):
-        def __init__(self, *arguments: Any) -> None:
-            with (tmp_path / "starts").open("a") as starts:
-                starts.write(f"{node_here()}\n")
-            if node_here() == bad:
-                raise RuntimeError("no device")
-
-    bad = add_node(cluster).node_id
-    told: list[str] = []
-    workers = WorkersSection(num_cpus=1, address=cluster.address, count=2)
-    pool = RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=PickyWorker, on_avoided=told.append)
-    with contextlib.closing(pool):
-        while not told:  # the other node has no room for a second worker
-            pool.poll(0.1)
-        add_node(cluster)
-        wait_until_ready(pool, 2)
-    starts = (tmp_path / "starts").read_text().split()
-    assert len(told) == 1 and starts.count(bad) == 1 and len(set(starts)) == len(starts) == 3
 
 
 class WatchedPool(RayPool):

@@ -69,7 +69,7 @@ def test_a_search_gets_another_ray_if_it_does_not_fit_into_the_one_before(
         for wanted in ({"count": 2, "num_cpus": enough}, {"address": ray_address}, {"address": "auto"}):
             with pytest.raises(PoolError, match=rf"is in the Ray at \S+ already, with {enough} CPUs"), used(**wanted):
                 pass
-    with used(count="auto", min=0) as same:
+    with used(count="auto") as same:
         assert same == first
 
     def no_more(num_cpus: int, **_: object) -> None:

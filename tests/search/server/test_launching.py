@@ -185,7 +185,7 @@ def test_run_files_and_their_faults_are_listed(client: TestClient) -> None:
 def test_a_form_shows_the_run_file(client: TestClient, store: Store, runs: Path, tiny: Any) -> None:
     page = page_of(client, "/launch?configuration=small")
     values = {found["id"]: found.get("value") for found in page.all("input") if found.get("type") != "checkbox"}
-    assert values == {"name": "calm", "genome.experts": "2", "seed": "3", "workers.count": "1", "workers.priority": "0"}
+    assert values == {"name": "calm", "genome.experts": "2", "seed": "3", "workers.count": "1"}
     assert "12 in prune, then 12 in merge" in page.text and str(tiny.model) in page.text
     assert page.texts_of("option") == ["the run file's", "gone", "tiny"]
     tasks = {found["value"] for found in page.all("input") if found.get("type") == "checkbox"}

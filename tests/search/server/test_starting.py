@@ -89,14 +89,12 @@ def test_a_log_is_there_from_the_first_second_and_requests_have_names(client: Te
     lease = store.acquire("id-alpha", "driver", 600)
     client.post("/api/searches/alpha/pause")
     store.ask("id-alpha", "running")
-    store.note("id-alpha", "node", "3 workers in a row failed on gpu-7, the last by RuntimeError: no device")
     asked = [event["text"] for event in client.get("/api/events?kind=asked&kind=retried").json()]
     user = f"{getpass.getuser()} on {socket.gethostname()}"
     assert asked == [f"to be running, by {user}", f"to be paused, by {token}"]
     health = client.get("/health", headers={"accept": "text/html"}).text
-    assert all(text in health for text in (*asked, "failed on gpu-7, the last by RuntimeError", "for 10 minutes"))
+    assert all(text in health for text in asked)
     store.release(lease)
-    assert "gpu-7" not in client.get("/health", headers={"accept": "text/html"}).text, "nothing runs there"
 
 
 def test_a_real_launch_leaves_nothing(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
