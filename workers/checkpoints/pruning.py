@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any
@@ -29,9 +29,6 @@ _FUSED = re.compile(r".+\.experts\.[^.]*[^.\d].*")
 # Ends of names of correction biases, which checkpoints have in the router or beside it.
 _CORRECTION_BIASES = (f".{CORRECTION_BIAS}", ".expert_bias", ".router_bias")
 _MTP_STEM = re.compile(r"(^|\.)(mtp\w*|nextn)(\.|$)")
-# Ends of the names of scales that experts without a token in the calibration of the quantisation lack.
-_UNMEASURED = (".input_scale", ".input_global_scale")
-
 _TABLE_DTYPES = {"I64": "<i8", "I32": "<i4"}
 
 
@@ -122,7 +119,7 @@ class Pruning:
     """Chooses and names the tensors of a pruned checkpoint.
 
     Args:
-        tensors: All tensors of the source checkpoint.
+        tensors: All tensors of the source checkpoint, which are those of its model (`check_weights`).
         family: Family of the model.
         moe_layers: Indices of the MoE layers, ascending.
         experts: Experts n per MoE layer of the source.
@@ -130,8 +127,7 @@ class Pruning:
         selection: Experts to keep.
 
     Raises:
-        UserError: Experts of a layer are missing or differ from each other in shape, or a tensor of a MoE layer is
-            unknown.
+        UserError: A tensor of a MoE layer is unknown.
     """
 
     def __init__(
@@ -152,7 +148,6 @@ class Pruning:
         self._decoder_layers = decoder_layers
         self._ordinals = {layer: ordinal for ordinal, layer in enumerate(moe_layers)}
         self._stem = self._find_stem()
-        self._check_experts()
 
     def kept(self) -> list[KeptTensor]:
         """Return the tensors of the pruned checkpoint in the order of their sources."""
@@ -252,40 +247,6 @@ class Pruning:
         if match is not None and match["stem"] == self._stem:
             return int(match["layer"]) >= self._decoder_layers
         return is_mtp_stem(name)
-
-    def _check_experts(self) -> None:
-        """Check that every MoE layer has all its experts, and that they have the same tensors."""
-        parts: dict[tuple[int, str], dict[int, StoredTensor]] = defaultdict(dict)
-        found = set()
-        for name, tensor in self._tensors.items():
-            layer, match = _LAYER.fullmatch(name), EXPERT.fullmatch(name)
-            if layer is None or layer["stem"] != self._stem or self._is_mtp(name):
-                continue
-            if match is not None:
-                parts[int(layer["layer"]), match["rest"] or ""][int(match["expert"])] = tensor
-            if match is not None or self._is_fused(name):
-                found.add(int(layer["layer"]))
-        if found != self._ordinals.keys():
-            odd = min(found ^ self._ordinals.keys())
-            has = "has experts" if odd in found else "has no experts"
-            raise UserError(f"the checkpoint's layer {odd} {has}, and its config.json says otherwise; fetch it again")
-        for (index, part), by_expert in parts.items():
-            experts = set(range(self._experts))
-            wrong = by_expert.keys() - experts if part.endswith(_UNMEASURED) else by_expert.keys() ^ experts
-            if wrong:
-                what = f"tensor {part.lstrip('.')} of expert {min(wrong)}"
-                there = "there" if min(wrong) in by_expert else "missing"
-                raise UserError(
-                    f"{self._stem}{index}: {what} is {there}, and config.json says {self._experts} experts; "
-                    "fetch the files again"
-                )
-            first = by_expert[min(by_expert)]
-            for tensor in by_expert.values():
-                if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
-                    raise UserError(
-                        f"{tensor.file}: tensor {tensor.name} is {tensor.dtype} {list(tensor.shape)}, and {first.name} "
-                        f"is {first.dtype} {list(first.shape)}; fetch the file again"
-                    )
 
 
 def is_mtp_stem(name: str) -> bool:

@@ -21,7 +21,7 @@ from moevolve.workers.checkpoints.files import gguf_file, read_json
 from moevolve.workers.checkpoints.formats.gguf import ARCHITECTURES, GgufNames, open_parts, stored_gguf
 from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.headers import INDEX_FILE, StoredTensor, read_header, stored_tensors
-from moevolve.workers.checkpoints.loading import checkpoint_folder, load_config, naming
+from moevolve.workers.checkpoints.loading import check_weights, checkpoint_folder, load_config, naming
 from moevolve.workers.checkpoints.pruning import KeptTensor, Pruning
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport, MtpLayers
 from moevolve.workers.contract.edits import Edit, underlying
@@ -104,6 +104,7 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> Sour
             disagree with each other or with its config.
     """
     exporter, changed = pruning_exporter(edit), changes_weights(edit)
+    check_weights(model)
     source = SourceCheckpoint(model)
     facts, folder, config, file = source.facts, source.folder, source.config, source.gguf
     if changed is not None and mtp == "prune":
