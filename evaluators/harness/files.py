@@ -18,8 +18,6 @@ from moevolve.evaluators.errors import UserError, opening
 
 PREFIX = "lm_eval:"
 """Prefix of the names of lm-eval's tasks."""
-FOLDERS_VARIABLE = "MOEVOLVE_LM_EVAL_TASKS"
-"""Environment variable with additional folders of lm-eval's task files, separated as in PATH."""
 
 # Keys that place a task among others, or name files that are read into it: they change no score.
 _STRUCTURE = ("tag", "group", "task_list", "include")
@@ -54,15 +52,14 @@ def find_yaml(name: str) -> Path:
         if not path.is_file():
             raise UserError(f"{PREFIX}{name}: no such file")
         return path
-    for folder in (*map(Path, _further_folders()), _own_folder()):
-        # Most files are named after their task; lm-eval's own index reads all 14,000 files, which takes seconds.
-        for path in sorted(folder.rglob(f"{name}.yaml")):
-            if read_raw(path).get("task") == name:
-                return path.absolute()
+    # Most files are named after their task; lm-eval's own index reads all 14,000 files, which takes seconds.
+    for path in sorted(_own_folder().rglob(f"{name}.yaml")):
+        if read_raw(path).get("task") == name:
+            return path.absolute()
     if name not in _index():
         raise UserError(
             f"{PREFIX}{name}: lm-eval has no task of this name (groups of tasks don't count: name their tasks one by "
-            f"one); your own: give the path of its .yaml, or set {FOLDERS_VARIABLE}"
+            "one); your own: give the path of its .yaml"
         )
     return _index()[name]
 
@@ -159,10 +156,6 @@ def _from_folder(files: Any, folder: Path) -> Any:
     return str(folder / files) if isinstance(files, str) and (folder / files).exists() else files
 
 
-def _further_folders() -> list[str]:
-    return [folder for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
-
-
 @cache
 def _own_folder() -> Path:
     import lm_eval.tasks
@@ -175,7 +168,7 @@ def _index() -> dict[str, Path]:
     """Name -> file of all single tasks, from lm-eval's own index."""
     from lm_eval.tasks import TaskManager
 
-    entries = TaskManager(include_path=_further_folders() or None).task_index
+    entries = TaskManager().task_index
     return {
         name: Path(entry.yaml_path).absolute()
         for name, entry in entries.items()

@@ -39,7 +39,6 @@ from moevolve.workers.profiling.report import (
 )
 
 _INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
-_ALONE = "models were loaded one after the other: there is no room for all of them at once, so drift isn't shared"
 
 
 def _parsed_sizes(given: Any) -> Any:
@@ -92,13 +91,6 @@ class ProfileRequest(Request):
     model: ModelPath = None
     trust_remote_code: Annotated[bool, about("Let modelling code in a checkpoint's folder run.")] = False
     dtype: ModelDtype = None
-    one_at_a_time: Annotated[
-        bool | None,
-        about(
-            "Hold one model in memory at a time (drift isn't shared), or all of them; default: all if memory is ample."
-        ),
-        Flag("--one-at-a-time/--all-loaded"),
-    ] = None
     plot: Annotated[
         Path | None,
         about("Picture to write (.png, .svg, .pdf): scores on the task against answers per second."),
@@ -153,9 +145,7 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
         processes = Path(scratch, "processes")
         processes.mkdir()
         report = profile_models([models[name] for name in order], settings, processes, on_stage)
-    notes = _notes(report, candidates)
-    if request.one_at_a_time is None and report.settings.one_at_a_time:
-        notes = (_ALONE, *notes)
+    notes = (*report.notes, *_notes(report, candidates))
     scored = [
         each if (found := scores.get(each.label)) is None else replace(each, score=found.score, scale=found.scale)
         for each in report.models
@@ -285,6 +275,5 @@ def _settings(
         request.device,
         (request.dtype or "auto") if full is None else full.dtype,
         request.threads,
-        request.one_at_a_time,
         prompts,
     )

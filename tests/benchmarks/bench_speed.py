@@ -61,7 +61,6 @@ def speeds(name: str, sizes: list[int]) -> list[list[str]]:
             "batch_sizes": sizes,
             "dtype": "bfloat16",
             "prompt_tokens": 64,
-            "one_at_a_time": False,
             "timed_runs": 9,
         }
         full, *others = moevolve.profile("sqlite://", [str(place) for place in places], **settings).models

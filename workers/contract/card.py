@@ -110,43 +110,25 @@ class CardFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Disagreement:
-    """How much a part of a checkpoint differs from the same part of the edited resident model on equal inputs.
-
-    Attributes:
-        largest: Largest difference at any position, relative to the largest value that the part adds there.
-        accepted: The same over the positions that must agree: all of them in float32, 90 % in 16-bit dtypes, where two
-            experts can tie and the order of a sum decides between them.
-        tolerance: Upper bound on `accepted`.
-    """
-
-    largest: float
-    accepted: float
-    tolerance: float
-    positions: int
-
-    @property
-    def holds(self) -> bool:
-        return self.accepted <= self.tolerance
-
-
-@dataclass(frozen=True, slots=True)
 class Agreement:
-    """How much an export differs from the edited resident model over all parts; see `Disagreement`.
+    """How much a part of a checkpoint, or all of it, differs from the edited resident model on equal inputs.
 
     Attributes:
-        max_difference, accepted_difference: The largest `Disagreement.largest` and `accepted` of any part.
+        max_difference: Largest difference at any position, relative to the largest value that the part adds there.
+        accepted_difference: The same over the positions that must agree: all of them in float32, 90 % in 16-bit dtypes,
+            where two experts can tie and the order of a sum decides between them.
+        tolerance: Upper bound on `accepted_difference`.
         positions: Number of positions at which each part was compared.
-        parts: Number of parts: embeddings, decoder layers, final norm and output head.
         worst_part: Name of the part with the largest `accepted_difference`.
+        parts: Number of parts: embeddings, decoder layers, final norm and output head.
     """
 
     max_difference: float
     accepted_difference: float
     tolerance: float
     positions: int
-    parts: int
     worst_part: str
+    parts: int = 1
 
     @property
     def holds(self) -> bool:

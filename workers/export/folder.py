@@ -25,30 +25,7 @@ from moevolve.workers.export.servers import loads_in
 from moevolve.workers.families.registry import UNLISTED
 
 _UNVERIFIED = ".unverified"
-# Versions of `transformers` in which exports were read.
-_TRIED = "5.23 and 5.24"
 _SPLIT_EXPERTS = {"gate_proj", "up_proj", "down_proj"}
-# Model types whose stock checkpoints version 4.57 computes the same with (`tests/benchmarks/served.py --stock`).
-_READ_BY_4 = (
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "olmoe",
-    "flex_olmo",
-    "glm4_moe",
-    "gpt_oss",
-    "deepseek_v3",
-    "dots1",
-    "ernie4_5_moe",
-    "hunyuan_v1_moe",
-    "jamba",
-    "phimoe",
-    "qwen3_next",
-    "deepseek_v2",
-    "granitemoe",
-    "granitemoeshared",
-    "llama4_text",
-)
 
 
 class VerificationError(RuntimeError):
@@ -157,14 +134,8 @@ def write_card(part: Path, card: ExportCard, facts: CardFacts, source: Path) -> 
     """Write the model card, `README.md`; `source` is the folder of the unedited checkpoint."""
     created = datetime.now(UTC).strftime("%Y-%m-%d")
     known = {"card": card, "facts": facts, "version": version("moevolve"), "created": created}
-    known["metadata"] = metadata_of(card, facts, source)
-    file = part / "config.json"
-    settings = read_json(file) if file.is_file() else {}
-    # 4.57 masks groups with 0, which is above a negative score, so that it chooses experts of other groups.
-    limited = settings.get("n_group") != settings.get("topk_group")
-    older = facts.form == "stock" and settings.get("model_type") in _READ_BY_4 and not limited
-    tried = f"4.57, {_TRIED}" if older else _TRIED
-    known |= {"loader": loader_of(part), "programs": loads_in(part, facts.form), "tried": tried}
+    known |= {"metadata": metadata_of(card, facts, source), "loader": loader_of(part)}
+    known["programs"] = loads_in(part, facts.form)
     content = render("export/model_card.md.jinja", **known)
     (part / "README.md").write_text(content, encoding="utf-8")
 

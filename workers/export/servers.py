@@ -9,7 +9,14 @@ from moevolve.workers.contract.card import CheckpointForm
 
 _DENSE = ("llama", "mistral", "qwen2", "qwen3")
 """Dense models of which a narrower one is another size of the same family for every program."""
+_OLDER = "transformers 4.57"
 _LOADED: dict[str, tuple[str, ...]] = {
+    # `tests/benchmarks/served.py --stock`: it computes the same.
+    _OLDER: (
+        *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "glm4_moe", "gpt_oss", "deepseek_v3", "dots1"),
+        *("ernie4_5_moe", "hunyuan_v1_moe", "jamba", "phimoe", "qwen3_next", "deepseek_v2", "granitemoe"),
+        *("granitemoeshared", "llama4_text"),
+    ),
     # `tests/benchmarks/served.py`: vLLM's log-probabilities are the edited model's, or it can't run them on a CPU.
     "vLLM": (
         *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "glm4_moe", "gemma4_text", "granitemoe"),
@@ -33,5 +40,10 @@ def loads_in(directory: Path, form: CheckpointForm | str) -> tuple[str, ...]:
         return ("llama.cpp",)
     if form == "native":
         return ("transformers (trust_remote_code=True)",)
-    kind = read_json(directory / "config.json").get("model_type")
-    return ("transformers", *(program for program, kinds in _LOADED.items() if kind in kinds))
+    settings = read_json(directory / "config.json")
+    found = [program for program, kinds in _LOADED.items() if settings.get("model_type") in kinds]
+    # It masks groups with 0, which is above a negative score, so that it chooses experts of other groups.
+    limited = settings.get("n_group") != settings.get("topk_group")
+    if _OLDER in found and (limited or form != "stock"):
+        found.remove(_OLDER)
+    return ("transformers", *found)

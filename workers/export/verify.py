@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from moevolve.workers.checkpoints.state import (
     load_part,
     restore_buffers,
 )
-from moevolve.workers.contract.card import Agreement, CheckpointForm, Disagreement
+from moevolve.workers.contract.card import Agreement, CheckpointForm
 from moevolve.workers.export.folder import VerificationError
 from moevolve.workers.families.decoder import CARRIED, carries, decoder_layers, decoder_of, skipped, state_of
 from moevolve.workers.model.resident import ResidentModel
@@ -110,31 +110,29 @@ def verify(
     exported = _ExportedModel(directory, form, resident)
     exported.check_names()
     compared = []
-    for part, difference in _compare_parts(exported, expected):
+    for each in _compare_parts(exported, expected):
         changed = [name for name in exported.last_read if exported.last_read[name] != checksums.get(name)]
-        if changed or not difference.holds:
-            raise VerificationError(_failure(part, difference, changed))
-        compared.append((part, difference))
-    part, worst = max(compared, key=lambda each: each[1].accepted)
-    return Agreement(
-        max_difference=max(each.largest for _, each in compared),
-        accepted_difference=worst.accepted,
-        tolerance=worst.tolerance,
-        positions=worst.positions,
-        parts=len(compared),
-        worst_part=part,
-    )
+        if changed or not each.holds:
+            raise VerificationError(_failure(each, changed))
+        compared.append(each)
+    worst = max(compared, key=lambda each: each.accepted_difference)
+    return replace(worst, max_difference=max(each.max_difference for each in compared), parts=len(compared))
 
 
 def compare(
-    expected: Sequence[Tensor], outputs: Iterable[Tensor], dtype: torch.dtype, inputs: Sequence[Tensor] | None = None
-) -> Disagreement:
+    part: str,
+    expected: Sequence[Tensor],
+    outputs: Iterable[Tensor],
+    dtype: torch.dtype,
+    inputs: Sequence[Tensor] | None = None,
+) -> Agreement:
     """Compare the outputs of a part of a model for several sequences, position by position.
 
     Differences are relative to the largest value that the part adds to its input at the position. One rounding step of
     the output is ignored, because it can be much larger than what is added.
 
     Args:
+        part: Name of the part.
         expected: Outputs of the edited resident model, [..., positions, size] each.
         outputs: Outputs of the checkpoint, in the same shapes.
         dtype: Parameter dtype of both.
@@ -150,12 +148,12 @@ def compare(
         differences.append((excess / scale).nan_to_num(nan=float("inf")).flatten())
     ranked = torch.cat(differences).sort().values
     must_agree = max(1, round(_AGREEING[dtype] * len(ranked)))
-    return Disagreement(float(ranked[-1]), float(ranked[must_agree - 1]), TOLERANCE[dtype], len(ranked))
+    return Agreement(float(ranked[-1]), float(ranked[must_agree - 1]), TOLERANCE[dtype], len(ranked), part)
 
 
 @torch.inference_mode()
-def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) -> Iterator[tuple[str, Disagreement]]:
-    """Yield the name of every part with its difference from the resident model's."""
+def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) -> Iterator[Agreement]:
+    """Compare every part with the resident model's."""
     device, dtype = exported.device, exported.dtype
     decoder, head = decoder_of(exported.model), exported.model.get_output_embeddings()
     layers = decoder_layers(exported.model)
@@ -170,12 +168,12 @@ def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) ->
                 normed.append(decoder(input_ids=each.tokens.to(device), use_cache=False).last_hidden_state)
             arguments.append(calls)
         embedded = [calls[0][0][0] for calls in arguments]
-        yield "embeddings", compare([each.states[0] for each in expected], embedded, dtype)
-        yield "final norm", compare([each.normed for each in expected], normed, dtype)
+        yield compare("embeddings", [each.states[0] for each in expected], embedded, dtype)
+        yield compare("final norm", [each.normed for each in expected], normed, dtype)
     with exported.loaded(of_head):
         # Hunyuan 4 keeps its head in float32.
         logits = (head(each.normed.to(device, head.weight.dtype)) for each in expected)
-        yield "output head", compare([each.logits for each in expected], logits, dtype)
+        yield compare("output head", [each.logits for each in expected], logits, dtype)
     carried: list[Any] = [None] * len(expected)
     for index, layer in enumerate(layers):
         carrying, outputs = carries(layer), []
@@ -188,7 +186,7 @@ def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) ->
                 carried[sequence] = output[1] if carrying else None
                 outputs.append(state_of(output))
             wanted, inputs = [each.states[index + 1] for each in expected], [each.states[index] for each in expected]
-            yield f"decoder layer {index}", compare(wanted, outputs, dtype, inputs)
+            yield compare(f"decoder layer {index}", wanted, outputs, dtype, inputs)
 
 
 # Positional and keyword arguments of a decoder layer: hidden states, masks, positions and others.
@@ -283,11 +281,11 @@ def _recording(layers: Sequence[nn.Module], calls: list[_Arguments]) -> Iterator
             hook.remove()
 
 
-def _failure(part: str, difference: Disagreement, changed: Sequence[str]) -> str:
+def _failure(part: Agreement, changed: Sequence[str]) -> str:
     """Message that says how a part differs, and which of its tensors aren't as written."""
     differs = (
-        f"{part} differs from the edited model's by {difference.accepted:.3g} of what it adds, allowed "
-        f"{difference.tolerance:.3g}"
+        f"{part.worst_part} differs from the edited model's by {part.accepted_difference:.3g} of what it adds, allowed "
+        f"{part.tolerance:.3g}"
     )
     if changed:
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""

@@ -53,7 +53,7 @@ def _room() -> Iterator[None]:
     try:
         yield
     except torch.cuda.OutOfMemoryError:
-        raise UserError("the GPU has no room for it; use smaller --batch-sizes, or --one-at-a-time") from None
+        raise UserError("the GPU has no room for it; use smaller --batch-sizes") from None
 
 
 class ProfiledProcess:

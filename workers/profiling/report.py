@@ -94,7 +94,6 @@ class ProfileSettings:
         prompt_tokens: Tokens per prompt, for a task's prompts their mean; also the context for FLOPs per token.
         dtype: Parameter dtype; `auto` is each checkpoint's own.
         threads: Intra-op threads of torch on the CPU; None for torch's default.
-        one_at_a_time: Load one model at a time, so that runs aren't interleaved. None does so unless memory is ample.
     """
 
     batch_sizes: tuple[int, ...]
@@ -104,7 +103,6 @@ class ProfileSettings:
     device: Device = "auto"
     dtype: Literal["auto"] | Dtype = "auto"
     threads: int | None = None
-    one_at_a_time: bool | None = None
     prompts: TaskPrompts | None = None
 
     def batch_tokens(self, size: int) -> int:

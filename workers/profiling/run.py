@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
@@ -27,6 +26,8 @@ from moevolve.workers.profiling.report import (
 )
 
 Stage = Callable[[str], None]
+# Note of a report whose runs weren't interleaved.
+ALONE = "models were loaded one after the other: there is no room for all of them at once, so drift isn't shared"
 # The log is for errors: its last line becomes the message if the process ends.
 _ENV = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -48,7 +49,7 @@ def profile_models(
         ProfileError: A process was killed or crashed.
     """
     profiles: list[ModelProfile] = []
-    waiting, alone = list(models), settings.one_at_a_time
+    waiting, alone = list(models), False
     while waiting:
         with ExitStack() as stack:
             processes: list[_Process] = []
@@ -57,11 +58,11 @@ def profile_models(
                 process = stack.enter_context(_Process(waiting.pop(0), folder))
                 process.loaded = loaded = process.call(load, process.model, settings)
                 processes.append(process)
-                if alone is None:
+                if not profiles and len(processes) == 1:
                     # Whether there is room for the other models, if each takes twice the bytes of this one's weights.
                     alone = 2 * len(waiting) * loaded.weight_bytes > loaded.free_bytes
             profiles += _interleaved(processes, settings, on_stage)
-    return ProfileReport(replace(settings, one_at_a_time=alone), tuple(profiles))
+    return ProfileReport(settings, tuple(profiles), (ALONE,) if alone else ())
 
 
 def _interleaved(processes: Sequence[_Process], settings: ProfileSettings, on_stage: Stage) -> list[ModelProfile]:
@@ -113,5 +114,5 @@ class _Process(ChildProcess):
         except UserError as error:
             raise UserError(f"{self.model.label}: {error}") from None
         except ChildError as error:
-            advice = "; use smaller --batch-sizes, or --one-at-a-time" if error.killed else ""
+            advice = "; use smaller --batch-sizes" if error.killed else ""
             raise ProfileError(f"{self.model.label}: {error}{advice}") from None

@@ -238,11 +238,10 @@ def test_tasks_are_found_by_name(write: Write, tmp_path: Path, monkeypatch: pyte
     assert split_name("lm_eval:a#b,c") == ("lm_eval:", "a", "#b,c")
     assert split_name("a.yaml") == ("", "a.yaml", "")
     write()
-    monkeypatch.setenv("MOEVOLVE_LM_EVAL_TASKS", str(tmp_path))
-    assert load_task("lm_eval:small").name == "lm_eval:small"
+    assert load_task(f"lm_eval:{tmp_path}/small.yaml").name == "lm_eval:small"
     with pytest.raises(UserError, match=r"lm_eval:.*/nowhere\.yaml: no such file"):
         load_task(f"lm_eval:{tmp_path}/nowhere.yaml")
     load_harness.cache_clear()
     monkeypatch.setattr("moevolve.evaluators.harness.files.version", absent)
     with pytest.raises(UserError, match=r"pip install 'moevolve\[lm-eval\]'"):
-        load_task("lm_eval:small")
+        load_task(f"lm_eval:{tmp_path}/small.yaml")

@@ -49,7 +49,7 @@ def test_fields_are_changed_in_place(
     after = json.loads((tmp_path / "stock" / "config.json").read_text())
     assert list(after) == [name for name in before if name not in packing]
     assert after == {name: changed[name] for name in after} | {"torch_dtype": "float32"}
-    assert "tried with `transformers` 4.57, 5.23" in (tmp_path / "stock" / "README.md").read_text()
+    assert "Loads in: transformers, transformers 4.57" in (tmp_path / "stock" / "README.md").read_text()
     files = {file.name for file in (tmp_path / "stock").iterdir()}
     assert files == {"README.md", "config.json", "model.safetensors", *COPIED}
     for name in COPIED:

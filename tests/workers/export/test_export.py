@@ -248,20 +248,20 @@ def test_no_more_than_a_layer_and_a_half_is_held_beside_the_model(
 
 def test_not_a_number_is_no_agreement() -> None:
     states = torch.zeros((10, 3))
-    assert compare([states], [states], torch.float32).holds
+    assert compare("all", [states], [states], torch.float32).holds
     broken = states.clone()
     broken[:2, 0] = float("nan")
-    assert not compare([states], [broken], torch.float32).holds
-    assert not compare([states], [broken], torch.bfloat16).holds
+    assert not compare("all", [states], [broken], torch.float32).holds
+    assert not compare("all", [states], [broken], torch.bfloat16).holds
 
 
 def test_differences_are_measured_by_what_a_part_adds_at_a_position() -> None:
     given = torch.tensor([[1000.0, 0.0], [1.0, 0.0]])
     expected = given + torch.tensor([[4.0, 0.5], [0.5, 0.25]])
     found = expected + torch.tensor([[0.0, 0.04], [0.01, 0.0]])
-    outcome = compare([expected], [found], torch.float32, [given])
-    assert outcome.largest == pytest.approx(0.02, rel=1e-3) and outcome.positions == 2 and not outcome.holds
+    outcome = compare("all", [expected], [found], torch.float32, [given])
+    assert outcome.max_difference == pytest.approx(0.02, rel=1e-3) and outcome.positions == 2 and not outcome.holds
     # One step of rounding at a value that is large beside what is added is free.
     rounded = expected.bfloat16()
     rounded[0, 0] += 4
-    assert compare([expected.bfloat16()], [rounded], torch.bfloat16, [given.bfloat16()]).largest == 0
+    assert compare("all", [expected.bfloat16()], [rounded], torch.bfloat16, [given.bfloat16()]).max_difference == 0

@@ -16,7 +16,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.profiling.checkpoints import check_folder
 from moevolve.workers.profiling.process import ProfiledProcess
 from moevolve.workers.profiling.report import BatchProfile, ProfiledModel, ProfileError, ProfileSettings, TaskPrompts
-from moevolve.workers.profiling.run import profile_models
+from moevolve.workers.profiling.run import ALONE, profile_models
 
 SETTINGS = ProfileSettings((1, 3), prompt_tokens=6, new_tokens=2, timed_runs=3, device="cpu", threads=1)
 
@@ -88,13 +88,13 @@ def test_models_take_turns(canned: CannedProfilees, tmp_path: Path) -> None:
     assert [event.partition(", pid")[0] for event in loads] == ["one loads beside 0", "two loads beside 1"]
     order = ["one", "two", "one", "two", "two", "one", "one", "two"]
     assert turns == [f"{name} 1" for name in order] + [f"{name} 3" for name in order]
-    assert report.settings.one_at_a_time is False and report.reference.label == "a"
+    assert not report.notes and report.reference.label == "a"
 
 
 def test_one_model_is_held_at_a_time_without_ample_room(canned: CannedProfilees, tmp_path: Path) -> None:
     models = [ProfiledModel("a", "crowded"), ProfiledModel("b", "two")]
     report = profile_models(models, replace(SETTINGS, timed_runs=1), tmp_path)
-    assert report.settings.one_at_a_time is True and [model.label for model in report.models] == ["a", "b"]
+    assert report.notes == (ALONE,) and [model.label for model in report.models] == ["a", "b"]
     assert [event.partition(", pid")[0] for event in canned.events] == [
         "crowded loads beside 0",
         *["crowded 1"] * 2,

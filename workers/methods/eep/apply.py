@@ -80,7 +80,7 @@ class EepApplicator(ExpertsOwner, Repairable):
             experts.reset()
         for shared in self.shared:
             if shared is not None:
-                shared.reset()
+                shared.weights.restore()
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
         return self.experts[ordinal].originals

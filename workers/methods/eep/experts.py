@@ -18,6 +18,7 @@ from moevolve.workers.contract.methods import ExpertFiles
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.expert_memory import ExpertMemory, ExpertSpec, Fill, MemoryUser
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
+from moevolve.workers.methods.shared.dense_outputs import CopyOnWriteWeights
 
 # Number of tokens whose activations of a shared expert are computed at once.
 _ROWS = 1024
@@ -198,10 +199,7 @@ class LayerExperts:
 
 
 class SharedExpert:
-    """Switches the output projection of a layer's shared expert, which it must have, between the original and a copy.
-
-    The copy is made when the first weights are changed. Its memory is reused by later edits.
-    """
+    """The output projection of a layer's shared expert, which it must have; a repair changes a copy of its weights."""
 
     def __init__(self, layer: MoELayer) -> None:
         module, gate = layer.shared_expert, layer.shared_expert_gate
@@ -209,32 +207,12 @@ class SharedExpert:
         down = module.down_proj
         assert isinstance(down, nn.Linear)
         self._module, self._gate, self._down = module, gate, down
-        self._original = down.weight
-        self._copy: nn.Parameter | None = None
+        self.weights = CopyOnWriteWeights(down)
 
     @property
     def width(self) -> int:
         """Number of neurons."""
-        return int(self._original.shape[1])
-
-    @property
-    def weights(self) -> Tensor:
-        """A view of the output projection in use, [neurons, hidden]."""
-        return self._down.weight.data.t()
-
-    @torch.inference_mode(False)  # the copy may become an exported parameter, which inference tensors can't
-    def make_writable(self) -> None:
-        """Use the copy of the output projection, because the caller will change it there."""
-        if self._down.weight is not self._original:
-            return
-        if self._copy is None:
-            self._copy = nn.Parameter(torch.empty_like(self._original), requires_grad=False)
-        self._copy.data.copy_(self._original.data)
-        self._down.weight = self._copy
-
-    def reset(self) -> None:
-        """Use the original output projection."""
-        self._down.weight = self._original
+        return int(self._down.weight.shape[1])
 
     def activations(self, hidden: Tensor, columns: slice) -> Tensor:
         """Inputs of the output projection, times the gate that the family puts on the expert's output, if any.

@@ -72,20 +72,18 @@ class ExpertOutputs:
 
     def add(self, columns: slice, change: Tensor) -> Tensor:
         if self._shared is not None and columns.start >= self._routed:
-            self._shared.make_writable()
+            own = slice(columns.start - self._routed, columns.stop - self._routed)
+            return self._shared.weights.add(own, change)
         down = self._down(columns)
         before = down.to(torch.float32, copy=True)
         down.copy_(before + change)
         return down.float() - before
 
     def _down(self, columns: slice) -> Tensor:
-        """A view of the output weights of some columns of the features, [columns, hidden]."""
-        neurons, count = self._neurons(), columns.stop - columns.start
-        if columns.start >= self._routed:
-            assert self._shared is not None
-            return self._shared.weights[columns.start - self._routed :][:count]
+        """A view of the output weights of some columns of the features, neurons of one expert: [columns, hidden]."""
+        neurons = self._neurons()
         expert, start = divmod(columns.start, neurons.width)
-        return neurons.down(expert)[start : start + count]
+        return neurons.down(expert)[start : start + columns.stop - columns.start]
 
     def networks(self, recorded: Recorded) -> Iterator[Network]:
         hidden, weights, chosen = recorded
@@ -146,7 +144,7 @@ class ExpertOutputs:
         self._experts.use_buffer(*neurons.shape)
         self._neurons().copy_from(self._original_neurons(), neurons)
         if self._shared is not None:
-            self._shared.reset()
+            self._shared.weights.restore()
 
     def _added(self, weights: Tensor) -> Tensor:
         """Routing weights times the factor with which the layer adds its experts' sum to the residual stream."""
