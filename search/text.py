@@ -98,11 +98,16 @@ def memory_size(size: int | None) -> str:
     return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
 
 
-def duration(hours: float) -> str:
-    """Format a time in hours, minutes or seconds, to two digits."""
-    if hours >= 1:
-        return f"{hours:,.0f} hours" if hours >= 9.95 else f"{hours:.1f} hours"
-    return f"{60 * hours:.0f} minutes" if hours >= 1 / 30 else f"{3600 * hours:.0f} seconds"
+def duration(seconds: float) -> str:
+    """Format a time in seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+def date_time(moment: datetime | None) -> str:
+    """Format a moment, or `-` for None."""
+    return "-" if moment is None else f"{moment:%Y-%m-%d %H:%M}"
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -117,7 +122,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def html_table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> str:
     """Rows with the same columns as an HTML table, without columns in which nothing stands."""
-    names = _filled(rows)
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, "") for row in rows)]
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(_written(row[name]))}</td>" for name in names) + "</tr>" for row in rows
@@ -131,22 +136,8 @@ def html_lines(lines: Iterable[str]) -> str:
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
-def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as lines of text with aligned columns."""
-    names = _filled(rows)
-    lines = [names, *([_written(row[name]) for name in names] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-
-
-def _filled(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, "") for row in rows)]
-
-
 def _written(value: Any) -> str:
     if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M}"
+        return date_time(value)
     text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
     return "".join(each if each.isprintable() else " " for each in text)

@@ -24,7 +24,7 @@ from moevolve.search.interface.searches import LabelRequest, SearchesRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest
 from moevolve.search.interface.tables import plain
 from moevolve.search.server.serve import ServeRequest
-from moevolve.search.text import flop_count, memory_size, parameter_count, score_lines
+from moevolve.search.text import date_time, flop_count, memory_size, parameter_count, score_lines
 from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _print_overview(found: SearchOverview) -> None:
     counts = ", ".join(f"{count:,} {names.get(name, name)}" for name, count in found.funnel.items())
     _print_facts(
         [
-            ("search", f"{search.name} (id {search.id}), of {search.created_at:%Y-%m-%d %H:%M}"),
+            ("search", f"{search.name} (id {search.id}), of {date_time(search.created_at)}"),
             ("status", f"{search.status}{reason}{orphan}"),
             *(each for each in noted if each[1]),
             *found.facts,

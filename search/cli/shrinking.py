@@ -14,6 +14,7 @@ from moevolve.search.cli.output.final_table import print_entries
 from moevolve.search.cli.running import watched
 from moevolve.search.shrink.page import advice
 from moevolve.search.shrink.request import ShrinkRequest
+from moevolve.search.text import duration
 from moevolve.workers.export.folder import how_to_load, how_to_quantise
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _print_page(found: ShrinkResult) -> None:
             f"tokens/s and memory are those of plain transformers and one sequence on {found.speed.device}",
             soft_wrap=True,
         )
-    took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in found.seconds.items())
+    took = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in found.seconds.items())
     output.print(f"took {took}", soft_wrap=True)
     if found.sizes:
         rows = found.size_rows()

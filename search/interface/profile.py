@@ -24,6 +24,7 @@ from moevolve.search.loop.scores import FULL
 from moevolve.search.report.fitness import speed_figure
 from moevolve.search.running.candidates import Candidate, find_candidate, prepared_split
 from moevolve.search.running.observer import SILENT, Observer
+from moevolve.search.text import duration
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord
 from moevolve.workers.checkpoints.files import gguf_file
@@ -196,7 +197,7 @@ def _notes(report: ProfileReport, candidates: dict[str, Candidate]) -> tuple[str
         # Making an edit counts with the first split that it is evaluated on.
         seconds = sum(each.seconds for each in evaluations if each.split == "search")
         if isinstance(candidate.genome, RepairedGenome) and seconds:
-            notes.append(f"{name} is repaired: to fit it, and to score it on search, took a worker {seconds:.1f} s")
+            notes.append(f"{name} is repaired: to fit it, and to score it on search, took a worker {duration(seconds)}")
     for model in report.models:
         detail = candidates[model.label].detail if model.label in candidates else None
         # Stock checkpoints may repeat what experts share.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.scales import SCALES
 from moevolve.search.running.observer import Observer
+from moevolve.search.text import duration
 
 if TYPE_CHECKING:
     from moevolve.store.records import Progress
@@ -58,7 +58,7 @@ def describe(progress: Progress) -> str:
         parts.append(f"full {scale.text(progress.full)}")
     if progress.rate is not None and progress.left is not None:
         parts.append(f"{progress.rate:.2f} evaluations/s")
-        parts.append(f"{timedelta(seconds=round(progress.left))} left")
+        parts.append(f"{duration(progress.left)} left")
     if progress.failed:
         parts.append(f"{progress.failed} failed")
     return ", ".join(parts)

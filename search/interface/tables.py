@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.scales import SCALES, Scale
-from moevolve.search.text import html_table, text_table
+from moevolve.search.text import html_table
 from moevolve.store.records import SearchSummary
 
 if TYPE_CHECKING:
@@ -28,20 +28,20 @@ _FORMULA = re.compile(r"(^|[;\r\n\t])(?=[\r\n\t]|\s*[=+\-@＝＋－＠])")
 """What a spreadsheet may take for the beginning of a formula, also one whose columns are separated by semicolons."""
 
 
+# Columns of a listing in a notebook; data frames and CSV have all.
 _SHOWN = (
     *("search", "individual", "status", "tags", "task", "search_score", "dev_score", "test_score", "experts", "active"),
     *("individuals", "best", "dev", "test", "parameters", "summary", "created"),
 )
-"""Columns of a printed listing; data frames and CSV have all."""
+# Columns with scores, and those with the scales that they are shown on.
 _SCALED = {
     **dict.fromkeys(("search_score", "dev_score", "test_score", "best", "fitness"), "scale"),
     **dict.fromkeys(("dev", "test"), "mean_scale"),
 }
-"""Columns with scores, and those with the scales that they are shown on."""
 
 
 class Rows(list[T]):
-    """A listing's records: a list that notebooks show, and `print` prints, as a table."""
+    """A listing's records: a list that notebooks show as a table."""
 
     def to_pandas(self) -> pd.DataFrame:
         """The records as a data frame with all their columns; scores are in %, or perplexities, as `scale` says.
@@ -52,18 +52,12 @@ class Rows(list[T]):
         return data_frame([_scaled(record, Scale.value) for record in self])
 
     def _repr_html_(self) -> str:
-        return html_table(self._shown())
-
-    def __str__(self) -> str:
-        return text_table(self._shown())
+        rows = [_scaled(record, Scale.phrase) for record in self]
+        return html_table([{name: value for name, value in row.items() if name in _SHOWN} for row in rows])
 
     def __repr__(self) -> str:
         kind = f" of {type(self[0]).__name__}" if self else ""
-        return f"<{len(self)} rows{kind}: print() shows the table, to_pandas() makes a data frame>"
-
-    def _shown(self) -> list[dict[str, Any]]:
-        rows = [_scaled(record, Scale.phrase) for record in self]
-        return [{name: value for name, value in row.items() if name in _SHOWN} for row in rows]
+        return f"<{len(self)} rows{kind}: to_pandas() makes a data frame>"
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -26,6 +26,7 @@ from moevolve.search.results.effects import Effects, effects
 from moevolve.search.results.kept import SizePoint, kept_by_size
 from moevolve.search.running.calibration import calibration_notes, stored_calibration
 from moevolve.search.running.candidates import find_candidate, start_of
+from moevolve.search.text import date_time
 from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
@@ -257,8 +258,8 @@ def _provenance(store: StoreReader, search: SearchRecord) -> list[tuple[str, str
     rows = [
         ("search", f"{search.name} (id {search.id})"),
         ("status", search.status + (f": {search.status_reason}" if search.status_reason else "")),
-        ("created", f"{search.created_at:%Y-%m-%d %H:%M:%S} UTC"),
-        ("last change", f"{search.updated_at:%Y-%m-%d %H:%M:%S} UTC"),
+        ("created", f"{date_time(search.created_at)} UTC"),
+        ("last change", f"{date_time(search.updated_at)} UTC"),
         ("configuration (hash of what makes the population)", search.config_hash),
         ("model (fingerprint)", search.model_fingerprint),
         ("engine (fingerprint)", search.engine_fingerprint),

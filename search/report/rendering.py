@@ -15,7 +15,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moevolve.evaluators.scales import SCALES, scales_title
-from moevolve.search.text import memory_size, parameter_count, percent, ranges, score_lines, size_lines
+from moevolve.search.text import (
+    date_time,
+    duration,
+    memory_size,
+    parameter_count,
+    percent,
+    ranges,
+    score_lines,
+    size_lines,
+)
 from moevolve.store.pareto import FrontRow
 from moevolve.store.records import BestRow, SearchRecord
 
@@ -54,7 +63,6 @@ def environment(folder: Path | None = None) -> Environment:
         "cells": cells,
         "checks": export_checks,
         "duration": duration,
-        "clock": clock,
         "when": when,
         "handle": handle,
         "shell": shlex.quote,
@@ -81,26 +89,8 @@ def cells(places: Iterable[int]) -> str:
     return "".join(f"M{place} 0h.85v1h-.85z" for place in places)
 
 
-def duration(seconds: float) -> str:
-    """A duration in seconds, minutes or hours."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"
-
-
-def clock(seconds: float) -> str:
-    """A duration as `h:mm:ss` or `m:ss`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 def when(moment: datetime | None) -> str | Markup:
     """A time in UTC as a `<time>` element; `-` for none."""
     if moment is None:
         return "-"
-    stamp = moment.isoformat(timespec="seconds")
-    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
-        stamp, moment.strftime("%Y-%m-%d %H:%M:%S"), moment.strftime("%Y-%m-%d %H:%M")
-    )
+    return Markup('<time datetime="{}">{}</time>').format(moment.isoformat(timespec="seconds"), date_time(moment))

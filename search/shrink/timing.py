@@ -198,6 +198,6 @@ def chosen(text: str, config: RunConfig, found: Pilot, besides: float) -> tuple[
     one = found.of(phases[longest(phases)].kind)
     sentence = (
         f"--time {text}: {number} candidates{bound}; one takes {one:.2g} s on one of {found.workers} workers "
-        f"(measured on {found.individuals}), everything about {duration(takes(number) / 3600)}"
+        f"(measured on {found.individuals}), everything about {duration(takes(number))}"
     )
     return number, takes(number), sentence

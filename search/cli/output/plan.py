@@ -49,7 +49,7 @@ def print_plan(report: Estimate) -> None:
         ]
         print_table(None, "repair of a candidate | >tokens | >memory of the largest fit | >allowed", rows)
     if report.pilot is not None:
-        output.print(f"the search takes about {duration(report.pilot.hours)} here, by the pilot", soft_wrap=True)
+        output.print(f"the search takes about {duration(3600 * report.pilot.hours)} here, by the pilot", soft_wrap=True)
     for note in report.notes:
         output.print(f"- {note}", soft_wrap=True)
 
@@ -82,4 +82,4 @@ def _row(report: Estimate) -> list[str]:
         memory_size(here.device),
         "-" if there is None else f"{memory_size(there.device)}\n+ {memory_size(there.host)}",
     ]
-    return cells if report.pilot is None else [*cells, f"about {duration(report.pilot.hours)}"]
+    return cells if report.pilot is None else [*cells, f"about {duration(3600 * report.pilot.hours)}"]

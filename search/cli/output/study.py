@@ -15,7 +15,7 @@ from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL
 from moevolve.search.loop.scores import Score
 from moevolve.search.loop.significance import Significance, holm
 from moevolve.search.results.study import StudyRow
-from moevolve.search.text import parameter_count, score_lines
+from moevolve.search.text import duration, parameter_count, score_lines
 
 _HEADLINES = ("test", "test: all", "search")
 """Columns of which the first that there is has the score that counts."""
@@ -153,7 +153,7 @@ def _columns(rows: Sequence[StudyRow]) -> dict[str, list[str]]:
     columns[_P_BASELINE] = [_p(p) for p in _corrected([row.against_baseline for row in rows])]
     columns["parameters"] = [parameter_count(round(row.parameters)) if row.scores else "-" for row in rows]
     columns["active"] = [parameter_count(round(row.active_parameters)) if row.scores else "-" for row in rows]
-    columns["cost"] = [f"{row.evaluations:.0f}\n{row.seconds:.0f} s" if row.evaluations else "-" for row in rows]
+    columns["cost"] = [f"{row.evaluations:.0f}\n{duration(row.seconds)}" if row.evaluations else "-" for row in rows]
     return {heading: cells for heading, cells in columns.items() if set(cells) != {"-"}}
 
 

@@ -63,7 +63,7 @@ def test_six_lines(launched: Launched, tmp_path: Path) -> None:
         assert moevolve.best(store, task="pick", experts=4) == []
         assert [row.search.name for row in moevolve.searches(store)] == ["demo"], "it was left open"
     assert run.winner in [row.ref for row in top]
-    assert list(top.to_pandas()["individual"]) == [row.ref for row in top] and run.winner in str(top)
+    assert list(top.to_pandas()["individual"]) == [row.ref for row in top]
     moevolve.plot(url, "demo", tmp_path / "demo.png", individual="demo:0")
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(moevolve.UserError, match="unknown picture format; use one of "):

@@ -16,15 +16,12 @@ from moevolve.store.records import SearchSummary
 EVIL = "=<b>\x1b]0;x\x07"
 
 
-def test_a_listing_is_a_list_that_prints_itself() -> None:
+def test_a_listing_is_a_list_that_notebooks_show() -> None:
     row = SearchSummary(search("one", note=EVIL, tags=("a", "b")), 3, 2, 1, 0.75, None, None, ("rte", "cb"), None)
     rows = Rows([row, replace(row, search=search(EVIL), best_fitness=None)])
     assert rows == [row, rows[1]]
     shown = rows._repr_html_()
     assert "<td>=&lt;b&gt; ]0;x </td>" in shown and "<td>75.0 %</td>" in shown and "<th>dev</th>" not in shown
-    lines = str(rows).splitlines()
-    assert lines[0].split() == ["search", "status", "tags", "individuals", "best"] and "\x1b" not in str(rows)
-    assert lines[1].split() == ["one", "created", "a", "b", "3", "75.0", "%"]
     first, second = csv.DictReader(io.StringIO(csv_text(map(flat, rows))))
     tamed = "'=<b>\ufffd]0;x\ufffd"
     assert (first["note"], first["tasks"], first["test"], second["search"]) == (tamed, "rte cb", "", tamed)
@@ -34,8 +31,8 @@ def test_a_listing_is_a_list_that_prints_itself() -> None:
         and list(frame["individuals"]) == [3, 3]
         and frame["note"][0] == EVIL
     )
-    assert repr(rows) == "<2 rows of SearchSummary: print() shows the table, to_pandas() makes a data frame>"
-    assert (str(Rows()), repr(Rows())[:8]) == ("", "<0 rows:")
+    assert repr(rows) == "<2 rows of SearchSummary: to_pandas() makes a data frame>"
+    assert repr(Rows())[:8] == "<0 rows:"
 
 
 @pytest.mark.parametrize(

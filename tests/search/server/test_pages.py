@@ -23,7 +23,7 @@ from waiting import PATIENT_S, until
 from moevolve.search.interface.answers import StoredAnswersRequest
 from moevolve.search.loop.scores import interval
 from moevolve.search.report.rendering import FOLDER as REPORT
-from moevolve.search.report.rendering import clock, handle
+from moevolve.search.report.rendering import duration, handle
 from moevolve.search.running.candidates import find_candidate
 from moevolve.search.server.app import make_app
 from moevolve.search.server.caches import Listings
@@ -421,7 +421,7 @@ def test_a_running_search_is_controlled_with_a_write_token(
     progress = Progress(7, 20, "merge", (3, 0.625), 0.75, 1, 2, 5, 0.5, 3723.0)
     store.renew(lease, 60, "evaluating", progress)
     page = page_of(client, "/searches/live")
-    assert "7 of 20" in page.text and "1:02:03 left" in page.text and "evaluating" in page.text
+    assert "7 of 20" in page.text and "62 min left" in page.text and "evaluating" in page.text
     assert "62.5" in page_of(client, "/").text and "live" in page_of(client, "/health").text
     asked = {found.get("hx-post"): found for found in page.all("button", "form")}
     assert {f"/api/searches/live/{verb}" for verb in ("pause", "stop", "cancel", "scale")} < set(asked)
@@ -495,6 +495,6 @@ def test_listings_are_read_again_after_an_event(tmp_path: Path) -> None:
 
 
 def test_durations_and_paths_are_formatted() -> None:
-    assert [clock(seconds) for seconds in (0.4, 61, 3723)] == ["0:00", "1:01", "1:02:03"]
+    assert [duration(seconds) for seconds in (0.4, 61, 3723, 9e4)] == ["0.4 s", "61 s", "62 min", "25.0 h"]
     assert handle(samples.search("demo-2.b")) == "demo-2.b"
     assert handle(samples.search("a/b", id="x")) == handle(samples.search("..", id="x")) == "x"
