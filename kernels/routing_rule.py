@@ -36,13 +36,6 @@ NO_SKIPPING = (
 """Error message for dynamic skipping in families without it, after the name of the setting."""
 
 
-SAME_ACTIVE = (
-    "this family's first layers have tables of the experts of every token id, as wide as all layers' active experts; "
-    "give all layers the same number"
-)
-"""Error message for layers with their own numbers of active experts, after the name of the setting."""
-
-
 @dataclass(frozen=True, slots=True)
 class RoutingGroups:
     """Groups of experts that limit a token's choice.

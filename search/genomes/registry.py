@@ -10,7 +10,6 @@ from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticKnownError
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.capacity.kind import CAPACITY
 from moevolve.search.genomes.contract.base import Genome, GenomeSection, GenomeSpace, Offspring
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.contract.kind import GenomeFigures, GenomeKind
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, GenomeKind] = {
     "eep": EEP,
-    "capacity": CAPACITY,
     "factorllm": FACTORLLM,
     "tomoe": TOMOE,
     "nanomoe": NANOMOE,

@@ -169,7 +169,7 @@ def _recipe(store: StoreReader, candidate: Candidate) -> Recipe:
     assert detail is not None
     base = underlying(edit)
     if not isinstance(base, EepEdit):
-        raise UserError(f"{detail.ref}: only individuals of kinds eep and capacity that change the model have recipes")
+        raise UserError(f"{detail.ref}: only individuals of kind eep that change the model have recipes")
     repaired = edit if isinstance(edit, RepairedEdit) else None
     retained = abs(base.expert_merging).argmax(axis=2).tolist()
     prunes = bool(base.one_hot_mapping.all()) and bool((base.router_mapping == base.expert_merging).all())
@@ -192,7 +192,7 @@ def _recipe(store: StoreReader, candidate: Candidate) -> Recipe:
         active=base.active,
         router_space=base.router_space,
         matrices=None if prunes else packed_matrices(base),
-        widths=base.widths,
+        width=base.width,
         repair=None if repaired is None else repaired.settings,
         rows=None if repaired is None else packed_rows(repaired.rows),
         skipping=None if base.skip_rows is None else packed_rows(base.skip_rows),

@@ -107,7 +107,7 @@ class Recipe(_Strict):
         active: Active experts per token.
         router_space: See `EepEdit`.
         matrices: Both matrices; None if it only leaves experts out.
-        widths: Neurons of an expert by MoE layer; None for the model's own.
+        width: Neurons of an expert; None for the model's own.
         rows: What the repair is fitted on.
         skipping: What thresholds of dynamic skipping are measured on.
         parameters: Number of parameters of the new checkpoint; None if it isn't stored.
@@ -123,10 +123,10 @@ class Recipe(_Strict):
     summary: str
     model: RecipeModel
     kept_experts: Mapping[int, tuple[int, ...]]
-    active: int | tuple[int, ...]
+    active: int
     router_space: RouterSpace
     matrices: RecipeMatrices | None
-    widths: tuple[int, ...] | None
+    width: int | None
     repair: RepairSettings | None
     rows: RecipeRows | None
     skipping: RecipeRows | None
@@ -227,7 +227,7 @@ def recipe_edit(recipe: Recipe, facts: ModelFacts, rows: FitRows | None, where: 
         base = EepEdit(mapping, merging, recipe.active)
     skipping = None if recipe.skipping is None else unpacked_rows(recipe.skipping, where)
     edit: Edit = replace(
-        base, active=recipe.active, router_space=recipe.router_space, widths=recipe.widths, skip_rows=skipping
+        base, active=recipe.active, router_space=recipe.router_space, width=recipe.width, skip_rows=skipping
     )
     if recipe.repair is not None:
         assert rows is not None and isinstance(edit, EepEdit)

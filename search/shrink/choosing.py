@@ -19,7 +19,7 @@ from moevolve.search.config.files import (
     with_preset,
 )
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.capacity.space import CapacitySpace
+from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.genomes.repaired import base_space
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.budget import (
@@ -47,8 +47,9 @@ _WINDOW = 4
 """Most individuals under evaluation at once, and so the most workers without GPUs: the search depends on it. It is
 smaller for phases of few individuals, so that they have 8 rounds (`search/loop/README.md`)."""
 _MOST_CHOICES = 512
-"""Most experts of all layers together whose subsets are searched: with 384 of them 300 candidates still improve on the
-formula that they start from, with 768 none does (`search/strategies/README.md`)."""
+"""Most experts of all layers together whose subsets are searched without repairs: with 384 of them 300 candidates still
+improve on the formula that they start from, with 768 none does (`search/strategies/README.md`). Of more, only formulas'
+choices are compared, unless `--evaluations` asks for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def settings_of(
         raise UserError(
             f"--active {request.active}: this model is a mixture of experts, of which a token uses {facts.active} of "
             f"{facts.experts}; give --experts or --neurons, and beside --experts fewer per token with --set "
-            f"genome.mean_active={max(1, facts.active / 2):g}"
+            f"genome.active={max(1, facts.active // 2)}"
         )
     repairs = facts.unrepairable is None and not sizes.quantised
     repaired = request.repair == "auto" or (request.repair is None and repairs)
@@ -119,9 +120,9 @@ def settings_of(
         genome["neuron_share"] = fitting_share(budget, sizes.files, facts.experts)
         preset = "counts"
     else:
-        preset = _whole_experts(facts, repaired)
+        preset = "repaired" if repaired else "prune"
         genome["experts"] = _experts(request, budget, sizes)
-    data |= {"genome": genome, "preset": preset}
+    data = _worthwhile(data | {"genome": genome, "preset": preset}, facts)
     if request.keep_score is None:
         choices.append(_kept(request, data, facts))
     return _placed(data, request, probe), choices
@@ -134,11 +135,11 @@ def _unrepaired(data: dict[str, Any]) -> dict[str, Any]:
     return data | {"phases": [phase | {"repair": None} for phase in kept]}
 
 
-def _whole_experts(facts: ModelFacts, repaired: bool) -> str:
-    """The preset that chooses among experts of the width that they have."""
-    if repaired:
-        return "repaired"
-    return "prune" if len(facts.moe_layers) * facts.experts <= _MOST_CHOICES else "importance"
+def _worthwhile(data: dict[str, Any], facts: ModelFacts) -> dict[str, Any]:
+    """The settings without searching subsets where nothing is found: only formulas' choices are compared there."""
+    if data["preset"] != "prune" or len(facts.moe_layers) * facts.experts <= _MOST_CHOICES:
+        return data
+    return with_evaluations(data, fewest(parsed(data).phases))
 
 
 def _experts(request: ShrinkOptions, budget: SizeBudget | None, sizes: Sizes) -> int:
@@ -188,9 +189,9 @@ def _kept(request: ShrinkOptions, data: dict[str, Any], facts: ModelFacts) -> st
         space = base_space(config.space(facts))
     except UserError as error:
         raise UserError(f"{_option(request)}: {error}") from None
-    if not isinstance(space, CapacitySpace) or space.neuron_share is None:
+    if not isinstance(space, EepSpace) or space.neuron_share is None:
         return f"{_option(request)}: every layer keeps {data['genome']['experts']} of {facts.experts} experts"
-    spaces = [space.keeping(count) for count in space.counts or (space.retained,)]
+    spaces = [space.keeping(count) for count in space.counts]
     ways = [f"{each.retained} with {each.width} ({each.kept_share:.1%})" for each in spaces]
     return (
         f"{_option(request)}: of {facts.experts} experts with {facts.expert_neurons} neurons, every layer keeps "

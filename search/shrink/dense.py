@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.capacity.budget import even_width
+from moevolve.search.genomes.eep.subsets import even_width
 from moevolve.search.shrink.budget import kept_share
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.workers.contract.facts import DenseFacts

@@ -137,7 +137,7 @@ class NevergradPhase(PhaseStrategy):
 
 
 # Standard deviation of the first steps per kind of phase. Experts are flattened to scores of 0 and 1 for pruning.
-_SIGMA = {"prune": 1.0, "merge": 0.1, "capacity": 0.3, "tune": 0.1}
+_SIGMA = {"prune": 1.0, "merge": 0.1, "tune": 0.1}
 
 
 # Packages that nevergrad doesn't require and imports only when it runs an optimiser, by the beginning of its name.

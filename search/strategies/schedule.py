@@ -104,7 +104,7 @@ def rounds_notes(config: RunConfig) -> tuple[str, ...]:
     """Return a warning for users for each phase with fewer than `FEWEST_ROUNDS` rounds.
 
     A round is the number of individuals that are made before the first of them can be a parent: a window or a
-    generation. Phases without children have no rounds. `capacity` phases need few, since they start from formulas.
+    generation. Phases without children have no rounds.
     """
     schedule = make_schedule(config)
     size, setting = schedule.generation or schedule.window, "strategy.generation" if schedule.generation else "window"
@@ -112,7 +112,7 @@ def rounds_notes(config: RunConfig) -> tuple[str, ...]:
     for span in schedule.spans:
         evaluations = span.stop - span.start
         rounds, most = -(-evaluations // size), (evaluations - 1) // (FEWEST_ROUNDS - 1)
-        if span.kind in {"repair", "capacity"} or span.initial == evaluations or most == 0 or rounds >= FEWEST_ROUNDS:
+        if span.kind == "repair" or span.initial == evaluations or most == 0 or rounds >= FEWEST_ROUNDS:
             continue
         needed = (FEWEST_ROUNDS - 1) * size + 1
         found.append(

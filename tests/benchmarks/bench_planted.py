@@ -1,12 +1,12 @@
 """Which strategy finds the best experts to keep where there are many: a planted landscape instead of a model.
 
     python tests/benchmarks/bench_planted.py [--layers 48] [--experts 128] [--keep 64] [--domains 3] [--seeds 3]
-        [--evaluations 100 300 1000] [--methods surrogate "mixes by CMA" ...]
+        [--evaluations 100 300 1000] [--methods surrogate ...]
 
 `tests/labs/planted.py` has the landscape. Fitness is the mean of `exp(-gap)` over the domains, the gap being
 `log(perplexity / full)`. The table has the gap on `test`, the mean over domains and over one model per seed, of the
 individual that is best on `search` among the first so many, and its difference with the standard error from the first
-one, which is REAP's choice for subsets and that of energy for mixes.
+one, which is REAP's choice.
 """
 
 from __future__ import annotations
@@ -26,27 +26,22 @@ from moevolve.search.strategies.schedule import make_schedule
 from moevolve.store.records import IndividualRecord
 
 SUBSETS = {"kind": "prune", "initial": 16, "init": ["reap", "energy", "random"]}
-MIXES = {"kind": "capacity", "widths": "equal", "repair": None, "initial": 16, "init": ["equal", "random"]}
 METHODS: dict[str, dict[str, Any]] = {
     "random subsets": SUBSETS,
     "evolution": SUBSETS,
     "surrogate": SUBSETS | {"strategy": "surrogate"},
-    "mixes, random": MIXES,
-    "mixes, evolved": MIXES,
-    "mixes by CMA": MIXES | {"strategy": "nevergrad:CMA"},
 }
 
 
 def searched(model: PlantedModel, phase: dict[str, Any], keep: int, evaluations: int, seed: int) -> np.ndarray:
     """Search `model`; return fitness on `search` and the gap on `test` of all individuals: float64 [evaluations, 2]."""
-    kinds = {"prune": {"kind": "eep", "groups": "per_layer"}, "capacity": {"kind": "capacity"}}
     config = RunConfig.model_validate(
         {
             "name": "planted",
             "seed": seed,
             "model": {"path": "planted"},
             "tasks": [{"name": "one"}],
-            "genome": kinds[phase["kind"]] | {"experts": keep, "active": min(8, keep)},
+            "genome": {"groups": "per_layer", "experts": keep, "active": min(8, keep)},
             "phases": [phase | {"evaluations": evaluations, "initial": min(phase["initial"], evaluations)}],
             "window": 8,
         }

@@ -42,7 +42,7 @@ from moevolve.workers.methods.shared.passes import padded_batches
 from moevolve.workers.worker import EvaluationWorker
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-PRESETS = {"repaired": "eep", "counts": "capacity"}
+PRESETS = ("repaired", "counts")
 """Presets, and the kind of their genomes."""
 PAGE = 4096
 
@@ -147,7 +147,7 @@ def random_features(hidden: int, width: int, tokens: int, device: str) -> Expert
 def candidates_in_passes(preset: str, model: str, task: str, experts: int) -> None:
     """Random candidates of a run with a preset, the first of which warms up, by the repairs of its phases."""
     data = {"name": "cost", "preset": preset, "model": {"path": model, "device": "cpu"}}
-    data |= {"genome": {"kind": PRESETS[preset], "experts": experts}, "tasks": [{"name": task}]}
+    data |= {"genome": {"experts": experts}, "tasks": [{"name": task}]}
     setup = set_up(parse_run_config(with_preset(data, "bench_repair"), "bench_repair"), "cost")
     config = setup.config
     assert config.model is not None and setup.space.measurement is not None

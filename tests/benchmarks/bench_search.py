@@ -32,7 +32,7 @@ BEDS: dict[str, tuple[Path, list[dict[str, Any]]]] = {
     "text": (CONFIGS / "demo" / "text", TEXTS),
 }
 AUTHORS = "authors"
-QUARTER = {"counts": {"kind": "capacity", "neuron_share": 0.25}}
+QUARTER = {"counts": {"experts": None, "neuron_share": 0.25}}
 """Genomes of the presets for kinds other than `eep`."""
 
 
@@ -64,7 +64,7 @@ def search(bed: str, preset: str, seed: int, authors: tuple[float, float] | None
         "preset": preset,
         "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
         "tasks": tasks,
-        "genome": QUARTER.get(preset, {"kind": "eep", "experts": 8}),
+        "genome": QUARTER.get(preset, {"experts": 8}),
         "window": 4,
         "workers": {"count": 2, "num_cpus": 1},
         "engine": {"threads": 1},

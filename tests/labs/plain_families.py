@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -305,9 +304,8 @@ def plain_family(
     model, sparse = _plain_family(directory)
     blocks = []
     for i, (layer, name, block) in enumerate(sparse):
-        own = replace(edit, active=edit.active_by_layer[i])
         skip_below = None if thresholds is None else thresholds[i]
-        plain = PlainBlock(block, edit.router_mapping[i], edit.expert_merging[i], own, model.config, skip_below)
+        plain = PlainBlock(block, edit.router_mapping[i], edit.expert_merging[i], edit, model.config, skip_below)
         blocks.append(plain)
         if name:
             setattr(layer, name, plain)

@@ -69,8 +69,7 @@ class PlantedModel:
 
     @cached_property
     def calibration(self) -> Calibration:
-        """What is measured on calibration rows: `counts`, `importance_sums` and `pair_norms` of all domains together,
-        and `per_task_importance_sums` of each."""
+        """What is measured on calibration rows: `counts`, `importance_sums` and `pair_norms`."""
         usage, root = np.exp(self._logs["usage"]), np.exp(self._logs["norm"] / 2)[..., None, None]
         counts = np.round(usage / usage.sum(axis=2, keepdims=True) * 8 * 8192)
         powers = np.arange(3)
@@ -83,7 +82,6 @@ class PlantedModel:
                 "counts": counts.sum(axis=0).astype(np.int64),
                 "importance_sums": together,
                 "pair_norms": strength[:, :, None] * strength[:, None, :],
-                "per_task_importance_sums": sums.astype(np.float32),
             }
         )
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from hypothesis import settings
 from store_samples import individual
 
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
-from moevolve.search.genomes.capacity.space import SUMS, CapacitySection, CapacitySpace
-from moevolve.search.genomes.contract.phases import CapacityPhase, MergePhase, PrunePhase, TunePhase
-from moevolve.search.genomes.eep.space import EepGenome, EepSection, EepSpace
+from moevolve.search.genomes.contract.phases import MergePhase, PrunePhase, TunePhase
+from moevolve.search.genomes.eep.section import EepSection
+from moevolve.search.genomes.eep.space import EepGenome, EepSpace
 from moevolve.store.records import IndividualRecord, IndividualStatus
-from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.methods.eep.edit import RouterSpace
 
@@ -23,7 +22,6 @@ few = settings(max_examples=8, deadline=None)
 many = settings(max_examples=150, deadline=None)
 PRUNE = PrunePhase(evaluations=40)
 MERGE = MergePhase(evaluations=160)
-CAPACITY = CapacityPhase(evaluations=60)
 TUNE = TunePhase(evaluations=100)
 
 
@@ -97,7 +95,7 @@ def dense_model(
 
 
 def eep_space(
-    retained: int = 4,
+    retained: int | None = 4,
     groups: int | Literal["per_layer"] = 4,
     *,
     layers: int = 32,
@@ -106,6 +104,7 @@ def eep_space(
     router_space: RouterSpace = "probs",
     facts: ModelFacts | None = None,
     dynamic_skipping: bool = False,
+    neuron_share: float | None = None,
 ) -> EepSpace:
     """A space for `facts`, or else for a Mixtral of that many layers and experts."""
     section = EepSection(
@@ -114,24 +113,9 @@ def eep_space(
         groups=groups,
         router_space=router_space,
         dynamic_skipping=dynamic_skipping,
+        neuron_share=neuron_share,
     )
     return EepSpace.of(section, facts or mixtral(layers, experts))
-
-
-def capacity_space(
-    retained: int | None = 4,
-    layers: int = 32,
-    experts: int = 8,
-    *,
-    facts: ModelFacts | None = None,
-    **settings: Any,
-) -> CapacitySpace:
-    """A space for `facts`, or else for a Mixtral of that many layers and experts, measured on one task."""
-    facts = facts or mixtral(layers, experts)
-    shape = (1, len(facts.moe_layers), facts.experts, 3, 3)
-    sums = np.random.default_rng(0).uniform(0.1, 9, shape).astype(np.float32)
-    space = CapacitySpace.of(CapacitySection(experts=retained, **settings), facts)
-    return space.calibrated(Calibration({SUMS: sums}))
 
 
 def continuous(space: EepSpace, seed: int = 0) -> EepGenome:

@@ -122,42 +122,6 @@ class CombinedMeasurement:
         return max(part.tokens for part in self.parts)
 
 
-PER_TASK = "per_task_"
-"""Beginning of the names of arrays that are measured by task."""
-
-
-@dataclass(frozen=True, slots=True)
-class PerTaskMeasurement:
-    """A calibration that is measured on the prompts of every task separately.
-
-    The arrays are named `PER_TASK` and the name of the inner calibration's array. Their first dimension is the tasks.
-
-    Attributes:
-        inner: Measurement of a task's calibration. Its number of tokens is that of all tasks together.
-    """
-
-    inner: GrowingMeasurement
-
-    @property
-    def tokens(self) -> int:
-        return self.inner.tokens
-
-    @property
-    def most(self) -> int:
-        return self.inner.most
-
-    def is_met(self, arrays: Mapping[str, NDArray[Any]]) -> bool:
-        """Whether it is enough for every task."""
-        return self.inner.is_met(_without_prefix(arrays))
-
-    def note(self, arrays: Mapping[str, NDArray[Any]]) -> str:
-        return self.inner.note(_without_prefix(arrays))
-
-
-def _without_prefix(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    return {name.removeprefix(PER_TASK): array for name, array in arrays.items() if name.startswith(PER_TASK)}
-
-
 def combined(*parts: Measurement | None) -> Measurement | None:
     """Combine measurements, ignoring None, into one; None if none is left."""
     present = tuple(part for part in parts if part is not None)

@@ -17,14 +17,12 @@ from torch import Tensor, nn
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.contract.edits import (
-    PER_TASK,
     Calibration,
     CombinedMeasurement,
     Edit,
     GrowingMeasurement,
     IdentityEdit,
     Measurement,
-    PerTaskMeasurement,
     Tokens,
     underlying,
 )
@@ -64,13 +62,11 @@ def calibrate(
     if isinstance(measurement, RowsMeasurement):
         made = _stored(rows, measurement)
     else:
-        apart = isinstance(measurement, PerTaskMeasurement)
-        if not rows or (apart and len({row.split for row in rows}) < len(splits)):
+        if not rows:
             raise UserError(
-                "genome.calibration_tokens: there are no prompts to measure on; give every task `calibration` rows, or "
-                "allow more tokens"
+                "genome.calibration_tokens: there are no prompts to measure on; give a task `calibration` rows"
             )
-        made = _measured(resident, rows, measurement, len(splits))
+        made = _measured(resident, rows, measurement)
     while (
         isinstance(measurement, GrowingMeasurement) and limit < measurement.most and not measurement.is_met(made.arrays)
     ):
@@ -78,7 +74,7 @@ def calibrate(
             break  # there are no more
         limit = min(2 * limit, measurement.most)
         before, rows = len(rows), _rows(engine, splits, limit)
-        more = _measured(resident, rows[before:], measurement, len(splits)).arrays
+        more = _measured(resident, rows[before:], measurement).arrays
         made = Calibration({name: array + more[name] for name, array in made.arrays.items()})
     return made.with_cost(_count(rows), time.perf_counter() - started)
 
@@ -87,16 +83,8 @@ def _count(rows: Sequence[_CalibrationRow]) -> int:
     return sum(len(row.tokens) for row in rows)
 
 
-def _measured(
-    resident: ResidentModel, rows: Sequence[_CalibrationRow], measurement: Measurement, tasks: int
-) -> Calibration:
-    """Measure on some rows, on those of every task apart if the measurement says so."""
-    if not isinstance(measurement, PerTaskMeasurement):
-        return calibrator_of(measurement)(resident, [row.tokens for row in rows], measurement)
-    by_task = [[row.tokens for row in rows if row.split == task] for task in range(tasks)]
-    measure = calibrator_of(measurement.inner)
-    found = [measure(resident, sequences, measurement.inner).arrays for sequences in by_task]
-    return Calibration({f"{PER_TASK}{name}": np.stack([arrays[name] for arrays in found]) for name in found[0]})
+def _measured(resident: ResidentModel, rows: Sequence[_CalibrationRow], measurement: Measurement) -> Calibration:
+    return calibrator_of(measurement)(resident, [row.tokens for row in rows], measurement)
 
 
 def _stored(rows: Sequence[_CalibrationRow], measurement: RowsMeasurement) -> Calibration:
@@ -131,12 +119,10 @@ class _CalibrationRow(NamedTuple):
     """A prompt with its answer.
 
     Attributes:
-        split: Index of its split.
         tokens: Token ids of prompt and answer.
         prompt: Number of tokens of the prompt.
     """
 
-    split: int
     tokens: Tokens
     prompt: int
 
@@ -147,7 +133,7 @@ def _rows(engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int)
     needed = Counter(number for number, _ in _in_turn(prompts, limit))
     answered = [engine.answered(split, needed[number]) for number, split in enumerate(splits)]
     places = _in_turn(answered, limit)
-    return [_CalibrationRow(number, answered[number][row], len(prompts[number][row])) for number, row in places]
+    return [_CalibrationRow(answered[number][row], len(prompts[number][row])) for number, row in places]
 
 
 def _in_turn(groups: Sequence[Sequence[Tokens]], limit: int) -> list[tuple[int, int]]:

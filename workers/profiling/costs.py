@@ -65,11 +65,10 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
     if isinstance(module, nn.Embedding):
         return ModuleUse(0, 0)
     if "down_proj" in own:
+        used = _experts(own, active_experts(config))
         if kind == "Llama4TextExperts":  # every token runs all of them
-            whole = _experts(own, len(own["down_proj"]))
-            return replace(_experts(own, active_experts(config)), products=whole.products)
-        # Native checkpoints may give the experts of each layer their own number of active ones.
-        return _experts(own, getattr(module, "top_k", None) or active_experts(config))
+            return replace(used, products=_experts(own, len(own["down_proj"])).products)
+        return used
     if kind.endswith(("HyperConnection", "HyperHead")):  # a matrix for the streams of a token, side by side
         return ModuleUse(0, sum(each.numel() for each in own.values() if each.dim() == 2), children)
     if "index_kpool_compress_gate" in own:  # of GLM-5-Next's indexer

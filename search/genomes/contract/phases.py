@@ -259,24 +259,6 @@ class TunePhase(PhaseBase):
     swap_rate: float = Field(0.02, ge=0, le=1)
 
 
-class CapacityPhase(PhaseBase):
-    """A search of how the importance of experts is computed, of how many are kept, and of how many are active by layer.
-
-    Attributes:
-        init: The default is `equal` and `random`.
-        repair: Settings of the repair, with `neurons` if `genome.neuron_share` is given.
-        entry_rate: Probability that a number is changed; at least one is.
-        sigma: Standard deviation of the change.
-    """
-
-    kind: Literal["capacity"] = "capacity"
-    initial: int = Field(8, ge=0, le=MOST_EVALUATIONS)
-    init: tuple[str, ...] = Field(("equal", "random"), min_length=1)
-    repair: Repair = RepairSettings(neurons=True)
-    entry_rate: float = Field(0.4, ge=0, le=1)
-    sigma: float = Field(0.3, gt=0, le=1000)
-
-
 class RepairPhase(PhaseBase):
     """Repairs the best individuals of the previous phases anew, whose genomes stay as they are.
 
@@ -301,5 +283,5 @@ class RepairPhase(PhaseBase):
         return self
 
 
-PhaseConfig = PrunePhase | MergePhase | CapacityPhase | TunePhase | RepairPhase
+PhaseConfig = PrunePhase | MergePhase | TunePhase | RepairPhase
 Phase = Annotated[PhaseConfig, Field(discriminator="kind")]

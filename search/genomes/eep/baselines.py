@@ -14,6 +14,8 @@
   `F_ij = sum g_i g_j |f_i| |f_j|` over tokens: an upper bound of the squared error of dropping them without rescaling
   the other weights. Such sums need n x n numbers per layer however many tokens there are.
 - `hc_smoe` merges experts with similar mean outputs (arXiv 2410.08589).
+- `most`, `middle` and `fewest` keep the experts of the most energy. Where several numbers of experts are tried
+  (`genome.neuron_share`), they keep the largest number, the one in the middle, and the smallest one.
 - `identity` keeps all experts.
 
 Layers of a group keep the same experts. Scores are then averaged after each layer's are divided by their sum, and
@@ -35,9 +37,9 @@ from numpy.typing import NDArray
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.kind import Baseline
 from moevolve.search.genomes.contract.phases import PhaseConfig, PrunePhase, SurrogateSection
-from moevolve.search.genomes.eep.space import SCORES, EepGenome, EepSection, EepSpace
-from moevolve.search.genomes.experts.space import token_limit
-from moevolve.search.genomes.experts.subsets import mean_shares
+from moevolve.search.genomes.eep.section import EepSection, token_limit
+from moevolve.search.genomes.eep.space import SCORES, EepGenome, EepSpace
+from moevolve.search.genomes.eep.subsets import mean_shares
 from moevolve.workers.contract.edits import Measurement
 from moevolve.workers.methods.eep.edit import ExpertsMeasurement, Statistic, SubsetMeasurement
 
@@ -113,13 +115,20 @@ class EepBaseline(Baseline):
 
 
 def _scored(
-    operator: str, statistic: Statistic, scores: Callable[[EepSpace], NDArray[np.floating | np.integer]]
+    operator: str,
+    statistic: Statistic,
+    scores: Callable[[EepSpace], NDArray[np.floating | np.integer]],
+    place: Callable[[int], int] = lambda counts: 0,
 ) -> EepBaseline:
-    """Make the baseline that keeps the experts with the highest scores [layers, n], which need a statistic."""
+    """Make the baseline that keeps the experts with the highest scores [layers, n], which need a statistic.
+
+    `place` says at which place of so many numbers of retained experts the one that it keeps is.
+    """
 
     def make(space: EepSpace) -> Offspring[EepGenome]:
         shares = mean_shares(scores(space), space.layer_groups)
-        return Offspring(space.from_kept(space.subsets.best(shares)), operator, ())
+        subsets = space.keeping(space.counts[place(len(space.counts))]).subsets
+        return Offspring(space.from_kept(subsets.best(shares)), operator, ())
 
     return EepBaseline(make, _PRUNING, (statistic,))
 
@@ -177,10 +186,19 @@ def _identity(space: EepSpace) -> Offspring[EepGenome]:
     return Offspring(space.from_kept(every), "identity", ())
 
 
+_PLACES: dict[str, Callable[[int], int]] = {
+    "most": lambda counts: 0,
+    "middle": lambda counts: (counts - 1) // 2,
+    "fewest": lambda counts: counts - 1,
+}
 BASELINES: dict[str, EepBaseline] = {
     "frequency": _scored("frequency", "usage", lambda space: space.statistics["counts"]),
     "soft_activation": _scored("soft_activation", "usage", lambda space: space.statistics["soft_activation"]),
     **{name: _scored(name, "importance", partial(EepSpace.score, name=name)) for name in SCORES},
+    **{
+        name: _scored(name, "importance", partial(EepSpace.score, name="energy"), place)
+        for name, place in _PLACES.items()
+    },
     "naee": EepBaseline(_naee, _PRUNING, compares_subsets=True, per_routing_group=False),
     "hope": EepBaseline(_hope, _PRUNING, ("pairs",), per_routing_group=False),
     "hc_smoe": EepBaseline(_hc_smoe, ("merge",), ("mean_outputs", "usage"), per_routing_group=False),
@@ -202,7 +220,7 @@ def expert_measurements(
         statistics |= {"usage", "importance", "pairs"}  # for `EepSpace.importance`
     # Errors are those of `importance`, whatever is measured with it.
     measured = tuple(sorted({"importance", *statistics} - {"mean_outputs"}))
-    scores = ExpertsMeasurement(measured, None, tokens, section.until(space.retained))
+    scores = ExpertsMeasurement(measured, None, tokens, section.until(space.counts[-1]))
     compared = SubsetMeasurement(
         retained=space.retained,
         active=space.active,

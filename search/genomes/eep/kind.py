@@ -1,4 +1,4 @@
-"""The genome kind `eep`, with the costs of its candidates, and matrices as heat maps (paper: Fig. 8)."""
+"""The genome kind `eep`, what its candidates cost, and matrices as heat maps (paper: Fig. 8)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.drawing import DIVERGING, MAX_ROWS, drawing, scale_below, shown_note, spread, ticks
+from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
 from moevolve.search.genomes.contract.kind import GenomeFigures, GenomeKind
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.eep.baselines import BASELINES, expert_measurements
-from moevolve.search.genomes.eep.space import EepGenome, EepSection, EepSpace
-from moevolve.search.genomes.experts.costs import ExpertsCosts
-from moevolve.workers.contract.edits import combined
+from moevolve.search.genomes.eep.section import EepSection
+from moevolve.search.genomes.eep.space import EepGenome, EepSpace
+from moevolve.workers.contract.edits import ROW_TOKENS, combined, measurement_parts
 from moevolve.workers.contract.facts import ModelFacts
+from moevolve.workers.methods.eep.edit import ExpertsMeasurement
 
 if TYPE_CHECKING:
     from moevolve.search.drawing import Figure
 
 
-class EepCosts(ExpertsCosts[EepSpace]):
-    """Costs of EEP candidates.
+class EepCosts(GenomeCosts[EepSpace]):
+    """Costs of EEP candidates; of several numbers of retained experts the largest one counts.
 
     Routers run over all n experts; a continuous mapping is applied to their scores, or, in logits space, folded into
     the router.
@@ -37,14 +40,61 @@ class EepCosts(ExpertsCosts[EepSpace]):
     def distinct_candidates(self, phase: PhaseConfig) -> int | None:
         if phase.kind != "prune":
             return None
-        subsets = self.space.subsets
-        groups = subsets.routing_groups
-        return comb(subsets.experts // groups, subsets.retained // groups) ** (groups * self.space.groups)
+        space, parts = self.space, self.space.subsets.routing_groups
+        choices = [comb(space.experts // parts, retained // parts) for retained in space.counts]
+        return sum(each ** (parts * space.groups) for each in choices)
+
+    def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
+        """Kept experts are copied if merged, repaired, or on the host; of shared experts, repairs copy one matrix."""
+        facts, total = self.outline.facts, 0
+        if repaired:
+            total += len(facts.moe_layers) * facts.shared_neurons * self.outline.hidden * facts.dtype_bytes
+        if host or repaired or "merge" in phases:
+            total += self.outline.experts_bytes * self.space.retained // self.space.experts
+        return total
+
+    def calibration_bytes(self, longest: int) -> int:
+        """Measuring experts needs more memory than the thresholds of dynamic skipping."""
+        # Imported here because it imports torch, which most users of genomes don't need.
+        from moevolve.workers.methods.eep.calibrate_experts import measuring_bytes
+        from moevolve.workers.profiling.activations import expert_row_bytes
+
+        outline, facts = self.outline, self.outline.facts
+        row_bytes = expert_row_bytes(outline.hidden, outline.intermediate, facts.dtype_bytes)
+        tokens = max(longest, ROW_TOKENS)  # short sequences share a row of the batch
+        parts = measurement_parts(self.space.measurement)
+        measured = [part for part in parts if isinstance(part, ExpertsMeasurement)]
+        return max((measuring_bytes(each, facts, outline.hidden, row_bytes, tokens) for each in measured), default=0)
+
+    def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
+        """The output projections of a layer's experts are fitted together."""
+        space, dense = self.space, self.outline.facts.shared_neurons
+        width = self.outline.intermediate if space.neuron_share is None else space.width
+        fit = FitOutline(space.retained * width + dense, space.retained, space.active / space.retained, dense)
+        routed = self.outline.facts.moe_layers
+        return tuple((fit,) if layer in routed else () for layer in range(self.outline.layers))
 
 
 def _space(section: EepSection, facts: ModelFacts, phases: Sequence[PhaseConfig]) -> EepSpace:
-    """Make a space whose measurement includes those for surrogates and baselines."""
+    """Make a space whose measurement includes those for surrogates and baselines.
+
+    Raises:
+        UserError: The model doesn't support the settings, or a phase doesn't fill experts of another width.
+    """
     space = EepSpace.of(section, facts)
+    for position, phase in enumerate(phases):
+        if section.neuron_share is None or phase.kind not in (*EepSpace.phase_kinds, "repair"):
+            continue
+        if phase.kind == "merge":
+            raise UserError(
+                f"phases.{position}.kind: a merge phase merges whole experts, and kept experts have another width "
+                "(genome.neuron_share); use prune"
+            )
+        if phase.repair is None or not phase.repair.neurons:
+            raise UserError(
+                f"phases.{position}.repair.neurons: kept experts have another width (genome.neuron_share), which only "
+                "neurons of all experts fill; set it to true"
+            )
     return replace(space, measurement=combined(*expert_measurements(space, section, phases), space.measurement))
 
 
@@ -69,7 +119,7 @@ class EepFigures(GenomeFigures[EepGenome]):
                 _draw_kept(figure, genome)
             return figure, "Filled cells are the original experts that every layer keeps."
         picked = spread(genome.space.groups, MAX_ROWS)
-        share = min(1.0, genome.space.retained / genome.space.experts)
+        share = min(1.0, genome.retained / genome.space.experts)
         with drawing(0.9 + len(picked) * (0.55 + 1.55 * share)) as figure:
             grid = figure.subplots(len(picked), 2, squeeze=False, sharex=True, sharey=True)
             image = _draw_matrices(grid.T, genome, picked)
@@ -116,13 +166,15 @@ class EepFigures(GenomeFigures[EepGenome]):
         }
 
     def outline(self, genome: EepGenome) -> GenomeOutline:
-        space = genome.space
+        space = genome.own_space
         kept = ("kept experts", f"{space.retained} of {space.experts}")
+        resized = space.neuron_share is not None
         return GenomeOutline(
             (kept,) if genome.one_hot else (kept, ("experts are", "merged")),
             space.experts,
-            layers=tuple(
-                LayerOutline(layer, tuple(np.flatnonzero(used).tolist()))
+            (("neurons per expert", space.facts.expert_neurons),) if resized else (),
+            tuple(
+                LayerOutline(layer, tuple(np.flatnonzero(used).tolist()), (space.width,) if resized else ())
                 for layer, used in zip(space.facts.moe_layers, _used(genome), strict=True)
             ),
         )
@@ -150,7 +202,7 @@ def _draw_matrices(grid: Any, genome: EepGenome, picked: Iterable[Any]) -> Any:
             image = axes.imshow(
                 matrices[group], cmap=DIVERGING, vmin=-limit, vmax=limit, aspect="auto", interpolation="none"
             )
-            ticks(axes, genome.space.experts, genome.space.retained)
+            ticks(axes, genome.space.experts, genome.retained)
     return image
 
 

@@ -1,4 +1,4 @@
-"""The settings of EEP searches, EEP genomes, and the space of these for one model.
+"""EEP genomes, and the space of these for one model.
 
 Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.2 (parameter space), Sec. 4.3 and App. C (operators),
 App. A.1 (groups).
@@ -8,22 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.contract.arrays import FLOATS, ArrayGenome, Shape
-from moevolve.search.genomes.contract.base import (
-    MOST_PARTS,
-    MOST_STEPS,
-    MOST_TOKENS,
-    Description,
-    Offspring,
-    offspring_of,
-)
+from moevolve.search.genomes.contract.arrays import FLOATS, ArrayGenome, ArraySpace, Shape
+from moevolve.search.genomes.contract.base import Description, Offspring, offspring_of
 from moevolve.search.genomes.contract.operators import (
     gaussian_noise,
     matrix_crossover,
@@ -31,30 +23,12 @@ from moevolve.search.genomes.contract.operators import (
     select_matrices,
 )
 from moevolve.search.genomes.contract.phases import MergePhase, PhaseConfig, PrunePhase
-from moevolve.search.genomes.experts.space import ExpertsSection, ExpertsSpace
-from moevolve.search.genomes.experts.subsets import mean_shares
-from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.search.genomes.eep.section import EepSection, token_limit
+from moevolve.search.genomes.eep.subsets import Subsets, even_width, mean_shares, width_step
+from moevolve.workers.contract.edits import IdentityEdit, Measurement
 from moevolve.workers.contract.facts import ModelFacts, active_parameters, parameters_after
-from moevolve.workers.methods.eep.edit import EepEdit, one_hot_layers
-
-
-class EepSection(ExpertsSection):
-    """The EEP genome: a router mapping and an expert merging matrix per group of layers.
-
-    Attributes:
-        groups: Number of equal contiguous groups of layers that share coefficients, or `per_layer`.
-        naee_tokens: Largest number of calibration tokens, evenly spaced, on which the baseline `naee` compares subsets.
-            It keeps n^2 numbers per token and layer, up to 4 GiB of host memory.
-        naee_subsets: Largest number of subsets that `naee` tries; if there are more, it drops experts greedily.
-    """
-
-    random_title: ClassVar[str] = "random pruning"
-    kind: Literal["eep"] = "eep"
-    experts: int = Field(ge=1, le=MOST_PARTS)
-    groups: Annotated[int, Field(ge=1, le=MOST_PARTS)] | Literal["per_layer"] = 4
-    naee_tokens: int = Field(1024, ge=1, le=MOST_TOKENS)
-    naee_subsets: int = Field(5000, ge=0, le=MOST_STEPS)
-
+from moevolve.workers.contract.fitting import FitRows, RowsMeasurement
+from moevolve.workers.methods.eep.edit import EepEdit, RouterSpace, one_hot_layers, stock_space
 
 SCORES = {"reap": (1, 1, 1), "man": (0, 1, 1), "msan": (0, 2, 1), "energy": (2, 2, 0)}
 """Exponents a, b, c of scores: sums over an expert's tokens of (routing weight)^a (output norm)^b, by (tokens)^c."""
@@ -63,6 +37,8 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUMMARY_DIGITS = 72
 # Positions of the two matrices in stacked arrays.
 _MAPPING, _MERGING = 0, 1
+# How much of the most that any number of experts keeps has to be kept by others.
+_NEARLY = 0.95
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -83,6 +59,21 @@ class EepGenome(ArrayGenome):
     router_mapping: NDArray[np.float32] = field(metadata=FLOATS)
     expert_merging: NDArray[np.float32] = field(metadata=FLOATS)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.retained not in self.space.counts:
+            raise ValueError(f"a genome of this space can't keep {self.retained} experts")
+
+    @property
+    def retained(self) -> int:
+        """Number n' of kept experts per layer."""
+        return self.expert_merging.shape[1]
+
+    @cached_property
+    def own_space(self) -> EepSpace:
+        """The space of the candidates that keep as many experts."""
+        return self.space.keeping(self.retained)
+
     @cached_property
     def canonical(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Both tensors with interchangeable rows sorted by `W_EM`, then `W_RM`, in descending order."""
@@ -102,7 +93,7 @@ class EepGenome(ArrayGenome):
         """
         if not self.one_hot:
             return super().to_bytes()
-        return self.space.pruning_header + self.space.kept(self).astype("<u4").tobytes()
+        return self.space.pruning_header(self.retained) + self.space.kept(self).astype("<u4").tobytes()
 
     def express(self) -> EepEdit | IdentityEdit:
         """Return an edit that gives each layer its group's matrices, or an `IdentityEdit` if they change nothing."""
@@ -111,16 +102,17 @@ class EepGenome(ArrayGenome):
     @cached_property
     def is_identity(self) -> bool:
         """Whether the candidate is the unedited model."""
-        return self.space.unchanged and self.one_hot
+        return self.own_space.unchanged and self.one_hot
 
     @cached_property
     def _edit(self) -> EepEdit | IdentityEdit:
         if self.is_identity:
             return IdentityEdit()
         router_mapping, expert_merging = self.canonical
-        groups, space = list(self.space.layer_groups), self.space
+        groups, space = list(self.space.layer_groups), self.own_space
         matrices = router_mapping[groups], expert_merging[groups]
-        return EepEdit(*matrices, space.active, space.router_space, space.skip_rows)
+        width = None if space.width == space.facts.expert_neurons else space.width
+        return EepEdit(*matrices, space.active, space.router_space, self.space.skip_rows, width)
 
     @property
     def one_hot_mapping(self) -> bool:
@@ -136,17 +128,30 @@ class EepGenome(ArrayGenome):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EepSpace(ExpertsSpace[EepGenome]):
+class EepSpace(ArraySpace[EepGenome]):
     """All EEP genomes for one model.
 
     Attributes:
+        experts: Number of original experts n per MoE layer.
+        counts: Numbers n' of retained experts to choose from, the largest first.
+        active: Number of active experts k per token after the edit, with the most retained experts.
         layer_groups: Index of every MoE layer's group, in order of depth.
+        router_space: See `EepSection`; never None.
+        neuron_share, dynamic_skipping: See `EepSection`.
+        measurement: Measurements for dynamic skipping, baselines and surrogates; None if there are none.
     """
 
     kind: ClassVar[str] = "eep"
     genome_type: ClassVar[type[EepGenome]] = EepGenome
     phase_kinds: ClassVar[tuple[str, ...]] = ("prune", "merge")
-    layer_groups: tuple[int, ...] = ()
+    experts: int
+    counts: tuple[int, ...]
+    active: int
+    layer_groups: tuple[int, ...]
+    router_space: RouterSpace
+    neuron_share: float | None = None
+    dynamic_skipping: bool = False
+    measurement: Measurement | None = None
 
     @classmethod
     def of(cls, section: EepSection, facts: ModelFacts) -> EepSpace:
@@ -155,24 +160,102 @@ class EepSpace(ExpertsSpace[EepGenome]):
         Raises:
             UserError: The model doesn't support the settings; the message names the field.
         """
-        space = cls.checked(section, facts)
-        groups = space.layers if section.groups == "per_layer" else section.groups
-        if groups > space.layers:
-            raise UserError(f"genome.groups: {groups} is more than the model's {space.layers} MoE layers")
-        return replace(space, layer_groups=tuple(layer * groups // space.layers for layer in range(space.layers)))
+        if not facts.moe_layers:
+            raise UserError(f"genome.kind: {section.kind} needs MoE layers, and this model ({facts.family}) is dense")
+        retained, layers = section.experts or facts.experts, len(facts.moe_layers)
+        if retained > facts.experts:
+            raise UserError(f"genome.experts: {retained} is more than the model's {facts.experts} experts")
+        groups = layers if section.groups == "per_layer" else section.groups
+        if groups > layers:
+            raise UserError(f"genome.groups: {groups} is more than the model's {layers} MoE layers")
+        skipping = RowsMeasurement(token_limit(section.skipping_tokens), "skipping")
+        space = cls(
+            facts=facts,
+            experts=facts.experts,
+            counts=(retained,),
+            active=section.active_in(facts, retained),
+            layer_groups=tuple(layer * groups // layers for layer in range(layers)),
+            router_space=section.router_space or stock_space(facts.rule),
+            neuron_share=section.neuron_share,
+            dynamic_skipping=section.dynamic_skipping,
+            measurement=skipping if section.dynamic_skipping else None,
+        )
+        if section.experts is None:
+            counts = _counts(space, section)
+            space = replace(space.keeping(counts[0]), counts=counts)
+        elif not space.width and space.neuron_share is not None:
+            step = width_step(facts.expert_neurons, 0)
+            raise UserError(
+                f"genome.neuron_share: {section.neuron_share} of the neurons are less than {step} for "
+                f"each of {retained} kept experts per layer; give a larger share, or keep fewer experts"
+            )
+        return space
+
+    def keeping(self, retained: int) -> EepSpace:
+        """Return the space of candidates that retain so many experts; a token uses no more than it can choose from."""
+        if self.counts == (retained,):
+            return self
+        reach = self.facts.rule.groups.reach(retained)
+        return replace(self, counts=(retained,), active=min(self.active, reach))
+
+    @property
+    def retained(self) -> int:
+        """Largest number n' of retained experts per MoE layer."""
+        return self.counts[0]
+
+    @property
+    def layers(self) -> int:
+        """Number of MoE layers."""
+        return len(self.facts.moe_layers)
 
     @property
     def groups(self) -> int:
         return self.layer_groups[-1] + 1
 
     @property
-    def shapes(self) -> dict[str, Shape]:
-        return dict.fromkeys(("router_mapping", "expert_merging"), (self.groups, self.retained, self.experts))
+    def subsets(self) -> Subsets:
+        """The subsets of experts that candidates with the most experts can retain."""
+        return Subsets(self.experts, self.retained, self.facts.rule.groups.count)
+
+    @property
+    def width(self) -> int:
+        """Neurons of an expert of the most retained ones; 0 if the share is less than one step of widths for each."""
+        neurons = self.facts.expert_neurons
+        if self.neuron_share is None:
+            return neurons
+        return even_width(self.neuron_share * self.experts / self.retained, neurons)
+
+    @property
+    def kept_share(self) -> float:
+        """Share of the model's expert neurons that the most retained experts keep: widths have steps."""
+        return self.retained * self.width / (self.experts * self.facts.expert_neurons)
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether candidates keep all experts and neurons, and as many active experts as the model."""
+        whole = self.retained == self.experts and self.width == self.facts.expert_neurons
+        return whole and self.active == self.facts.active and not self.dynamic_skipping
+
+    def native(self, one_hot: bool) -> bool:
+        """Say whether router mappings are kept beside the whole router, since they can't be folded into a smaller one.
+
+        `one_hot` says whether every row of the mapping is.
+        """
+        return self.router_space != "logits" and not (self.facts.rule.one_hot_folds and one_hot)
 
     @cached_property
-    def pruning_header(self) -> bytes:
+    def skip_rows(self) -> FitRows | None:
+        """Calibration rows for the thresholds of dynamic skipping; None without dynamic skipping."""
+        return FitRows.of(self.statistics, "skipping") if self.dynamic_skipping else None
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        retained = self.retained if len(self.counts) == 1 else None
+        return dict.fromkeys(("router_mapping", "expert_merging"), (self.groups, retained, self.experts))
+
+    def pruning_header(self, retained: int) -> bytes:
         """First bytes of genomes that only prune: the tag and the matrices' sizes, uint32, little-endian."""
-        return self.tag + np.array(self.shapes["expert_merging"], dtype="<u4").tobytes()
+        return self.tag + np.array((self.groups, retained, self.experts), dtype="<u4").tobytes()
 
     def from_kept(self, kept: NDArray[np.int64]) -> EepGenome:
         """Return the pruning genome that retains `kept`, int64 [groups, n'].
@@ -183,14 +266,16 @@ class EepSpace(ExpertsSpace[EepGenome]):
         return EepGenome(self, one_hot, one_hot)
 
     def from_bytes(self, data: bytes) -> EepGenome:
-        kept = data[len(self.pruning_header) :]
-        # Matrices take more bytes than that, whatever their sizes.
-        if not data.startswith(self.pruning_header) or len(kept) != 4 * self.groups * self.retained:
-            return super().from_bytes(data)
-        experts = np.frombuffer(kept, dtype="<u4").reshape(self.groups, self.retained)
-        if experts.max() >= self.experts:
-            raise ValueError(f"these bytes are an eep genome with expert {experts.max()} of {self.experts}")
-        return self.from_kept(experts.astype(np.int64))
+        for retained in self.counts:
+            header = self.pruning_header(retained)
+            kept = data.removeprefix(header)
+            # Matrices take more bytes than that, whatever their sizes.
+            if data.startswith(header) and len(kept) == 4 * self.groups * retained:
+                experts = np.frombuffer(kept, dtype="<u4").reshape(self.groups, retained)
+                if experts.max() >= self.experts:
+                    raise ValueError(f"these bytes are an eep genome with expert {experts.max()} of {self.experts}")
+                return self.from_kept(experts.astype(np.int64))
+        return super().from_bytes(data)
 
     def kept(self, genome: EepGenome) -> NDArray[np.int64]:
         """Return the experts that a pruning genome retains, int64 [groups, n'], in the order of its rows."""
@@ -203,9 +288,9 @@ class EepSpace(ExpertsSpace[EepGenome]):
         return sums[:, :, weight, norm] / np.maximum(sums[:, :, 0, 0], 1) ** tokens
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[EepGenome]:
-        kept = self.subsets.sample(rng, self.groups)
-        operator = "random" if self.retained < self.experts else "identity"
-        return Offspring(self.from_kept(kept), operator, ())
+        space = self if len(self.counts) == 1 else self.keeping(int(rng.choice(self.counts)))
+        genome = self.from_kept(space.subsets.sample(rng, self.groups))
+        return Offspring(genome, "random" if space.retained < self.experts else "identity", ())
 
     def breed(
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[EepGenome, ...]
@@ -216,13 +301,14 @@ class EepSpace(ExpertsSpace[EepGenome]):
         return offspring_of(self._breed_merging(rng, phase, parents), parents)
 
     def _breed_pruning(self, rng: np.random.Generator, phase: PrunePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
-        sets = [self.kept(parent) for parent in parents]
+        sets, subsets = [self.kept(parent) for parent in parents], parents[0].own_space.subsets
         child = sets[0].copy()
-        if len(sets) == 2:
-            child = np.stack([self.subsets.crossover(rng, one, two) for one, two in zip(*sets, strict=True)])
+        # Parents that keep different numbers of experts aren't crossed.
+        if len(sets) == 2 and sets[0].shape == sets[1].shape:
+            child = np.stack([subsets.crossover(rng, one, two) for one, two in zip(*sets, strict=True)])
         mutated = select_matrices(rng, (2, self.groups), phase.group_rate)
         for group in np.flatnonzero(mutated[_MERGING]):
-            child[group] = self.subsets.mutate(rng, child[group], phase.replace_rate)
+            child[group] = subsets.mutate(rng, child[group], phase.replace_rate)
         return self.from_kept(child)
 
     def _breed_merging(self, rng: np.random.Generator, phase: MergePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
@@ -240,8 +326,8 @@ class EepSpace(ExpertsSpace[EepGenome]):
         return EepGenome(self, child[_MAPPING], child[_MERGING])
 
     def selects_subset(self, phase: PhaseConfig) -> bool:
-        """Genomes of the prune phase are subsets of the experts of every group."""
-        return isinstance(phase, PrunePhase)
+        """Genomes of the prune phase are subsets of the experts of every group; those of one size can be learned."""
+        return isinstance(phase, PrunePhase) and len(self.counts) == 1
 
     def importance(self, phase: PhaseConfig) -> NDArray[np.float64]:
         """Return how often experts are chosen, `SCORES`, and HOPE's scores, summed over an expert's pairs.
@@ -256,7 +342,12 @@ class EepSpace(ExpertsSpace[EepGenome]):
         return np.array(rows, dtype=np.float64).reshape(len(rows), self.groups * self.experts)
 
     def flatten(self, genome: EepGenome, phase: PhaseConfig) -> NDArray[np.float64]:
-        """Prune phase: 1 for retained experts, else 0, [groups * n]. Merge phase: the entries of both tensors."""
+        """Prune phase: 1 for retained experts, else 0, [groups * n]. Merge phase: the entries of both tensors.
+
+        With several numbers of retained experts there are no coordinates.
+        """
+        if len(self.counts) > 1:
+            return np.zeros(0)
         if isinstance(phase, PrunePhase):
             return genome.expert_merging.sum(axis=1).astype(np.float64).ravel()
         return super().flatten(genome, phase)
@@ -268,19 +359,22 @@ class EepSpace(ExpertsSpace[EepGenome]):
         return super().unflatten(vector, phase)
 
     def describe(self, genome: EepGenome) -> Description:
-        if genome.one_hot and self.experts <= len(_DIGITS) and self.groups * (self.retained + 1) <= _SUMMARY_DIGITS:
+        space, retained = genome.own_space, genome.retained
+        if genome.one_hot and self.experts <= len(_DIGITS) and self.groups * (retained + 1) <= _SUMMARY_DIGITS:
             summary = "keep " + " ".join("".join(_DIGITS[each] for each in row) for row in np.sort(self.kept(genome)))
         elif genome.one_hot:
-            summary = f"keep {self.retained} of {self.experts}, {self.groups} groups"
+            summary = f"keep {retained} of {self.experts}, {self.groups} groups"
         else:
             off = float(np.abs(genome.expert_merging - np.round(genome.expert_merging)).mean())
-            summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
+            summary = f"merge {self.experts}->{retained}, {self.groups} groups, mean |dW| {off:.3f}"
+        if space.width != self.facts.expert_neurons:
+            summary += f", width {space.width}"
         if self.dynamic_skipping:
             summary += ", the second of 2 skipped at times"
-        parameters, used = self.parameters(genome.one_hot_mapping, genome.is_identity)
+        parameters, used = space.parameters(genome.one_hot_mapping, genome.is_identity)
         return Description(
-            experts=self.retained,
-            active=self.active,
+            experts=retained,
+            active=space.active,
             parameters=parameters,
             active_parameters=used,
             parameters_full=self.facts.parameters,
@@ -290,10 +384,36 @@ class EepSpace(ExpertsSpace[EepGenome]):
         )
 
     def parameters(self, one_hot: bool, identity: bool = False) -> tuple[int, int]:
-        """Return the parameters of a candidate's model, and those that a token uses.
+        """Return the parameters of a model with the most retained experts, and those that a token uses.
 
         `one_hot` says whether every row of the router mapping is.
         """
         facts, native = self.facts, self.native(one_hot) and not identity
         used = active_parameters(facts, self.retained, self.active, native)
-        return parameters_after(facts, self.retained, native), used
+        # Parameters of the neurons that one retained expert of every layer lacks.
+        lacking = self.layers * (facts.expert_neurons - self.width) * facts.neuron_parameters
+        return parameters_after(facts, self.retained, native) - self.retained * lacking, used - self.active * lacking
+
+
+def _counts(space: EepSpace, section: EepSection) -> tuple[int, ...]:
+    """Halve n as long as the kept experts hold the share of neurons, and each has one step of width at least.
+
+    Numbers that keep clearly less of the share than another does are left out.
+
+    Raises:
+        UserError: The model's family can't route to any of these numbers of experts.
+    """
+    assert space.neuron_share is not None
+    rule, least = space.facts.rule, max(1.0, space.neuron_share * space.experts)
+    halves = (space.experts >> times for times in range(space.experts.bit_length()))
+    routable = [space.keeping(each) for each in halves if each >= least and not rule.groups.fault(each)]
+    found = [
+        each for each in routable if not rule.active_fault(each.retained, section.active or each.active) and each.width
+    ]
+    if not found:
+        raise UserError(
+            f"genome.neuron_share: {space.neuron_share} of the neurons can't be divided among {space.experts} experts, "
+            "nor among half as many, and so on; give a larger share, or the number of kept experts (genome.experts)"
+        )
+    enough = _NEARLY * max(each.kept_share for each in found)
+    return tuple(each.retained for each in found if each.kept_share >= enough)

@@ -126,9 +126,9 @@ def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
     # The last token of an answer is predicted, not read.
     fed = sum(len(words.encode(one.prompt)) + len(words.encode(one.references[0])) - 1 for one in examples)
     assert found.splits[0].tokens == fed
-    assert [(count.kind, count.individuals) for count in found.phases] == [("capacity", 11), ("repair", 1)]
-    # The full model, the best, and three repaired choices.
-    assert (found.ranked, found.tested) == (6, 5)
+    assert [(count.kind, count.individuals) for count in found.phases] == [("prune", 3), ("repair", 1)]
+    # The full model, and all four; the full model, the best, and three repaired choices.
+    assert (found.ranked, found.tested) == (5, 5)
     assert not found.on_gpu
 
 

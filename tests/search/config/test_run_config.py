@@ -19,7 +19,7 @@ from moevolve.evaluators.types import SPLITS
 from moevolve.search.config.files import apply_override, load_run_config, parse_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig, TaskSection, WorkersSection
 from moevolve.search.genomes.contract.phases import MergePhase
-from moevolve.search.genomes.eep.space import EepSection
+from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.registry import KINDS
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.methods.repair.edit import RepairSettings
@@ -56,7 +56,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("engine.thread: unknown key (did you mean `threads`?)", {"engine": {"thread": 2}}),
     ("final.rerang: unknown key (did you mean `rerank`?)", {"final": {"rerang": 2}}),
     ("tasks: expected a list, for example [a, b]", {"tasks": "rte"}),
-    ("genome: moe is unknown; there are eep, capacity, factorllm, tomoe, nanomoe", {"genome": {"kind": "moe"}}),
+    ("genome: moe is unknown; there are eep, factorllm, tomoe, nanomoe", {"genome": {"kind": "moe"}}),
     ("genome: active 4 is more than the 2 kept experts", {"genome": {"experts": 2, "active": 4}}),
     ("phases.0: initial 31 is more than evaluations 3", {"phases": [{"kind": "prune", "evaluations": 3}]}),
     ("phases.0.repair: expected a mapping of settings", {"phases": [PRUNING | {"repair": "yes please"}]}),

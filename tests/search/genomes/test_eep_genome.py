@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from search_samples import MERGE, PRUNE, continuous, deepseek, eep_space, gpt_oss, many, mixtral
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.eep.space import EepGenome, EepSection, EepSpace
-from moevolve.search.genomes.experts.subsets import Subsets
+from moevolve.search.genomes.eep.section import EepSection
+from moevolve.search.genomes.eep.space import EepGenome, EepSpace
+from moevolve.search.genomes.eep.subsets import Subsets
 from moevolve.workers.methods.eep.edit import EepEdit
 
 

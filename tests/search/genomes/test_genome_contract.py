@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 from outline_samples import outline_of
 from repair_samples import rows_of
 from search_samples import (
-    CAPACITY,
     MERGE,
     PRUNE,
     TUNE,
-    capacity_space,
     continuous,
     deepseek,
     dense_model,
@@ -33,11 +31,9 @@ from tomoe_samples import tomoe_space
 from toy_kind import RUNS, RunsSpace
 
 from moevolve.search.drawing import drawing, to_svg
-from moevolve.search.genomes.capacity.kind import equal
-from moevolve.search.genomes.capacity.space import CapacityGenome
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace
 from moevolve.search.genomes.contract.phases import PhaseConfig
-from moevolve.search.genomes.eep.space import EepGenome
+from moevolve.search.genomes.eep.space import EepGenome, EepSpace
 from moevolve.search.genomes.factorllm.space import FactorLlmGenome
 from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection, NanoMoeSpace
 from moevolve.search.genomes.registry import KINDS, costs_of, figures_for
@@ -68,7 +64,7 @@ class Sample:
 
 def _permute_rows(genome: EepGenome, rng: np.random.Generator) -> EepGenome:
     """Only within routing groups, since a row's position determines its routing group."""
-    parts = np.split(np.arange(genome.space.retained), genome.space.subsets.routing_groups)
+    parts = np.split(np.arange(genome.retained), genome.space.subsets.routing_groups)
     orders = np.stack([np.concatenate([rng.permutation(part) for part in parts]) for _ in range(genome.space.groups)])[
         :, :, None
     ]
@@ -80,45 +76,27 @@ def _permute_rows(genome: EepGenome, rng: np.random.Generator) -> EepGenome:
 
 
 def _check_eep(genome: EepGenome, phase: PhaseConfig) -> None:
-    space = genome.space
+    space, retained = genome.space, genome.retained
+    assert retained in space.counts
     for matrices in (genome.router_mapping, genome.expert_merging):
-        assert matrices.shape == (space.groups, space.retained, space.experts)
+        assert matrices.shape == (space.groups, retained, space.experts)
         assert matrices.dtype == np.float32 and np.isfinite(matrices).all()
     if phase.kind == "prune":
         assert genome.one_hot
         assert np.array_equal(genome.router_mapping, genome.expert_merging)
         assert (genome.expert_merging.sum(axis=1) <= 1).all(), "an expert is retained twice"
         per_part = genome.expert_merging.sum(axis=1).reshape(space.groups, space.subsets.routing_groups, -1).sum(axis=2)
-        assert (per_part == space.retained // space.subsets.routing_groups).all(), "routing groups keep unequal numbers"
+        assert (per_part == retained // space.subsets.routing_groups).all(), "routing groups keep unequal numbers"
 
 
-def _eep(retained: int, groups: Any, **model: Any) -> Sample:
+def _eep(retained: int | None, groups: Any, **model: Any) -> Sample:
     space = eep_space(retained, groups, **model)
     return Sample(
         space,
         (PRUNE, MERGE),
         _permute_rows,
         _check_eep,
-        added=len(space.layer_groups) * retained * space.experts,
-    )
-
-
-def _check_capacity(genome: CapacityGenome, phase: PhaseConfig) -> None:
-    space, edit = genome.space.keeping(genome.retained), genome.express()
-    assert edit.expert_merging.shape[1] == genome.space.describe(genome).experts == genome.retained
-    assert space.layers * genome.width == space.layers * space.facts.expert_neurons - space.saved_neurons
-    assert sum(edit.active_by_layer) == space.actives.total and genome.active == edit.active_by_layer
-    original = genome.width == space.facts.expert_neurons
-    assert edit.widths == (None if original else (genome.width,) * space.layers)
-    assert edit.one_hot_mapping.all() and np.array_equal(edit.router_mapping, edit.expert_merging)
-    assert (edit.expert_merging.sum(axis=1) <= 1).all(), "an expert is retained twice"
-
-
-def _capacity(retained: int | None, layers: int, experts: int, **settings: float) -> Sample:
-    return Sample(
-        capacity_space(retained, layers, experts, **settings),
-        (CAPACITY,),
-        check=_check_capacity,
+        added=len(space.layer_groups) * space.retained * space.experts,
     )
 
 
@@ -211,8 +189,9 @@ SAMPLES = {
     "eep-one-expert": _eep(1, 2, layers=4, experts=8),
     "eep-tuning": _eep(8, "per_layer", layers=3, active=1),
     "eep-logits": _eep(3, 3, layers=7, experts=4, router_space="logits"),
-    "capacity": _capacity(4, 6, 8),
-    "capacity-any-number-active": _capacity(None, 5, 16, neuron_share=0.125, mean_active=3),
+    "eep-any-number": replace(
+        _eep(None, "per_layer", layers=5, experts=16, active=3, neuron_share=0.125), phases=(PRUNE,)
+    ),
     "eep-routing-groups": _eep(8, 3, facts=deepseek()),
     "eep-many": _eep(30, 2, layers=5, experts=60),
     "nanomoe-I": _nanomoe(variant="I", blocks=4, rank=3),
@@ -357,9 +336,8 @@ def start_of(kind: Sample) -> Any:
 def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None:
     outline = outline_of(base_space(kind.space).facts)  # type: ignore[attr-defined]
     costs, genome = costs_of(kind.space, outline), start_of(kind) or grown(kind, phase, 1, steps=6)
-    # The largest number of experts where that is searched, and the same number of active ones in all layers.
-    if getattr(kind.space, "counts", ()) or getattr(kind.space, "mean_active", None):
-        genome = equal(kind.space)  # type: ignore[arg-type]
+    if isinstance(kind.space, EepSpace) and len(kind.space.counts) > 1:
+        genome = kind.space.from_kept(np.tile(np.arange(kind.space.retained), (kind.space.groups, 1)))
     described = kind.space.describe(genome)
     experts, active, parameters, active_parameters = costs.counts(phase)
     assert (experts, active) == (described.experts, described.active)
@@ -373,7 +351,7 @@ def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None
 
 
 DRAWN = (
-    *("eep-many-prune", "eep-many-merge", "eep-repaired-merge", "capacity-any-number-active-capacity"),
+    *("eep-many-prune", "eep-many-merge", "eep-repaired-merge", "eep-any-number-prune"),
     *("nanomoe-low-rank-tune", "nanomoe-III-tune", "factorllm-plain-tune", "tomoe-tune"),
 )
 """Samples that look different; figures take long."""

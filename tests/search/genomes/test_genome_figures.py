@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from search_samples import PRUNE, capacity_space, continuous, dense_model, eep_space
+from search_samples import PRUNE, continuous, dense_model, eep_space
 
-from moevolve.search.genomes.capacity.kind import CapacityFigures, equal
 from moevolve.search.genomes.contract.outline import (
     GenomeOutline,
     LayerOutline,
@@ -75,14 +74,9 @@ def test_an_eep_candidate_keeps_experts_of_each_layer() -> None:
     assert ("experts are", "merged") in outline_of(continuous(space)).settings
 
 
-def test_a_capacity_candidate_has_experts_and_sizes_of_each_layer() -> None:
-    genome = equal(capacity_space(3, 4, mean_active=2))
-    outline = outline_of(genome)
-    assert outline.settings[:2] == (("kept experts", "3 of 8"), ("exponent of routing weights", "2"))
-    assert [label for label, _ in outline.sizes] == ["neurons per expert", "active experts"]
-    kept = genome.express().expert_merging.any(axis=1)
-    for layer, row in zip(outline.layers, kept, strict=True):
-        assert (layer.experts, layer.sizes) == (tuple(np.flatnonzero(row)), (genome.width, 2))
-    figure, _ = CapacityFigures().page(genome, None)
-    drawn = figure.axes[0].images[0].get_array()
-    assert drawn is not None and np.array_equal(drawn, kept * genome.width)
+def test_a_candidate_of_narrower_experts_has_their_width_in_each_layer() -> None:
+    space = eep_space(3, "per_layer", layers=4, neuron_share=0.125)
+    outline = outline_of(space.from_kept(np.tile([1, 4, 6], (4, 1))))
+    assert outline.sizes == (("neurons per expert", space.facts.expert_neurons),)
+    assert {(layer.experts, layer.sizes) for layer in outline.layers} == {((1, 4, 6), (space.width,))}
+    assert space.width < space.facts.expert_neurons

@@ -52,9 +52,7 @@ def test_a_configuration_takes_it(make_run: Callable[..., RunConfig]) -> None:
     assert config.config_hash != make_run().config_hash
     with pytest.raises(UserError, match=r"genome\.lenght: unknown key"):
         make_run(genome={"kind": "runs", "lenght": 3})
-    with pytest.raises(
-        UserError, match="genome: rums is unknown; there are eep, capacity, factorllm, tomoe, nanomoe, runs"
-    ):
+    with pytest.raises(UserError, match="genome: rums is unknown; there are eep, factorllm, tomoe, nanomoe, runs"):
         make_run(genome={"kind": "rums"})
 
 

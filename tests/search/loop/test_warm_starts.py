@@ -16,7 +16,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import MergePhase, PrunePhase, TunePhase
-from moevolve.search.genomes.eep.space import EepSection
+from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.factorllm.space import FactorLlmSection
 from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.report.contents import gather

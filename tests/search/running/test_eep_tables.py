@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.config.study import Study, StudyCell, load_study
-from moevolve.search.genomes.eep.space import EepSection
+from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.results.study import study_rows
 from moevolve.search.running.observer import Observer

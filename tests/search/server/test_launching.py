@@ -38,8 +38,8 @@ def runs(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     tiny.write_run(folder / "small.yaml", "calm")
     tiny.write_run(folder / "other.yaml", "other", engine={"threads": 2}, genome={"kind": "eep", "experts": 3})
-    searched = {"kind": "capacity", "experts": None, "neuron_share": 0.5}
-    phases = [{"kind": "capacity", "evaluations": 4, "initial": 2, "repair": {"neurons": True}}]
+    searched = {"experts": None, "neuron_share": 0.5}
+    phases = [{"kind": "prune", "evaluations": 4, "initial": 2, "repair": {"neurons": True}}]
     tiny.write_run(folder / "share.yaml", "share", genome=searched, phases=phases)
     tiny.write_run(folder / "far.yaml", "far", model={"path": "nobody/nothing"})
     tiny.write_run(folder / "wrong.yaml", "wrong", **{EVIL: 1})
@@ -263,7 +263,7 @@ def test_a_launch_leads_to_its_search_or_shows_its_failure(
 def test_a_number_of_experts_that_is_searched_is_no_value(client: TestClient) -> None:
     for path in ("/launch", "/launch?configuration=share"):
         assert "None" not in page_of(client, path).text
-    assert "capacity, 50.0 % of the expert neurons" in page_of(client, "/launch?configuration=share").text
+    assert "eep, 50.0 % of the expert neurons" in page_of(client, "/launch?configuration=share").text
 
 
 def test_a_form_is_disabled_for_a_read_token(client: TestClient) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from edit_checks import write_source
 from family_samples import COMMON, STEP, edit_of_kind
@@ -111,8 +110,7 @@ def test_a_budget_that_is_none_is_refused(parameters: dict[str, Any], said: str)
 def test_files_of_narrower_experts_are_as_large_as_predicted(tmp_path: Path, kept: int) -> None:
     budget = SizeBudget("3MB", 3_000_000)
     share = fitting_share(budget, file_sizes(DEMO, "stock"), 8)
-    widths = int(share * 8 / kept * 16) * 8 + np.array([8, 0, 0, 0, -8]) * (kept == 8)
-    narrow = replace(edit_of_kind(5, 8, "prune", kept), widths=tuple(widths.tolist()))
+    narrow = replace(edit_of_kind(5, 8, "prune", kept), width=int(share * 8 / kept * 16) * 8)
     edit = RepairedEdit(narrow, RepairSettings((0.1,), neurons=True), rows_of(sequences_of((9, 14, 11))))
     export_model(DEMO, edit, tmp_path / "out", CARD)
     written = sum(file.stat().st_size for file in (tmp_path / "out").glob("*.safetensors"))
@@ -183,14 +181,16 @@ def test_narrower_experts_are_stock_unless_custom_code_is_allowed(tmp_path: Path
         assert done.returncode == 0 and f"preset: {found}\n" in done.stdout
 
 
-def test_with_many_experts_importance_is_searched_instead_of_subsets(
+def test_with_many_experts_only_formulas_are_compared(
     tmp_path: Path, in_process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("moevolve.search.shrink.choosing._MOST_CHOICES", 39)  # the model has 5 layers of 8
     (tmp_path / "text.txt").write_text("\n\n".join(f"{n} " + "word " * 90 for n in range(100)))
     command = ("shrink", DEMO.path, "--data", "text.txt", "-o", "small", "--dry-run", "--experts", "50%")
     done = in_process(*command, "--repair", "none", cwd=tmp_path)
-    assert done.returncode == 0 and "experts: 4\n" in done.stdout and "preset: importance\n" in done.stdout
+    assert done.returncode == 0 and "experts: 4\n" in done.stdout and "evaluations: 4\n" in done.stdout
+    done = in_process(*command, "--repair", "none", "--evaluations", "60", cwd=tmp_path)
+    assert done.returncode == 0 and "evaluations: 60\n" in done.stdout
     done = in_process(*command, cwd=tmp_path)
     assert done.returncode == 0 and "preset: repaired\n" in done.stdout, "no subsets are searched"
 

@@ -37,18 +37,22 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
         "name": "timed",
         "model": {"path": str(DEMO), "device": "cpu"},
         "tasks": [{"name": "demo-count"}],
-        "genome": {"kind": "capacity", "experts": 2},
+        "genome": {"kind": "eep", "experts": 2},
         "phases": [
-            {"kind": "capacity", "evaluations": 3, "initial": 3, "init": ["equal", "middle", "fewest"]},
+            {
+                "kind": "prune",
+                "evaluations": 3,
+                "initial": 3,
+                "init": ["energy", "reap", "hope"],
+                "repair": {"neurons": True},
+            },
             {"kind": "repair", "evaluations": 24, "repair": {"neurons": True}},
         ],
         "final": {"rerank": 5},
     }
     config = parse_run_config(with_preset(settings, "test"), "test")
     tokens = {each.split: each.tokens for each in estimate(config).splits}
-    found = Pilot(
-        {"capacity": 2, "repair": 3}, 2, {"capacity": 6.0, "repair": 3.0}, other_seconds=10.0, full_seconds=1.0
-    )
+    found = Pilot({"prune": 2, "repair": 3}, 2, {"prune": 6.0, "repair": 3.0}, other_seconds=10.0, full_seconds=1.0)
     # On dev the full model and 5 repaired candidates; on test the full model, the best, and three one-shot choices.
     # Repairing one of them takes as long for every split, the best is repaired for both at once, and two workers take
     # half of all.
@@ -68,7 +72,7 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
     assert (count, takes) == (5, pytest.approx(needed + 3.0)), "a calibration is kept, too"
     count, takes, _ = chosen(f"{needed + 3.5 - 25.0 / 2:.3f}s", config, kept, besides)
     assert (count, takes) == (5, pytest.approx(needed + 3.0 - 25.0 / 2)), "workers still have what they repaired"
-    measured = replace(found, counts={"capacity": 3, "repair": 1})
+    measured = replace(found, counts={"prune": 3, "repair": 1})
     least = [chosen("1s", config, each, besides) for each in (found, measured)]
     assert [count for count, *_ in least] == [4, 4]
     assert least[0][1] - least[1][1] == 6.0 + 3.0, "nothing of the shortest search is left but its scores"

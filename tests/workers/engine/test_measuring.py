@@ -12,7 +12,7 @@ import torch
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, Positions, PreparedSplit
-from moevolve.workers.contract.edits import Calibration, CombinedMeasurement, IdentityEdit, PerTaskMeasurement
+from moevolve.workers.contract.edits import Calibration, CombinedMeasurement, IdentityEdit
 from moevolve.workers.contract.fitting import RowsMeasurement
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.contract.usage import RoutedLayer
@@ -92,9 +92,8 @@ def test_combined_calibrations_are_those_by_themselves(resident: Callable[[str],
 
 
 def test_no_prompts_are_refused(resident: Callable[[str], ResidentModel]) -> None:
-    usage = ExpertsMeasurement(("usage",), None, 5)
     with pytest.raises(UserError, match="calibration_tokens: there are no prompts"):
-        calibrated(resident("mixtral"), PerTaskMeasurement(usage), [split_of([])])
+        calibrated(resident("mixtral"), ExpertsMeasurement(("usage",), None, 5), [split_of([])])
     with pytest.raises(UserError, match="no prompts"):
         analyse_usage(resident("mixtral"), IdentityEdit(), [])
 
@@ -103,23 +102,6 @@ def test_effective_experts_are_those_of_even_use() -> None:
     even = RoutedLayer(0, np.array([5, 5, 0, 5]), np.zeros(4), np.zeros((0, 4)))
     assert even.effective == pytest.approx(3)
     assert RoutedLayer(0, np.array([0, 7]), np.zeros(2), np.zeros((0, 2))).effective == pytest.approx(1)
-
-
-def test_each_task_is_measured_on_its_own_prompts(resident: Callable[[str], ResidentModel]) -> None:
-    model, measurement = resident("mixtral"), ExpertsMeasurement(("importance",), None, 10**6)
-    splits = [
-        split_of([Example(f"the {word} dog is", ("fox",)) for word in words])
-        for words in (("quick", "brown", "larger"), ("lazy",))
-    ]
-    made = calibrated(model, PerTaskMeasurement(measurement), splits)
-    name = "per_task_importance_sums"
-    assert made.arrays[name].shape[0] == 2
-    for task, split in enumerate(splits):
-        alone = calibrated(model, measurement, [split])
-        np.testing.assert_array_equal(made.arrays[name][task], alone.arrays["importance_sums"])
-    together = calibrated(model, measurement, splits)
-    np.testing.assert_allclose(made.arrays[name].sum(axis=0), together.arrays["importance_sums"], rtol=1e-5)
-    assert made.tokens_run == together.tokens_run
 
 
 Residents = Callable[[str], ResidentModel]
@@ -176,14 +158,3 @@ def test_neither_steps_nor_the_order_of_rows_change_sums(unpacked: Residents) ->
         assert np.array_equal(steps.arrays[name], again.arrays[name])
         for each in (once, turned):
             np.testing.assert_allclose(steps.arrays[name], each.arrays[name], rtol=1e-6, atol=1e-12)
-
-
-def test_every_task_is_measured_until_it_is_accurate(unpacked: Residents) -> None:
-    """A task whose rows end while others go on adds nothing."""
-    model, few = unpacked("mixtral"), replace(EQUAL, examples=EQUAL.examples[:3])
-    measurement = PerTaskMeasurement(growing(-1.0, most=10**6))
-    made = calibrated(model, measurement, [VARIED, few])
-    for task, split in enumerate((VARIED, few)):
-        alone = calibrated(model, growing(-1.0, tokens=10**6), [split])
-        np.testing.assert_allclose(made.arrays["per_task_importance_sums"][task], alone.arrays["importance_sums"])
-    assert made.tokens_run == 28 * ROW and f"measured on {28 * ROW} " in measurement.note(made.arrays)

@@ -210,7 +210,7 @@ def test_an_edit_that_the_format_cannot_express_is_refused(checkpoints: Checkpoi
     reasons: dict[str, Edit] = {
         r"\d+ of model.layers.*down_proj.weight.*add --requantise": edit_of_kind(2, 6, "merged", 4, 2, "logits"),
         "doesn't fold into a smaller router": edit_of_kind(2, 6, "mapped", 4, 2),
-        "it leaves neurons out": replace(edit_of_kind(2, 6, "prune", 4, 2), widths=(12, 12)),
+        "it leaves neurons out": replace(edit_of_kind(2, 6, "prune", 4, 2), width=12),
         "for 3 MoE layers of 6 experts, the model has 2 of 6; use": edit_of_kind(3, 6, "prune", 4, 2),
         "for 2 MoE layers of 8 experts, the model has 2 of 6; use": edit_of_kind(2, 8, "prune", 4, 2),
     }

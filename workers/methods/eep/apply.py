@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING, SAME_ACTIVE, RoutingRule
+from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING, RoutingRule
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import ExpertsOwner, ModelParts, host_tensor
 from moevolve.workers.families.layers import MoELayer
@@ -87,7 +87,7 @@ class EepApplicator(ExpertsOwner, Repairable):
 
     def _plans(self, edit: EepEdit) -> list[RoutingPlan]:
         """Routing of every layer."""
-        logits_space, active = edit.router_space == "logits", edit.active_by_layer
+        logits_space, active = edit.router_space == "logits", edit.active
         mappings = host_tensor(edit.router_mapping)
         selected = host_tensor(edit.router_mapping.argmax(axis=2))
         positions = host_tensor(edit.expert_merging.argmax(axis=2))
@@ -95,9 +95,9 @@ class EepApplicator(ExpertsOwner, Repairable):
         for i, (layer, experts) in enumerate(zip(self._layers, self.experts, strict=True)):
             device = layer.router_weight.device
             if edit.one_hot_mapping[i]:
-                plan = _one_hot_plan(layer, active[i], selected[i].to(device), logits_space)
+                plan = _one_hot_plan(layer, active, selected[i].to(device), logits_space)
             else:
-                plan = _mapped_plan(layer, active[i], mappings[i].to(device), logits_space)
+                plan = _mapped_plan(layer, active, mappings[i].to(device), logits_space)
             if layer.table is not None:
                 plan = replace(plan, places=places_of(mappings[i]).to(device))
             if edit.one_hot_merging[i] and not experts.on_host:
@@ -124,14 +124,11 @@ def eep_fault(rule: RoutingRule, edit: EepEdit) -> str | None:
     fault = rule.groups.fault(edit.retained)
     if fault is not None:
         return f"{edit.retained} experts {fault}"
-    for active in sorted(set(edit.active_by_layer)):
-        fault = rule.active_fault(edit.retained, active)
-        if fault is not None:
-            return f"{active} active experts {fault}"
+    fault = rule.active_fault(edit.retained, edit.active)
+    if fault is not None:
+        return f"{edit.active} active experts {fault}"
     if not rule.has_scores and edit.router_space == "probs" and not edit.one_hot_mapping.all():
         return f"router_space {NO_SCORES}"
-    if rule.has_tables and isinstance(edit.active, tuple):
-        return f"active experts: {SAME_ACTIVE}"
     if not rule.can_skip and edit.skip_rows is not None:
         return f"dynamic skipping: {NO_SKIPPING}"
     return None

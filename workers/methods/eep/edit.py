@@ -91,9 +91,7 @@ class ExpertsMeasurement:
     def note(self, arrays: Mapping[str, NDArray[Any]]) -> str:
         """Say how many tokens chose an expert, and what errors of its scores are expected to cost."""
         assert self.until is not None, "there is nothing to say of a fixed number of tokens"
-        layers, experts = arrays["importance_sums"].shape[-4:-2]
-        counts = arrays["importance_sums"][..., 0, 0].reshape(-1, layers, experts).sum(axis=0)
-        tokens = int(arrays["importance_tokens"][..., 0].sum())
+        counts, tokens = arrays["importance_sums"][:, :, 0, 0], int(arrays["importance_tokens"][0])
         if self.is_met(arrays):
             ended = f"which is little enough (genome.calibration_loss: {self.until.loss:.2%})"
         elif tokens >= self.most:
@@ -130,16 +128,15 @@ class EepEdit:
     Attributes:
         router_mapping: `W_RM`, float32 [layers, n', n], one matrix per MoE layer in order of depth.
         expert_merging: `W_EM`, float32 [layers, n', n].
-        active: Experts per token k after the edit, 1 to n': of every MoE layer, in order of depth, or one number for
-            all. Equal numbers become one.
+        active: Experts per token k after the edit, 1 to n'.
         router_space: `probs` maps the scores of all n experts: the softmax as in the paper, or the family's own scores.
             `logits` maps the router's logits, so that the mapping folds into a smaller router. See
             `moevolve.kernels.routing`.
         skip_rows: Tokens to measure thresholds of dynamic skipping on, after the rest of the edit is applied; None
             skips nothing. With k = 2, the second expert is skipped if its weight is below the layer's threshold times
             the first's (`moevolve.workers.methods.eep.router`).
-        widths: Neurons of a kept expert by layer; None keeps the original experts' width in all layers. They take
-            effect in a repair that chooses neurons.
+        width: Neurons of a kept expert; None keeps the original experts' width. It takes effect in a repair that
+            chooses neurons.
 
     Raises:
         UserError: The shapes disagree, k is out of range, or experts are skipped and k isn't 2.
@@ -147,10 +144,10 @@ class EepEdit:
 
     router_mapping: NDArray[np.float32] = field(repr=False)
     expert_merging: NDArray[np.float32] = field(repr=False)
-    active: int | tuple[int, ...]
+    active: int
     router_space: RouterSpace = "probs"
     skip_rows: FitRows | None = field(default=None, repr=False)
-    widths: tuple[int, ...] | None = None
+    width: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("router_mapping", "expert_merging"):
@@ -162,24 +159,12 @@ class EepEdit:
                 f"an EEP edit needs two matrices of one shape [layers, n', n], got router_mapping {shape} and "
                 f"expert_merging {self.expert_merging.shape}"
             )
-        self._check_active()
+        if not 1 <= self.active <= self.retained:
+            raise UserError(
+                f"an EEP edit of {self.retained} experts can't have {self.active} active; use 1 to {self.retained}"
+            )
         if self.skip_rows is not None and self.active != 2:
             raise UserError(f"dynamic skipping is defined for 2 active experts, this EEP edit has {self.active}")
-
-    def _check_active(self) -> None:
-        if isinstance(self.active, tuple):
-            if len(self.active) != self.layers:
-                raise UserError(f"an EEP edit of {self.layers} layers has active {self.active}; give each layer one")
-            if len(set(self.active)) == 1:
-                object.__setattr__(self, "active", self.active[0])
-        for layer, active in enumerate(self.active_by_layer):
-            if not 1 <= active <= self.retained:
-                what = f"{active} active in MoE layer {layer}" if isinstance(self.active, tuple) else f"{active} active"
-                raise UserError(f"an EEP edit of {self.retained} experts can't have {what}; use 1 to {self.retained}")
-
-    @property
-    def active_by_layer(self) -> tuple[int, ...]:
-        return self.active if isinstance(self.active, tuple) else (self.active,) * self.layers
 
     @property
     def layers(self) -> int:
@@ -223,19 +208,17 @@ class EepEdit:
             digest.update(np.ascontiguousarray(matrices, dtype="<f4").tobytes())
         if self.skip_rows is not None:
             digest.update(b"skip" + self.skip_rows.fingerprint.encode())
-        if self.widths is not None:
-            digest.update(f"widths {self.widths}".encode())
+        if self.width is not None:
+            digest.update(f"widths {(self.width,) * self.layers}".encode())
         return digest.hexdigest()
 
     @cached_property
     def layer_hashes(self) -> tuple[str, ...]:
-        shape, space = self.router_mapping.shape[1:], self.router_space
-        heads = [f"eep/1 {shape} k={active} {space} ".encode() for active in self.active_by_layer]
-        widths = [b""] * self.layers if self.widths is None else [f"width {each}".encode() for each in self.widths]
-        layers = zip(heads, self.router_mapping, self.expert_merging, widths, strict=True)
+        head = f"eep/1 {self.router_mapping.shape[1:]} k={self.active} {self.router_space} ".encode()
+        width = b"" if self.width is None else f"width {self.width}".encode()
         hashes = tuple(
             hashlib.sha256(head + mapping.tobytes() + merging.tobytes() + width).hexdigest()
-            for head, mapping, merging, width in layers
+            for mapping, merging in zip(self.router_mapping, self.expert_merging, strict=True)
         )
         if self.skip_rows is None:
             return hashes

@@ -45,23 +45,23 @@ class _EditedModel:
     Attributes:
         resident: The model with the edit applied.
         edit: The edit; of an unedited model the one that keeps all experts.
-        widths: Neurons per expert, by MoE layer.
+        width: Neurons per expert.
         thresholds: Thresholds of dynamic skipping, by MoE layer; empty if the edit skips nothing.
     """
 
     resident: Resident
     edit: EepEdit
-    widths: list[int]
+    width: int
     thresholds: list[float]
 
     @classmethod
     def of(cls, resident: Resident, edit: Edit) -> _EditedModel:
         layers = resident.layers
-        widths = [ExpertNeurons(layer.experts, layer.expert_tensors()).width for layer in layers]
+        width = ExpertNeurons(layers[0].experts, layers[0].expert_tensors()).width
         plans = [_router(layer).plan for layer in layers]
         thresholds = [plan.skip_below for plan in plans if plan is not None and plan.skip_below is not None]
         whole = len(layers), layers[0].count, active_experts(resident.model.config)
-        return cls(resident, _eep_edit(edit, *whole), widths, thresholds)
+        return cls(resident, _eep_edit(edit, *whole), width, thresholds)
 
     @property
     def first(self) -> MoELayer:
@@ -69,13 +69,8 @@ class _EditedModel:
 
     @property
     def resized(self) -> bool:
-        """Whether experts have other numbers of neurons than the unedited model's."""
-        return set(self.widths) != {getattr(self.resident.model.config, self.first.family.width_field)}
-
-    @property
-    def uneven(self) -> bool:
-        """Whether layers differ in how many experts a token uses."""
-        return isinstance(self.edit.active, tuple)
+        """Whether experts have another number of neurons than the unedited model's."""
+        return self.width != getattr(self.resident.model.config, self.first.family.width_field)
 
     @property
     def maps(self) -> bool:
@@ -103,16 +98,13 @@ class EepExporter:
             obstacle = width_obstacle(resident.model)
             if obstacle is not None:
                 return f"its experts' width isn't the full model's, and {obstacle}"
-            if len(set(model.widths)) > 1:
-                return f"its experts have {min(model.widths)} to {max(model.widths)} neurons, by layer"
         return form_obstacle(model.edit, model.first.rule)
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         model = _EditedModel.of(resident, edit)
         rows: list[tuple[str, str]] = []
         if model.resized:
-            by_layer = f"{', '.join(map(str, model.widths))}, by MoE layer"
-            rows.append(("neurons of an expert", by_layer if len(set(model.widths)) > 1 else str(model.widths[0])))
+            rows.append(("neurons of an expert", str(model.width)))
         if model.edit.skip_rows is not None:
             shown = ", ".join(f"{each:.3f}" for each in model.thresholds)
             rows.append(("second expert skipped", f"below {shown} of the first one's routing weight, by MoE layer"))
@@ -120,8 +112,6 @@ class EepExporter:
             used = mean_active_experts(resident.model, routers, model.edit.skip_rows.sequences)
             tokens = len(model.edit.skip_rows.tokens)
             rows.append(("active experts", f"{used:.2f} on average, on {tokens:,} calibration tokens"))
-        if model.uneven:
-            rows.append(("active experts", f"{', '.join(map(str, model.edit.active_by_layer))}, by MoE layer"))
         before = model.first.count, active_experts(resident.model.config)
         return _summary(
             model.first.family.title, edit, before, unedited_parameters(resident), _form_note(model, form), rows
@@ -143,13 +133,13 @@ class EepExporter:
                 f"{layers} of {facts.experts}; use the model it was searched on"
             )
         obstacle = eep_fault(facts.rule, edit) or form_obstacle(edit, facts.rule)
-        if obstacle is None and edit.widths is not None and set(edit.widths) != {facts.expert_neurons}:
+        if obstacle is None and edit.width not in (None, facts.expert_neurons):
             obstacle = "it leaves neurons out"
         if obstacle is not None:
             raise UserError(f"the individual can't be written in its checkpoint's format: {obstacle}")
         kept = [abs(matrix).argmax(axis=2).tolist() for matrix in (edit.router_mapping, edit.expert_merging)]
         routers, experts = (tuple(map(tuple, rows)) for rows in kept)
-        return ExpertSelection(routers, experts, max(edit.active_by_layer))
+        return ExpertSelection(routers, experts, edit.active)
 
     def selection_summary(self, edit: Edit, facts: ModelFacts, form_note: str) -> ExportSummary:
         title, before = FAMILIES[facts.family].title, (facts.experts, facts.active)
@@ -225,8 +215,6 @@ def form_obstacle(edit: EepEdit, rule: RoutingRule) -> str | None:
     """Explain why no smaller model of a family with this rule computes the same as an edited one; None if one does."""
     if edit.skip_rows is not None:
         return "it leaves out second experts, which no class of transformers does"
-    if isinstance(edit.active, tuple):
-        return "its layers use different numbers of experts per token, which no class of transformers does"
     if not edit.router_folds(rule):
         return "its router mapping acts on the family's routing weights, and doesn't fold into a smaller router"
     return None
@@ -241,12 +229,10 @@ def _summary(
     rows: Sequence[tuple[str, str]],
 ) -> ExportSummary:
     """Describe a model of a family; `before` has its experts n and active experts k, and `parameters` its size."""
-    retained, numbers = (edit.retained, edit.active_by_layer) if isinstance(edit, EepEdit) else (before[0], before[1:])
-    least, most = min(numbers), max(numbers)
-    active = str(most) if least == most else f"{least} to {most}"
+    retained, active = (edit.retained, edit.active) if isinstance(edit, EepEdit) else before
     return ExportSummary(
         experts=retained,
-        active=most,
+        active=active,
         parameters_before=parameters,
         lead=(
             f"{title} reduced from {before[0]} to {retained} experts per MoE layer ({active} active per token,\n"
@@ -267,9 +253,7 @@ def _form_note(model: _EditedModel, form: CheckpointForm) -> str:
         does.append("keeps the whole router and maps its scores onto the experts that are left")
     if model.thresholds:
         does.append("leaves out a token's second expert where its routing weight is small beside the first's")
-    if model.uneven:
-        does.append("gives each layer its own number of active experts")
-    does = does or ["gives the experts of each layer their own number of neurons"]
+    does = does or ["gives experts another number of neurons than the rest of the family's config implies"]
     return f"The modelling code beside this card {' and '.join(does)}; it needs\n`transformers` only."
 
 
@@ -283,7 +267,6 @@ def _native_class(model: _EditedModel, directory: Path) -> type[PreTrainedModel]
         experts=model.edit.retained,
         maps=model.maps,
         resized=model.resized,
-        uneven=model.uneven,
         skips=skips,
         routes=model.maps or skips,
         biased=layer.router_bias is not None,
@@ -301,20 +284,18 @@ def _config(model: _EditedModel, form: CheckpointForm, model_class: type[PreTrai
     source, edit, first = model.resident.model, model.edit, model.first
     if form == "stock":
         config = copy.deepcopy(source.config)
-        setattr(config, first.family.width_field, model.widths[0])
+        setattr(config, first.family.width_field, model.width)
     else:
         config = native_config(source, model_class)
         if model.resized:
-            config.expert_widths = model.widths
-        if model.uneven:
-            config.active_experts = list(edit.active_by_layer)
+            config.expert_width = model.width
         if model.thresholds:
             config.skip_below = model.thresholds
         if model.maps:
             config.router_experts = first.count
             one_hot_layers = zip(model.resident.layers, edit.one_hot_mapping, strict=True)
             config.one_hot_layers = [layer.index for layer, one_hot in one_hot_layers if one_hot]
-    first.family.resize(config, first.rule, edit.retained, max(edit.active_by_layer))
+    first.family.resize(config, first.rule, edit.retained, edit.active)
     return config
 
 

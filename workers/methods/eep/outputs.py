@@ -50,7 +50,7 @@ class ExpertOutputs:
         edit: EepEdit,
         ordinal: int,
     ) -> None:
-        self._layer, self._experts, self._shared, self._edit, self._ordinal = layer, experts, shared, edit, ordinal
+        self._layer, self._experts, self._shared, self._edit = layer, experts, shared, edit
         assert router.plan is not None
         if router.plan.positions is not None:
             # The routing points at resident originals, which must not change.
@@ -132,7 +132,7 @@ class ExpertOutputs:
         hidden, weights, chosen = recorded
         neurons, retained = self._original_neurons(), self._edit.retained
         original = self._layer.route(hidden)
-        width = neurons.width if self._edit.widths is None else self._edit.widths[self._ordinal]
+        width = self._edit.width or neurons.width
         some = slice(None, None, max(1, len(hidden) // _CHOOSING_TOKENS))
         routings = (original[1][some], original[2][some]), (weights[some], chosen[some])
         token_weights = None if token_weights is None else token_weights[some]

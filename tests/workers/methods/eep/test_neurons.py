@@ -129,18 +129,17 @@ def test_exactly_the_named_neurons_are_moved(width: int, family: str, resident: 
 
 
 @pytest.mark.parametrize(
-    ("family", "kind", "originals", "spread"),
+    ("family", "kind", "originals", "more"),
     [
         ("gpt_oss", "both", "device", 8),
         ("mixtral", "prune", "host", -8),
     ],
 )
 def test_a_repair_fills_fits_and_takes_everything_back(
-    originals: str, spread: int, kind: str, family: str, model_config: Callable[..., ModelConfig]
+    originals: str, more: int, kind: str, family: str, model_config: Callable[..., ModelConfig]
 ) -> None:
     model = ResidentModel.load(model_config(family, expert_offload=originals))
-    widths = tuple(WIDTH + spread * (layer - 1) for layer in range(len(model.layers))) if spread else None
-    base = replace(edit_of_kind(len(model.layers), EXPERTS, kind, 4, space="logits"), widths=widths)
+    base = replace(edit_of_kind(len(model.layers), EXPERTS, kind, 4, space="logits"), width=WIDTH + more)
     rows, before = rows_of(sequences_of([40] * 5)), digest(model)
     plain = logits(model, None, UNSEEN)
     filled = RepairedEdit(base, replace(WHOLE, neurons=True), rows)

@@ -50,9 +50,9 @@ def test_exports_load_and_agree_without_moevolve(
         return
     wide = replace(repaired("prune"), settings=RepairSettings((0.1, 1.0), neurons=True))
     width = model.layers[0].expert_tensors()["down_proj"].shape[2]
-    wide = replace(wide, base=replace(wide.base, widths=(width - 8, width, width + 8)))
+    wide = replace(wide, base=replace(wide.base, width=width + 8))
     expected[tmp_path / "wide-native"] = computed(model, wide, tokens)
-    assert export_model(model, wide, tmp_path / "wide-native", CARD).form == "native"
+    assert export_model(model, wide, tmp_path / "wide-native", CARD, "native").form == "native"
     assert_same_elsewhere(expected, outsider(list(expected), tokens))
 
 

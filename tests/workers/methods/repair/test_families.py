@@ -12,7 +12,6 @@ from edit_checks import Residents, digest, logits
 from family_samples import edit_of_kind
 from repair_samples import rows_of, seen_at, sequences_of
 
-from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.facts import parameters_after
 from moevolve.workers.export.export import export_model
@@ -94,16 +93,16 @@ def width_of(model: ResidentModel) -> int:
     return ExpertNeurons(model.layers[0].experts, model.layers[0].expert_tensors()).width
 
 
-def with_widths(edit: RepairedEdit, widths: tuple[int, ...]) -> RepairedEdit:
+def with_width(edit: RepairedEdit, width: int) -> RepairedEdit:
     settings = replace(edit.settings, neurons=True)
-    return replace(edit, base=replace(base_of(edit), widths=widths), settings=settings)
+    return replace(edit, base=replace(base_of(edit), width=width), settings=settings)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "gpt_oss", "nemotron_h", "qwen3_next", "glm4_moe"])
 def test_narrower_experts_are_stock_where_a_config_can_say_so(family: str, resident: Residents, tmp_path: Path) -> None:
     model = resident(family)
     width, layers = width_of(model), len(model.layers)
-    edit = with_widths(repaired(model, "prune"), (width // 2,) * layers)
+    edit = with_width(repaired(model, "prune"), width // 2)
     found, (form, parameters) = export_model(model, edit, tmp_path / "narrow", CARD), plain_form(model, base_of(edit))
     # GLM's config says the widths of shared and routed experts in one field, Qwen's and Nemotron's in two.
     assert found.agreement.holds and found.form == ("native" if family == "glm4_moe" else form)
@@ -111,21 +110,3 @@ def test_narrower_experts_are_stock_where_a_config_can_say_so(family: str, resid
     assert found.parameters == parameters - fewer * describe_model(model.config).neuron_parameters
     card = (tmp_path / "narrow" / "README.md").read_text(encoding="utf-8")
     assert f"| neurons of an expert | {width // 2} |\n" in card
-
-
-@pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss"])
-def test_layers_of_different_widths_are_exported(family: str, resident: Residents, tmp_path: Path) -> None:
-    model = resident(family)
-    layers = len(model.layers)
-    # Multiples of 16 bytes, as grouped products need them.
-    widths = tuple(width_of(model) + 8 * step - 4 * (layers - 1) for step in range(layers))
-    edit = with_widths(repaired(model, "prune"), widths)
-    found = export_model(model, edit, tmp_path / "wide", CARD)
-    parameters = plain_form(model, base_of(edit))[1]
-    assert found.agreement.holds and found.form == "native" and found.parameters == parameters
-    with model.edited(edit):
-        sizes = [int(layer.expert_tensors()["down_proj"].numel()) for layer in model.layers]
-    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
-    assert f"| neurons of an expert | {widths[0]}, " in (tmp_path / "wide" / "README.md").read_text(encoding="utf-8")
-    with pytest.raises(UserError, match=f"--form stock: its experts have {widths[0]} to {widths[-1]} neurons"):
-        export_model(model, edit, tmp_path / "stock", CARD, "stock")

@@ -1,4 +1,4 @@
-"""Subsets of retained experts, and their operators.
+"""Subsets of retained experts, their operators, and the width of experts that have a share of the neurons.
 
 Families that limit a token's choice to groups of experts (`moevolve.kernels.routing_rule`) keep n' / R experts in each
 of their R routing groups, so that the limit keeps its meaning: new group r holds the kept experts of old group r, which
@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 from moevolve.search.genomes.contract.operators import random_subset, replace_experts, subset_crossover
 
 Kept = NDArray[np.int64]
+# Fewest steps in a width, since rounding down loses up to one of them.
+_STEPS = 32
+# Shares may fall short of a whole number of neurons by a rounding error.
+_EPS = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +70,20 @@ def mean_shares(scores: NDArray[np.floating | np.integer], layer_groups: Sequenc
     shares = values / np.where(totals > 0, totals, 1.0)
     owners = np.array(layer_groups)
     return np.stack([shares[owners == group].mean(axis=0) for group in range(owners.max() + 1)])
+
+
+def width_step(neurons: int, width: float) -> int:
+    """Return the step of widths for original experts of so many neurons, of which a wanted width has at least 32.
+
+    It is a power of 2 that divides an original expert's width, at most 64, and at least 8 where possible, even if the
+    wanted width has fewer steps then.
+    """
+    most = max(8, width / _STEPS)
+    return max(step for step in (1, 2, 4, 8, 16, 32, 64) if neurons % step == 0 and step <= most)
+
+
+def even_width(share: float, neurons: int) -> int:
+    """Return the largest number of whole steps within a share of `neurons`; 0 if it is less than one step."""
+    width = share * neurons + _EPS
+    step = width_step(neurons, width)
+    return int(width / step) * step
