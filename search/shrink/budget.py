@@ -17,8 +17,8 @@ _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 _DURATIONS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+# How many times the given time a search may take by what was measured, before it is refused.
 LONGEST = 1.2
-"""How many times the given time a search may take by what was measured, before it is refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from moevolve.search.shrink.budget import kept_share
 from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.workers.contract.facts import DenseFacts
 
+# Experts per network. On the demo's dense model FactorLLM with half of 16 active is no better, of 4 worse.
 _EXPERTS = 8
-"""Experts per network. On the demo's dense model FactorLLM with half of 16 active is no better, of 4 worse."""
+# Sizes that are tried of a narrower model, at equal distances.
 _SIZES = 32
-"""Sizes that are tried of a narrower model, at equal distances."""
 
 
 def dense_settings(request: ShrinkOptions, dense: DenseFacts) -> tuple[dict[str, Any], str]:
@@ -65,8 +65,7 @@ def _mixture(request: ShrinkOptions, wanted: str) -> tuple[dict[str, Any], str]:
     if not request.custom_code:
         raise UserError(
             f"--active {wanted} makes a mixture of experts with its own code, which servers don't load; add "
-            "--custom-code, or give --neurons. Of a Llama or Mistral, `moevolve export SEARCH --form stock "
-            "--dtype float32` makes a larger Mixtral afterwards"
+            "--custom-code, or give --neurons"
         )
     if request.kind != "factorllm":
         genome = {"kind": "tomoe", "experts": _EXPERTS, "budget": share}

@@ -28,36 +28,36 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
+# Prompts and answers of chats; see `render_chats`.
 Render = Callable[[tuple[Chat, ...]], tuple[tuple[str, str | None], ...] | None]
-"""Prompts and answers of chats; see `render_chats`."""
 
 _SHARES: dict[Split, float] = {"calibration": 0.25, "search": 0.35, "dev": 0.15, "test": 0.25}
 DEV_ROWS = 192
+# Most rows of a split that a search uses: the first ones by their hash.
 _MOST: dict[Split, int] = {"calibration": 4096, "search": 256, "dev": DEV_ROWS, "test": 1024}
-"""Most rows of a split that a search uses: the first ones by their hash."""
+# Fewest different conversations in a file: fewer leave `dev` too small to choose by.
 LEAST_ROWS = 64
-"""Fewest different conversations in a file: fewer leave `dev` too small to choose by."""
+# Fewest documents in a folder: each has several rows, all of which are in one split.
 LEAST_DOCUMENTS = 16
-"""Fewest documents in a folder: each has several rows, all of which are in one split."""
 _LEAST_IN_SPLIT = 4
 
+# Largest answer that is compared as text. Longer ones are worded in more than one right way.
 _SHORT_WORDS, _SHORT_CHARACTERS = 6, 48
-"""Largest answer that is compared as text. Longer ones are worded in more than one right way."""
+# Most tokens of an answer that is generated.
 _MOST_TOKENS = 512
-"""Most tokens of an answer that is generated."""
+# Tokens of the full model's own answers where the data has none.
 _OWN_TOKENS = 64
-"""Tokens of the full model's own answers where the data has none."""
 
+# Rows as plain data, or what is wrong with them, each with its place for error messages.
 Places = Iterator[tuple[str, Mapping[str, Any] | UserError]]
-"""Rows as plain data, or what is wrong with them, each with its place for error messages."""
+# Names of files of running text end in one of these.
 TEXT_FILES = (".txt", ".md")
-"""Names of files of running text end in one of these."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+# Most rows of a data set of the hub that are read: the first ones. A search uses a few thousand.
 _HUB_ROWS = 20_000
-"""Most rows of a data set of the hub that are read: the first ones. A search uses a few thousand."""
 
+# Fewest characters of a row of running text. Paragraphs are joined up to that, since single lines say little.
 _TEXT_CHARACTERS = 400
-"""Fewest characters of a row of running text. Paragraphs are joined up to that, since single lines say little."""
 
 
 @dataclass(frozen=True)

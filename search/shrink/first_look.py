@@ -14,11 +14,12 @@ from pydantic import TypeAdapter
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.metrics import scale_of, score
-from moevolve.evaluators.types import PreparedSplit
+from moevolve.evaluators.scales import SCALES
+from moevolve.evaluators.types import Example, PreparedSplit
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.shrink.guard import PIECE, free, read_kept
-from moevolve.search.shrink.page import FirstLook, KeptMass, ShownAnswer, ShownText, TaskLook
+from moevolve.search.shrink.page import FirstLook, KeptMass, TaskLook
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import engine_fingerprint
@@ -26,14 +27,16 @@ from moevolve.workers.contract.settings import engine_fingerprint
 if TYPE_CHECKING:
     from moevolve.workers.worker import EvaluationWorker
 
+# Tokens of a task that are routed: shares of an expert are then known within a percent or two.
 _TOKENS = 4096
-"""Tokens of a task that are routed: shares of an expert are then known within a percent or two."""
+# Most rows that the full model answers of a task whose answers are right or wrong.
 _ROWS = 128
-"""Most rows that the full model answers of a task whose answers are right or wrong."""
 _SHOWN = 3
 _SHOWN_TOKENS = 64
+# Most characters of a prompt or an answer in a line.
+_SHOWN_CHARACTERS = 160
+# Smallest share of right answers of a model that knows the task, where there are no choices to guess from.
 _LEAST = 0.2
-"""Smallest share of right answers of a model that knows the task, where there are no choices to guess from."""
 _ADAPTER = TypeAdapter(tuple[str, FirstLook])
 
 Measured = tuple[NDArray[np.float64] | None, tuple[TaskLook, ...]]
@@ -102,26 +105,34 @@ def _look(worker: EvaluationWorker, split: PreparedSplit) -> TaskLook:
             raise CandidateError(reply.failure)
         result, guessing = reply.results[split.fingerprint], 1 / len(worker.resident.tokenizer)
         likelihoods = np.maximum(result.outcomes, np.finfo(np.float32).tiny).tolist()
-        read = tuple(ShownText(row.prompt, 1 / each) for row, each in zip(shown.examples, likelihoods, strict=False))
         scale = scale_of(split.metric)
-        return TaskLook(split.task, len(split.examples), result.score, guessing, texts=read, scale=scale)
+        read = (
+            f"{row.prompt[:_SHOWN_CHARACTERS]!r} has {SCALES['perplexity'].phrase(each)}"
+            for row, each in zip(shown.examples, likelihoods, strict=False)
+        )
+        return TaskLook(split.task, len(split.examples), result.score, guessing, tuple(read), scale)
     elif split.positions == "text":
         return TaskLook(split.task)  # texts have no answers
     else:
         answers = worker.answer(IdentityEdit(), replace(free(shown, _SHOWN_TOKENS), thinks=False))[0]
         look = TaskLook(split.task)
     pairs = zip(shown.examples, answers, strict=False)
-    texts = (ShownAnswer(row.prompt, row.references[:1], each.text) for row, each in pairs if each.text is not None)
-    return replace(look, answers=tuple(texts))
+    return replace(look, examples=tuple(_line(row, each.text) for row, each in pairs if each.text is not None))
+
+
+def _line(row: Example, answer: str) -> str:
+    """The full model's answer to a row, beside the row's own if it has one."""
+    expected = f", expected {row.references[0][:_SHOWN_CHARACTERS]!r}" if row.references else ""
+    return f"asked {row.prompt[-_SHOWN_CHARACTERS:]!r}{expected}, answered {answer[:_SHOWN_CHARACTERS]!r}"
 
 
 def wrong_task(look: FirstLook) -> str | None:
     """Name a task that the full model answers wrongly, one of its answers, and what to do; None if there is none."""
     for task in look.tasks:
         if task.score is not None and task.score < task.least:
-            if task.texts:
-                return f"{task}: it can't predict {task.texts[0]}; give other texts, or go on with --force"
-            seen = f": {task.answers[0]}" if task.answers else ""  # lm-eval judges without showing any
+            if SCALES[task.scale].is_reciprocal:
+                return f"{task}: it can't predict {task.examples[0]}; give other texts, or go on with --force"
+            seen = f": {task.examples[0]}" if task.examples else ""  # lm-eval judges without showing any
             return (
                 f"{task}{seen}; write the answers as the model does, or compare candidates with the full "
                 f"model instead (leave the answers out of the file, or give --task {task.task}@agreement), or go on "

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -23,26 +23,26 @@ from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.metrics import scale_of
 from moevolve.evaluators.preparation.registry import split_fitness
-from moevolve.evaluators.scales import SCALES, ScaleName
+from moevolve.evaluators.scales import SCALES
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.running.candidates import Candidate, prepared_split
 from moevolve.search.shrink.loops import END_TOKENS, Loops, compared, is_loop
 from moevolve.search.shrink.page import TaskCheck
 from moevolve.workers.contract.edits import Edit, IdentityEdit
-from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.messages import EvaluationRequest
 
 if TYPE_CHECKING:
     from moevolve.evaluators.fitness.scoring import Answer
-    from moevolve.workers.model.resident import ResidentModel
+    from moevolve.workers.worker import EvaluationWorker
 
 T = TypeVar("T")
+# Perplexity of the full model above which it doesn't know a general domain, which then isn't judged.
 _KNOWN = 100.0
-"""Perplexity of the full model above which it doesn't know a general domain, which then isn't judged."""
-# Pruning GLM-5.2 from 256 to 168 experts made 7.2 of its 3.6 % of loops. If two models with these shares loop on
-# prompts independently, the hardest case, a prompt is a loop of the candidate alone with a probability of 6.9 % and of
-# the full model alone of 3.3 %, and McNemar's one-sided exact test at 0.05 of the two numbers has a power of 0.80 with
-# 530 prompts, summed over both binomial distributions. With equal shares of 3.6 % it is 0.04.
+# Pruning GLM-5.2 from 256 to 168 experts doubled its loops, from 3.6 to 7.2 % of answers. If two models with these
+# shares loop independently, which is the hardest case, the candidate alone loops on 6.9 % of prompts and the full model
+# alone on 3.3 %. McNemar's exact test of these two numbers, one-sided at 0.05, then has a power of 0.80 with 530
+# prompts, summed over their distribution. With 3.6 % for both, it finds more by chance with a probability of 0.04.
 _PROMPTS = 530
 # A tenth of the full model's answers with JSON or calls without them breaks what reads them, and a single one may be
 # chance where answers are few.
@@ -50,16 +50,17 @@ _MOST_BROKEN, _FEWEST_BROKEN = 0.1, 2
 # A quarter of the experts, unrepaired, has 2.4 times the full model's perplexity on text that it was chosen for (the
 # README at the top): with more a domain is lost.
 _MOST_PERPLEXITY = 3.0
-# Half of the full model's score is left of a task that is lost rather than harder.
+# A task of whose score less than half is left is lost, and not only harder.
 _LEAST_RECOVERY = 0.5
+# Prompts of every domain that are compared by perplexity and agreement, and the fewest that are answered however long
+# that takes, if there are so many.
 _ROWS = 16
-"""Prompts of every domain that are compared by perplexity and agreement, and the fewest that are answered however long
-that takes, if there are so many."""
+# Fewest characters of a row that is made of running text, where a task reads windows: a hundred tokens or more.
 PIECE = 500
-"""Fewest characters of a row that is made of running text, where a task reads windows: a hundred tokens or more."""
 # Tokens of the longest answers, if the data has no longer ones and there is time, and the fewest if there isn't.
 _LONG, _SHORT = 512, 48
 _END_OF_THOUGHTS = "</think>"
+# Calls of tools as templates write them that don't put an object with the name of the tool into JSON.
 _CALLS = re.compile(
     r"<function=[^>]+>.*?</function>"  # Qwen3-Coder
     r"|<tool_call>\s*[\w.-]+\s*(<arg_key>.*?</arg_value>\s*)*</tool_call>"  # GLM
@@ -68,49 +69,21 @@ _CALLS = re.compile(
     r"|<\|tool_call_begin\|>.*?<\|tool_call_end\|>",  # Kimi
     re.DOTALL,
 )
-"""Calls of tools as templates write them that don't put an object with the name of the tool into JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Rows of one domain.
+    """Rows of one domain, with `agreement` as their fitness, and what is known of the winner before it answers them."""
 
-    Attributes:
-        split: The rows, with `agreement` as their fitness.
-        recovery: Share of the full model's score; None where there is none.
-        general: True for the set that ships.
-        graded: True if answers of this task are right or wrong.
-        unscored: Why the winner or the full model has no score on `test`; None if both have one, or none was wanted.
-        scale: Scale that scores on `test` are shown on.
-    """
-
-    name: str
     split: PreparedSplit
-    recovery: float | None
-    general: bool = False
-    graded: bool = False
-    unscored: str | None = None
-    scale: ScaleName = "percent"
+    check: TaskCheck
 
 
 OnStage = Callable[[str], None]
+# A check of every task, then of every domain of the general set; and the loops of all of them.
 Checks = tuple[tuple[TaskCheck, ...], Loops]
-"""A check of every task, then of every domain of the general set; and the loops of all of them."""
+# Kept checks, after what they were made of: search, winner, and seconds for the answers.
 _ADAPTER = TypeAdapter(tuple[tuple[str, str | None, float], Checks])
-"""Kept checks, after what they were made of: search, winner, and seconds for the answers."""
-
-
-class Answering(Protocol):
-    """What of a worker is needed here."""
-
-    @property
-    def resident(self) -> ResidentModel: ...
-
-    def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply: ...
-
-    def answer(self, edit: Edit, *splits: PreparedSplit) -> tuple[tuple[Answer, ...], ...]: ...
-
-    def has(self, edit: Edit) -> bool: ...
 
 
 def check_winner(
@@ -118,7 +91,7 @@ def check_winner(
     table: FinalTable,
     seconds: float,
     path: Path,
-    load: Callable[[], Answering],
+    load: Callable[[], EvaluationWorker],
     on_stage: OnStage = lambda _: None,
 ) -> Checks:
     """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
@@ -129,10 +102,13 @@ def check_winner(
     of = subject.search.id, table.winner, seconds
     kept = read_kept(path, _ADAPTER)
     if kept is None or kept[0] != of:
-        kept = of, _answered(subject, table, seconds, load, on_stage)
+        probes = [*_held_out(subject, table), *general_set()]
+        try:
+            kept = of, check_edit(load(), subject.edit, probes, seconds, on_stage)
+        except CandidateError as error:
+            raise UserError(f"{table.winner} can't be run: {error}") from None
         path.write_bytes(_ADAPTER.dump_json(kept))
-    checks, loops = kept[1]
-    return tuple(replace(check, faults=faults_of(check)) for check in checks), loops
+    return kept[1]
 
 
 def read_kept(path: Path, adapter: TypeAdapter[T]) -> T | None:
@@ -143,27 +119,17 @@ def read_kept(path: Path, adapter: TypeAdapter[T]) -> T | None:
         return None
 
 
-def _answered(
-    subject: Candidate, table: FinalTable, seconds: float, load: Callable[[], Answering], on_stage: OnStage
-) -> Checks:
-    probes = [*_held_out(subject, table), *general_set()]
-    try:
-        return check_edit(load(), subject.edit, probes, seconds, on_stage)
-    except CandidateError as error:
-        raise UserError(f"{table.winner} can't be run: {error}") from None
-
-
 def check_edit(
-    worker: Answering,
+    worker: EvaluationWorker,
     edit: Edit,
     probes: Sequence[Probe],
     seconds: float,
     on_stage: OnStage = lambda _: None,
 ) -> Checks:
-    """Compare an edited model with the unedited one on each domain; nothing is a fault yet."""
+    """Compare an edited model with the unedited one on each domain."""
     # What is compared with the unedited model's predictions needs these first.
     before, after = (_scores(worker, each, probes) for each in (IdentityEdit(), edit))
-    known = [not probe.general or texts * _KNOWN >= 1 for probe, (_, texts) in zip(probes, before, strict=True)]
+    known = [not probe.check.general or texts * _KNOWN >= 1 for probe, (_, texts) in zip(probes, before, strict=True)]
     asked = [probe.split if each else probe.split.head(0) for probe, each in zip(probes, known, strict=True)]
     pairs, loops = _pairs(worker, edit, asked, seconds, on_stage)
     checks = []
@@ -175,8 +141,8 @@ def check_edit(
             for (one, _), (other, _) in answers
             if (_END_OF_THOUGHTS in one) == (_END_OF_THOUGHTS in other) and probe.split.positions != "text"
         ]
-        check = TaskCheck(
-            task=probe.name,
+        check = replace(
+            probe.check,
             prompts=len(answers),
             loops_full=sum(loop for (_, loop), _ in answers),
             loops=sum(loop for _, (_, loop) in answers),
@@ -184,14 +150,9 @@ def check_edit(
             broken=sum(one is not None and other != one for one, other in structured),
             agreement=agreement,
             perplexity=old / new if old and new else None,
-            recovery=probe.recovery,
             known=each,
-            graded=probe.graded,
-            unscored=probe.unscored,
-            scale=probe.scale,
-            general=probe.general,
         )
-        checks.append(check)
+        checks.append(replace(check, faults=faults_of(check)))
     return tuple(checks), loops
 
 
@@ -204,7 +165,7 @@ def _held_out(subject: Candidate, table: FinalTable) -> Iterator[Probe]:
             split = prepared_split(subject, f"{split_fitness(section.name)[0]}@agreement", "test")
         split = split.without_window(PIECE)
         recovery, unscored = recovery_of(table, task)
-        yield Probe(task, split, recovery, graded=graded, unscored=unscored, scale=scale)
+        yield Probe(split, TaskCheck(task, recovery=recovery, graded=graded, unscored=unscored, scale=scale))
 
 
 def recovery_of(table: FinalTable, task: str) -> tuple[float | None, str | None]:
@@ -229,11 +190,11 @@ def general_set() -> list[Probe]:
     for name, rows in domains.items():
         title = f"general {name}"
         split = PreparedSplit(title, "test", "agreement", "mean", Matching(), 1, " ", tuple(rows), "answer")
-        probes.append(Probe(title, split, None, general=True))
+        probes.append(Probe(split, TaskCheck(title, general=True)))
     return probes
 
 
-def _scores(worker: Answering, edit: Edit, probes: Sequence[Probe]) -> list[tuple[float, float]]:
+def _scores(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe]) -> list[tuple[float, float]]:
     """Of every domain, the score of its first rows, and the reciprocal perplexity of their prompts and answers.
 
     The latter is 0 if the perplexity isn't finite.
@@ -250,12 +211,12 @@ def _scores(worker: Answering, edit: Edit, probes: Sequence[Probe]) -> list[tupl
     return list(zip(scores[: len(judged)], scores[len(judged) :], strict=True))
 
 
+# A free answer, and whether it is a loop.
 _Answer = tuple[str, bool]
-"""A free answer, and whether it is a loop."""
 
 
 def _pairs(
-    worker: Answering, edit: Edit, splits: Sequence[PreparedSplit], seconds: float, on_stage: OnStage
+    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], seconds: float, on_stage: OnStage
 ) -> tuple[list[list[tuple[_Answer, _Answer]]], Loops]:
     """Pairs of both models' answers to the same prompts by domain, and the loops among them."""
     tokens, count = _affordable(worker, edit, splits, seconds)
@@ -290,7 +251,9 @@ def _pairs(
 _Answers = tuple[tuple["Answer", ...], ...]
 
 
-def _of_both(worker: Answering, edit: Edit, splits: Sequence[PreparedSplit]) -> tuple[tuple[_Answers, _Answers], float]:
+def _of_both(
+    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit]
+) -> tuple[tuple[_Answers, _Answers], float]:
     """The unedited and the edited model's answers, and the seconds that they took without loading and repairing.
 
     The model that the worker has is asked first, and all prompts before the other: an edit may be a repair.
@@ -306,7 +269,9 @@ def _of_both(worker: Answering, edit: Edit, splits: Sequence[PreparedSplit]) -> 
     return (found[False], found[True]), seconds
 
 
-def _affordable(worker: Answering, edit: Edit, splits: Sequence[PreparedSplit], seconds: float) -> tuple[int, int]:
+def _affordable(
+    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], seconds: float
+) -> tuple[int, int]:
     """Tokens of the longest answers, within the model's positions, and the number of prompts, for so many seconds.
 
     What a token takes is measured on a few short answers of both models: a candidate may be far slower, where no kernel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,10 +12,7 @@ from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.results.gain import Gain
 from moevolve.search.results.kept import SizePoint
 from moevolve.search.shrink.loops import Loops
-from moevolve.search.text import html_lines, html_table, memory_size, parameter_count, percent
-
-_SHOWN = 160
-"""Most characters of a prompt or an answer in a line."""
+from moevolve.search.text import duration, html_lines, html_table, memory_size, parameter_count, percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +87,14 @@ class TaskCheck:
     """
 
     task: str
-    prompts: int
-    loops_full: int
-    loops: int
-    structured: int
-    broken: int
-    agreement: float
-    perplexity: float | None
-    recovery: float | None
+    prompts: int = 0
+    loops_full: int = 0
+    loops: int = 0
+    structured: int = 0
+    broken: int = 0
+    agreement: float = 0.0
+    perplexity: float | None = None
+    recovery: float | None = None
     known: bool = True
     graded: bool = False
     unscored: str | None = None
@@ -125,43 +122,22 @@ class TaskCheck:
         return f"{SCALES[self.scale].value(self.recovery):.2f} times"
 
 
-def advice(checks: Sequence[TaskCheck]) -> str | None:
-    """Say what to do about text outside the data that got too much worse; None if none did."""
+def faults_found(checks: Sequence[TaskCheck], loops: Loops | None) -> list[str]:
+    """What the checks of a winner have found, as sentences."""
+    found = [f"{check.task}: the candidate {fault}" for check in checks for fault in check.faults]
+    return found if loops is None or loops.fault is None else [*found, f"all prompts: the candidate {loops.fault}"]
+
+
+def advice(checks: Sequence[TaskCheck]) -> list[str]:
+    """Say what to do about text outside the data that got too much worse; empty if none did."""
     lost = [check.task for check in checks if check.general and check.faults]
     if not lost:
-        return None
-    return (
+        return []
+    text = (
         f"{', '.join(lost)}: the data has no such text, so nothing kept what it needs; give some with another --data "
         "FILE, which then has as many rows in the calibration as every other file, or keep more of the model"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ShownAnswer:
-    """The full model's answer to one prompt.
-
-    Attributes:
-        expected: The answer in the data, if there is one.
-    """
-
-    asked: str
-    expected: tuple[str, ...]
-    answered: str
-
-    def __str__(self) -> str:
-        expected = f", expected {self.expected[0][:_SHOWN]!r}" if self.expected else ""
-        return f"asked {self.asked[-_SHOWN:]!r}{expected}, answered {self.answered[:_SHOWN]!r}"
-
-
-@dataclass(frozen=True, slots=True)
-class ShownText:
-    """A text, and the full model's perplexity on it."""
-
-    text: str
-    perplexity: float
-
-    def __str__(self) -> str:
-        return f"{self.text[:_SHOWN]!r} has {SCALES['perplexity'].phrase(1 / self.perplexity)}"
+    return [text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +149,8 @@ class TaskLook:
         score: Score of these rows, in [0, 1]; None if a candidate's answers are compared with the full model's.
         least: Score below which the full model doesn't know the task: what guessing among choices, or among all tokens,
             gives, or 0.2.
-        answers: The first answers; empty if there are no texts.
-        texts: The first texts whose perplexity is the score.
+        examples: Lines on the first prompts with the expected and the given answers, or on the first texts with their
+            perplexity, if these are the score; empty if there are none to show.
         scale: Scale that the score is shown on.
     """
 
@@ -182,8 +158,7 @@ class TaskLook:
     rows: int = 0
     score: float | None = None
     least: float = 0.0
-    answers: tuple[ShownAnswer, ...] = ()
-    texts: tuple[ShownText, ...] = ()
+    examples: tuple[str, ...] = ()
     scale: ScaleName = "percent"
 
     def __str__(self) -> str:
@@ -231,9 +206,7 @@ class FirstLook:
 
     def lines(self) -> list[str]:
         """The same as lines for people."""
-        lines = [
-            text for task in self.tasks for text in (str(task), *(f"  {each}" for each in (*task.answers, *task.texts)))
-        ]
+        lines = [text for task in self.tasks for text in (str(task), *(f"  {each}" for each in task.examples))]
         return [*lines, *map(str, self.routing)]
 
 
@@ -311,24 +284,42 @@ class ShrinkResult:
             for each in self.sizes
         ]
 
-    def _repr_html_(self) -> str:
+    def lines(self) -> list[str]:
+        """The sentences of the page: what the checks found, what was written, how it is used, and how it came about."""
+        lines, judged = [], [check for check in self.checks if check.known]
+        unknown = [check.task for check in self.checks if not check.known]
+        if unknown:
+            lines.append(f"not judged, since the full model doesn't know them: {', '.join(unknown)}")
+        if judged:
+            lines.append(f"least like the full model: {min(judged, key=lambda check: check.agreement).task}")
+        lines += faults_found(self.checks, self.loops)
+        lines += advice(self.checks)
+        lines += [] if self.loops is None else [str(self.loops)]
+        if self.table.best is None:
+            lines.append("every candidate failed; see `moevolve searches` and `moevolve show` for the reasons")
+        elif self.written is None:
+            lines.append(f"{self.table.winner} was not exported; --force exports it all the same")
+        else:
+            lines += self._written_lines(self.written)
+        lines.append(f"the search is {self.table.search} in {self.store}; its settings are in {self.run_file}")
+        lines += [str(gain) for gain in (self.code_gain, self.gain) if gain is not None]
+        return lines if self.pushed is None else [*lines, f"uploaded to {self.pushed}"]
+
+    def _written_lines(self, written: Written) -> Iterator[str]:
         from moevolve.workers.export.folder import how_to_load, how_to_quantise  # which takes a while
 
-        lines = [f"{check.task}: the candidate {fault}" for check in self.checks for fault in check.faults]
-        if self.loops is not None and self.loops.fault is not None:
-            lines.append(f"all prompts: the candidate {self.loops.fault}")
-        if self.table.best is None:
-            lines.append("Nothing was written: every candidate failed.")
-        elif self.written is None:
-            lines.append("Nothing was written; force=True exports the winner all the same.")
+        if self.speed is not None:
+            yield f"tokens/s and memory are those of plain transformers and one sequence on {self.speed.device}"
+        yield f"took {', '.join(f'{stage} {duration(seconds)}' for stage, seconds in self.seconds.items())}"
+        yield from self.choices
+        yield f"wrote {written.directory} ({written.form} checkpoint of {self.table.winner})"
+        yield from (f"{title}: {names}" for title, names in written.changes)
+        if written.directory.is_dir():
+            yield from how_to_load(written.directory, written.form).splitlines()
+            yield from how_to_quantise(written.directory, written.form)
         else:
-            directory, form = self.written.directory, self.written.form
-            lines.append(f"{directory} is the {form} checkpoint of {self.table.winner}.")
-            if directory.is_dir():
-                lines += [*how_to_load(directory, form).splitlines(), *how_to_quantise(directory, form)]
-            else:
-                lines.append("It has been removed since.")
-        lines += [str(gain) for gain in (self.gain, self.code_gain) if gain is not None]
+            yield "it has been removed since"
+
+    def _repr_html_(self) -> str:
         tables = [html_table(rows) for rows in (self.sides(), self.size_rows()) if rows]
-        pushed = [] if self.pushed is None else [self.pushed]
-        return "".join([self.table._repr_html_(), *tables, html_lines([*lines, *self.choices, *pushed])])
+        return "".join([self.table._repr_html_(), *tables, html_lines(self.lines())])

@@ -23,17 +23,17 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.text_files import parse_json
 from moevolve.evaluators.yaml_files import explain_validation
 
+# OpenAI's roles by those of ShareGPT, of which data sets with tools have more than one set.
 _SHAREGPT = {role: role for role in ("system", "developer", "user", "assistant", "tool")}
 _SHAREGPT |= {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "function_call": "assistant"}
 _SHAREGPT |= {"observation": "tool", "function_response": "tool"}
-"""OpenAI's roles by those of ShareGPT, of which data sets with tools have more than one set."""
+# Names of what the assistant thinks before it answers.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Names of what the assistant thinks before it answers."""
 _INLINE_THOUGHTS = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
+# Fields that aren't read, though they would say something, by what they are called here.
 _OTHER_NAMES = {"functions": "tools", "function_call": "tool_calls", "parameters": "arguments"}
-"""Fields that aren't read, though they would say something, by what they are called here."""
+# Similarity (`difflib`) from which a further column may be a misspelt field.
 _MISSPELT = 0.8
-"""Similarity (`difflib`) from which a further column may be a misspelt field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,23 +318,23 @@ def _by_turns(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in messages]
 
 
+# Forms of rows by the key that tells the form.
 FORMS: dict[str, type[_ChatForm | _PromptForm | _TextForm]] = {
     "messages": _ChatForm,
     "conversations": _ShareGptForm,
     "prompt": _PromptForm,
     "text": _TextForm,
 }
-"""Forms of rows by the key that tells the form."""
 
 
+# Columns of a file by what they are here: `prompt`, `answer` or another field of a form.
 Columns = Mapping[str, str]
-"""Columns of a file by what they are here: `prompt`, `answer` or another field of a form."""
+# Names of prompts and answers that are read if a row has no key of a form; `input` after an `instruction` is a part of
+# it, as in Alpaca's data.
 _PROMPTS = ("instruction", "question", "query", "input")
 _ANSWERS = ("output", "response", "completion", "answer", "target")
-"""Names of prompts and answers that are read if a row has no key of a form; `input` after an `instruction` is a part of
-it, as in Alpaca's data."""
+# Names of what belongs to a prompt; how they are put together isn't guessed.
 _CONTEXTS = {"context", "passage", "document"}
-"""Names of what belongs to a prompt; how they are put together isn't guessed."""
 
 
 def read_columns(given: str) -> Columns:

@@ -34,7 +34,7 @@ from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.guard import Checks, check_winner, checks_table
 from moevolve.search.shrink.keeping import refuse_other_settings, refuse_too_little
 from moevolve.search.shrink.options import ShrinkOptions
-from moevolve.search.shrink.page import FirstLook, ShrinkPlan, ShrinkResult, Written
+from moevolve.search.shrink.page import FirstLook, ShrinkPlan, ShrinkResult, Written, faults_found
 from moevolve.search.shrink.run_file import choices_of, files_of, has_run_file, read_run, run_file
 from moevolve.search.shrink.speed import measured_speed
 from moevolve.search.shrink.timing import guard_plan, guard_seconds
@@ -189,8 +189,7 @@ def _shipped(
         limit = guard_seconds(request, 3600 * store.course(subject.search.id).hours)
         tasks, loops = check_winner(subject, found.table, limit, path, load, observer.on_stage)
     found = replace(found, checks=tasks, loops=loops)
-    faults = [f"{check.task}: {fault}" for check in tasks for fault in check.faults]
-    faults += [] if loops.fault is None else [f"all prompts: {loops.fault}"]
+    faults = faults_found(tasks, loops)
     if faults and not request.force:
         return found
     with _timed("export", seconds):

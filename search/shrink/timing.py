@@ -27,22 +27,22 @@ from moevolve.store.records import Progress
 if TYPE_CHECKING:  # it loads torch
     from moevolve.search.running.plan.records import Pilot
 
+# Individuals of a pilot. With fewer the mean is too noisy; more delay a short search.
 _MEASURED = 4
-"""Individuals of a pilot. With fewer the mean is too noisy; more delay a short search."""
+# Largest number of evaluations, as a multiple of the preset's: none of our searches has gained from more.
 _MOST = 10
-"""Largest number of evaluations, as a multiple of the preset's: none of our searches has gained from more."""
+# Share of the given time after which a pilot is given up: loading, final scores and checks are still to come.
 _MEASURING = 0.5
-"""Share of the given time after which a pilot is given up: loading, final scores and checks are still to come."""
+# Rough ratio of total to elapsed time, before candidates are measured.
 _UNMEASURED = 4
-"""How many times the time that has passed everything takes, before candidates are measured: a rough guess."""
+# Fewest evaluations of a search.
 LEAST = 4
-"""Fewest evaluations of a search."""
+# How often a model is loaded after the search: for the checks and the export together, and to time both models.
 _LOADS = 3
-"""How often a model is loaded after the search: for the checks and the export together, and to time both models."""
+# Time for the answers of the guard: a share of the whole time, or if that isn't limited of the search's.
 _GUARD_SHARE, _GUARD_OF_SEARCH = 0.1, 0.25
-"""Time for the answers of the guard: a share of the whole time, or if that isn't limited of the search's."""
+# Seconds for them at least and at most where the time isn't limited. A loop shows in answers of a hundred tokens.
 _GUARD_LEAST, _GUARD_MOST = 60, 1800
-"""Seconds for them at least and at most where the time isn't limited. A loop shows in answers of a hundred tokens."""
 
 
 def guard_seconds(request: ShrinkOptions, searched: float = 0.0) -> float:

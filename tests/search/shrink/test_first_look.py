@@ -54,8 +54,8 @@ def test_answers_that_are_wrong_are_refused_whatever_grades_them(
     found = looked(model, split, tmp_path)
     (task,) = found.tasks
     assert (task.score, task.least, task.rows) == (0.0, 0.2, len(wrong))
-    assert "the full model scores 0.0 % on" in (wrong_task(found) or "") and len(task.answers) == 3
-    unseen = replace(found, tasks=(replace(task, answers=()),))
+    assert "the full model scores 0.0 % on" in (wrong_task(found) or "") and len(task.examples) == 3
+    unseen = replace(found, tasks=(replace(task, examples=()),))
     assert "; write the answers as the model does" in (wrong_task(unseen) or ""), "lm-eval's answers aren't shown"
 
 
@@ -76,7 +76,7 @@ def test_a_perplexity_is_shown_with_texts_and_refused_only_if_guessing_is_better
 def test_answers_that_are_compared_are_shown_without_a_score(model: ModelConfig, tmp_path: Path) -> None:
     found = looked(model, under("agreement", positions="answer"), tmp_path)
     (task,) = found.tasks
-    assert task.score is None and len(task.answers) == 3 and wrong_task(found) is None
+    assert task.score is None and len(task.examples) == 3 and wrong_task(found) is None
     assert found.lines()[0].endswith("candidates are compared with the full model")
 
 

@@ -86,8 +86,9 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
     (said,) = faults_of(replace(GOOD, recovery=None, unscored="out of memory"))
     assert said == "can't be compared with the full model on `test`: out of memory"
     lost = replace(GOOD, task="general german", general=True, faults=("has 8.2 times",))
-    assert advice([GOOD, replace(lost, faults=())]) is None, "the first is no text that the data lacks"
-    assert "general german: the data has no such text" in (said := advice([GOOD, lost]) or "") and "--data FILE" in said
+    assert advice([GOOD, replace(lost, faults=())]) == [], "the first is no text that the data lacks"
+    (said,) = advice([GOOD, lost])
+    assert "general german: the data has no such text" in said and "--data FILE" in said
     assert "| chats | 16 | 1 (full model 0) | 1 of 16 | 80.0 | 1.60 times | 90.0 |" in checks_table([GOOD], LOOPS)
 
 
@@ -128,19 +129,17 @@ def test_a_task_that_names_its_fitness_is_compared_by_agreement(monkeypatch: pyt
 def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def answered(subject: Any, table: Any, *_: Any) -> guard.Checks:
-        made.append(table.winner)
+    def checked_anew(_: Any, edit: Any, *given: Any) -> guard.Checks:
+        made.append(edit)
         return (GOOD,), LOOPS
 
-    monkeypatch.setattr(guard, "_answered", answered)
-
-    def no_worker() -> Any:
-        raise AssertionError("nothing is answered here")
+    monkeypatch.setattr(guard, "check_edit", checked_anew)
+    monkeypatch.setattr(guard, "_held_out", lambda *_: [])
 
     def checked(winner: str, search: str = "one", seconds: float = HOUR) -> TaskCheck:
         table: Any = SimpleNamespace(winner=winner)
-        subject: Any = SimpleNamespace(search=SimpleNamespace(id=search))
-        (found,), loops = check_winner(subject, table, seconds, tmp_path / "checks.json", no_worker)
+        subject: Any = SimpleNamespace(search=SimpleNamespace(id=search), edit=winner)
+        (found,), loops = check_winner(subject, table, seconds, tmp_path / "checks.json", lambda: None)
         assert loops == LOOPS
         return found
 
@@ -173,7 +172,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> EvaluationWorker:
 
 def faults(worker: EvaluationWorker, edit: Edit) -> dict[str, tuple[str, ...]]:
     """The faults of a candidate, by the domains that have some; loops are one of the domains with most of them."""
-    probes = [Probe(name, known_split(name), None) for name in ("english", "german", "calls")]
+    probes = [Probe(known_split(name), TaskCheck(name)) for name in ("english", "german", "calls")]
     checks, loops = check_edit(worker, edit, probes, HOUR)
     assert [check.structured for check in checks] == [0, 0, 8]
     assert loops.prompts == 24 and sum(check.loops for check in checks) == loops.shrunk and loops.full == 0
@@ -240,7 +239,7 @@ def test_a_candidate_is_made_as_seldom_as_both_models_can_take_turns(
     monkeypatch.setattr(ResidentModel, "apply", counted)
     worker.resident.revert()
     edit = without(SPARE, noise=0.1, seed=2)
-    probes = [Probe(name, known_split(name), None) for name in ("english", "german", "calls")]
+    probes = [Probe(known_split(name), TaskCheck(name)) for name in ("english", "german", "calls")]
     check_edit(worker, edit, probes, HOUR)
     assert applied.count(edit.phenotype_hash) == 2
 
@@ -296,13 +295,13 @@ def test_the_domain_of_a_lost_expert_is_named(worker: EvaluationWorker, expert: 
 @pytest.mark.usefixtures("longer")
 def test_code_that_is_continued_has_no_answers_to_lose(worker: EvaluationWorker) -> None:
     """A list in it would pass for JSON."""
-    continued = Probe("calls", replace(known_split("calls"), positions="text"), None)
+    continued = Probe(replace(known_split("calls"), positions="text"), TaskCheck("calls"))
     (check,), _ = check_edit(worker, IdentityEdit(), [continued], HOUR)
     assert (check.prompts, check.structured) == (8, 0)
 
 
 def test_the_general_set_has_five_domains_with_answers() -> None:
-    domains = {probe.name.removeprefix("general "): probe.split for probe in general_set()}
+    domains = {probe.check.task.removeprefix("general "): probe.split for probe in general_set()}
     assert list(domains) == ["questions", "code", "json", "german", "spanish"]
     for name, split in domains.items():
         assert len(split.examples) == 6 and all(example.references[0] for example in split.examples)
