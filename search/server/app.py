@@ -32,7 +32,7 @@ from moevolve.search.server.pages import (
 from moevolve.search.server.pages import launching as launch_pages
 from moevolve.search.server.problems import answer_errors
 from moevolve.search.server.processes import ProcessRunner
-from moevolve.search.server.queues import AnswerRunner, SerialQueue
+from moevolve.search.server.queues import SerialQueue
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.repository import Store
 from moevolve.workers.children.process import ChildProcess
@@ -66,7 +66,6 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         feed=Feed(store),
         curves=FitnessCurves(store),
         processes=processes,
-        answers=AnswerRunner(settings.store),
         listings=Listings(store),
     )
 
@@ -74,7 +73,6 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await server.feed.close()
-        server.answers.close()
         server.preview_process.close()
 
     app = FastAPI(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from cachetools import LRUCache, TTLCache
 from numpy.typing import NDArray
 
 from moevolve.store.costs import SearchCosts
@@ -18,10 +17,10 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.records import Control, SearchRecord, SearchSummary
 
 T = TypeVar("T")
+# Number of results that are kept.
 _CACHE_SIZE = 64
-"""Number of results that are kept; the least recently made go first."""
+# An individual that neither fails nor is the best so far is no event, so cached listings also expire.
 _MAX_AGE_S = 10.0
-"""An individual that neither fails nor is the best so far is no event, so cached listings also expire."""
 
 
 class Listings:
@@ -35,8 +34,8 @@ class Listings:
     """
 
     def __init__(self, store: StoreReader, max_age: float = _MAX_AGE_S) -> None:
-        self._store, self._max_age = store, max_age
-        self._cache: OrderedDict[object, tuple[object, float, Any]] = OrderedDict()
+        self._store = store
+        self._cache: TTLCache[object, Any] = TTLCache(_CACHE_SIZE, max_age)
         self._lock = threading.Lock()
 
     def controls(self) -> dict[str, Control]:
@@ -63,16 +62,13 @@ class Listings:
         """What `read` returned last for a key, read again if it isn't valid any more."""
         version = tuple((name, control.epoch, control.events) for name, control in sorted(self.controls().items()))
         with self._lock:
-            entry = self._cache.get(key)
-        if entry is not None and entry[0] == version and time.monotonic() - entry[1] < self._max_age:
-            found: T = entry[2]
+            kept = self._cache.get(key)
+        if kept is not None and kept[0] == version:
+            found: T = kept[1]
             return found
         made = read()
         with self._lock:
-            self._cache[key] = (version, time.monotonic(), made)
-            self._cache.move_to_end(key)
-            while len(self._cache) > _CACHE_SIZE:
-                self._cache.popitem(last=False)
+            self._cache[key] = (version, made)
         return made
 
 
@@ -151,7 +147,7 @@ class FitnessCurves:
 
     def __init__(self, store: StoreReader) -> None:
         self._store = store
-        self._cache: OrderedDict[str, _Cached] = OrderedDict()
+        self._cache: LRUCache[str, _Cached] = LRUCache(_CACHED_SEARCHES)
         self._lock = threading.Lock()
 
     def curve(self, search_id: str, points: int = MAX_POINTS) -> FitnessCurve:
@@ -176,6 +172,4 @@ class FitnessCurves:
             cached = _Cached(fitness, max(0, int(indices.max()) - _UNSETTLED))
         cached.events = events
         self._cache[search_id] = cached
-        while len(self._cache) > _CACHED_SEARCHES:
-            self._cache.popitem(last=False)
         return cached

@@ -15,7 +15,7 @@ from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.server.caches import FitnessCurves, Listings
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.processes import ProcessRunner
-from moevolve.search.server.queues import AnswerRunner, SerialQueue
+from moevolve.search.server.queues import SerialQueue
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
@@ -36,7 +36,6 @@ class ServerState:
     feed: Feed
     curves: FitnessCurves
     processes: ProcessRunner
-    answers: AnswerRunner
     listings: Listings
 
     @property

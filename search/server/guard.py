@@ -28,6 +28,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
+from cachetools import TTLCache
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -54,7 +55,7 @@ DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:;
 SESSION_S = 12 * 3600
 """Seconds after which a session ends, however much it is used."""
 MAX_SESSIONS = 10_000
-"""Number of sessions that are kept; the oldest ends when another one begins."""
+"""Number of sessions that are kept; one that hasn't been used for long ends when another one begins."""
 _NO_TOKEN = Token("write", "a user of the server's machine")
 """What everybody has who can connect to a server without tokens."""
 _PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
@@ -302,23 +303,17 @@ class Sessions:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._open: dict[bytes, tuple[Token, float]] = {}
+        self._open: TTLCache[bytes, Token] = TTLCache(MAX_SESSIONS, SESSION_S, clock)
 
     def begin(self, token: Token) -> str:
         """Begin a session with a token; returns its id, which the browser keeps as a cookie."""
-        now = self._clock()
-        kept = {key: value for key, value in self._open.items() if now < value[1]}
-        while len(kept) >= MAX_SESSIONS:
-            del kept[next(iter(kept))]
         given = secrets.token_urlsafe(32)
-        self._open = kept | {_hashed(given): (token, now + SESSION_S)}
+        self._open[_hashed(given)] = token
         return given
 
     def token(self, given: str) -> Token | None:
         """Token of the session with an id; None if there is no such session any more."""
-        token, ends = self._open.get(_hashed(given), (None, 0.0))
-        return token if self._clock() < ends else None
+        return self._open.get(_hashed(given))
 
     def end(self, given: str) -> None:
         """End a session, if there is one with this id."""

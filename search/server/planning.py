@@ -6,12 +6,11 @@ a model, files of requests and tasks. A path or URL sent by a client is never op
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from moevolve.evaluators.errors import UserError, suggestion
@@ -28,7 +27,6 @@ from moevolve.search.server.settings import ServerSettings
 from moevolve.search.shrink.request import ShrinkRequest, refuse_wrong
 from moevolve.store.errors import NameTakenError, NotFoundError
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import SearchRecord
 from moevolve.workers.children.process import ChildError, ChildProcess
 
 T = TypeVar("T")
@@ -39,8 +37,6 @@ LAUNCH_SETTINGS = (
     *("workers.count", "workers.num_cpus", "workers.num_gpus", "workers.timeout_s"),
 )
 """Settings and whole sections that a launch may change. None of them refers to a file or to another machine."""
-_NOT_COMPARED = ("name", "store", "workers.address", "model.revision", "model.own_dtype")
-"""Settings that may differ between two launches of the same search."""
 _CHOSEN_HERE = ("model", "data", "tasks", "output", "store", "overrides", "dry_run", "metric", "push")
 """Parameters of a shrink that the server chooses, that are names here, that are programs, or that publish."""
 SHRINK_OPTIONS = tuple(name for name in fields_of(ShrinkRequest) if name not in _CHOSEN_HERE)
@@ -187,51 +183,6 @@ def stored_status(store: StoreReader, config: RunConfig) -> str | None:
     if parse_stored_config(record.config).config_hash != config.config_hash:
         raise NameTakenError(f"search {config.name} has other settings; choose another name")
     return record.status
-
-
-def request_like(search: SearchRecord, settings: ServerSettings) -> RemoteLaunchRequest | None:
-    """The launch request that gives a stored search's settings with the fewest changes to a run file.
-
-    None if no run file gives them by changing only `LAUNCH_SETTINGS`.
-
-    Raises:
-        UserError: another version of moevolve stored it.
-    """
-    stored = parse_stored_config(search.config)
-    found = []
-    for name, path in settings.run_files().items():
-        try:
-            asked = _difference(name, load_run_config(path), stored, settings)
-            config, _ = resolve(asked, settings)
-        except (UserError, NotFoundError, ValidationError):
-            continue
-        if config.config_hash == stored.config_hash:
-            found.append(asked)
-    return min(found, key=lambda asked: len(asked.overrides), default=None)
-
-
-def _difference(name: str, given: RunConfig, stored: RunConfig, settings: ServerSettings) -> RemoteLaunchRequest:
-    """The request for a run file with the changes that lead to `stored`, as far as a request can make them."""
-    before, after = (dict(_leaves("", config.model_dump(mode="json"))) for config in (given, stored))
-    changed = {key: value for key, value in after.items() if key not in before or before[key] != value}
-    changed = {key: value for key, value in changed.items() if key not in _NOT_COMPARED}
-    models = [known for known, path in settings.models.items() if path == changed.get("model.path")]
-    tasks = [after[key] for key in after if re.fullmatch(r"tasks\.\d+\.name", key)]
-    return RemoteLaunchRequest(
-        configuration=name,
-        model=models[0] if models else None,
-        tasks=tasks if any(key.startswith("tasks.") for key in changed) else None,
-        overrides={key: value for key, value in changed.items() if _may_change(key)},
-    )
-
-
-def _leaves(path: str, data: Any) -> Iterator[tuple[str, Any]]:
-    """Every scalar in a configuration with its dotted path."""
-    if not isinstance(data, dict | list):
-        yield path, data
-        return
-    for key, value in data.items() if isinstance(data, dict) else enumerate(data):
-        yield from _leaves(f"{path}.{key}" if path else str(key), value)
 
 
 def _may_change(key: str) -> bool:

@@ -27,7 +27,6 @@ from moevolve.search.server.planning import (
     LAUNCH_SETTINGS,
     RemoteLaunchRequest,
     plan_launch,
-    request_like,
     resolve,
     start_launch,
 )
@@ -80,14 +79,12 @@ class FormField:
     Attributes:
         setting: Dotted path of the setting.
         given: Value in the run file.
-        value: Initial value of the field.
         minimum: Smallest allowed value of an integer field; None for a field of another type.
     """
 
     setting: str
     label: str
     given: str
-    value: str
     hint: str = ""
     minimum: int | None = None
 
@@ -137,42 +134,31 @@ class StartedSearch:
 
 
 @routes.get("/launch")
-def show_launch(
-    request: Request, server: ServerDep, configuration: NameQuery = "", like: NameQuery = ""
-) -> HTMLResponse:
-    """The list of run files, or the form of one: chosen by name, or as the one closest to a search's settings."""
+def show_launch(request: Request, server: ServerDep, configuration: NameQuery = "") -> HTMLResponse:
+    """The list of run files, or the form of one."""
     started = started_searches(server)
-    record = server.store.search(like) if like else None
-    asked = RemoteLaunchRequest(configuration=configuration) if configuration else None
-    if record is not None:
-        asked = request_like(record, server.settings)
-    if asked is None:
+    if not configuration:
         files = []
         for name, path in sorted(server.settings.run_files().items()):
             try:
                 files.append(RunFile(name, load_run_config(path)))
             except UserError as error:
                 files.append(RunFile(name, None, str(error).removeprefix(f"{path}: ")))
-        return render(request, "launch.jinja", files=files, like=record, started=started)
-    given, _ = resolve(RemoteLaunchRequest(configuration=asked.configuration), server.settings)
+        return render(request, "launch.jinja", files=files, started=started)
+    given, _ = resolve(RemoteLaunchRequest(configuration=configuration), server.settings)
     taken = {one.search.name for one in server.listings.summaries()}
-    base = given.name if record is None else record.name
-    names = chain([base], (f"{base}-{number}" for number in count(2)))
-    fields = list(_fields(given, asked))
-    own = {field.setting for field in fields}
+    names = chain([given.name], (f"{given.name}-{number}" for number in count(2)))
     return render(
         request,
         "launch_form.jinja",
         started=started,
-        asked=asked,
-        like=record,
+        configuration=configuration,
         given=given,
         settings=settings_text(given.canonical_json()),
         name=next(name for name in names if name not in taken),
         models=sorted(server.settings.models),
         tasks=list_tasks(),
-        fields=fields,
-        further=[f"{key} = {json.dumps(value)}" for key, value in asked.overrides.items() if key not in own],
+        fields=list(_fields(given)),
         settable=LAUNCH_SETTINGS,
     )
 
@@ -262,17 +248,13 @@ def last_stage(log: str) -> tuple[str, str]:
     return (stage, page.strip()) if found else ("", "")
 
 
-def _fields(given: RunConfig, asked: RemoteLaunchRequest) -> Iterator[FormField]:
+def _fields(given: RunConfig) -> Iterator[FormField]:
     """Fields for the settings that most launches change."""
-
-    def field(setting: str, label: str, given: object, hint: str = "", minimum: int | None = None) -> FormField:
-        return FormField(setting, label, str(given), str(asked.overrides.get(setting, given)), hint, minimum)
-
     experts = getattr(given.genome, "experts", None)
     if experts is not None:
-        yield field("genome.experts", "experts", experts, "per layer", 1)
-    yield field("seed", "seed", given.seed, "of all randomness", 0)
-    yield field("workers.count", "workers", given.workers.count, "a number, or auto")
+        yield FormField("genome.experts", "experts", str(experts), "per layer", 1)
+    yield FormField("seed", "seed", str(given.seed), "of all randomness", 0)
+    yield FormField("workers.count", "workers", str(given.workers.count), "a number, or auto")
 
 
 def _asked(typed: TypedLaunch, server: ServerState) -> RemoteLaunchRequest:
@@ -282,10 +264,9 @@ def _asked(typed: TypedLaunch, server: ServerState) -> RemoteLaunchRequest:
         NotFoundError: the server has no such run file.
         UserError: a line of the further settings is malformed, or a value isn't valid.
     """
-    unchanged = RemoteLaunchRequest(configuration=typed.configuration)
-    config, _ = resolve(unchanged, server.settings)
+    config, _ = resolve(RemoteLaunchRequest(configuration=typed.configuration), server.settings)
     overrides = {}
-    for field in _fields(config, unchanged):
+    for field in _fields(config):
         value = str((typed.model_extra or {}).get(field.setting, field.given)).strip()
         if value != field.given:
             overrides[field.setting] = _plain(value)

@@ -14,10 +14,12 @@ from moevolve.evaluators.types import SCORED
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.interface.searches import SearchesRequest, SearchOrder
 from moevolve.search.loop.final_table import build_final_table
-from moevolve.search.report.contents import settings_text
+from moevolve.search.report.contents import gather, settings_text
+from moevolve.search.report.page import render_page
 from moevolve.search.report.rendering import handle
 from moevolve.search.results.effects import effects
 from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep, ServerState
+from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
 from moevolve.search.server.pages.launching import arrival_page, search_or_launch
 from moevolve.search.server.pages.rendering import render, render_part
@@ -94,7 +96,6 @@ def show_search(
     if search == maker != record.name:
         return RedirectResponse(f"/searches/{handle(record)}", HTTPStatus.SEE_OTHER)
     view = _view(server, record)
-    is_launched = config is not None and not config.is_imported and server.processes.arguments(maker)[:1] != ("shrink",)
     return render(
         request,
         "search.jinja",
@@ -107,7 +108,6 @@ def show_search(
         after=after,
         spans=[{"kind": span.kind, "start": span.start, "stop": span.stop} for span in spans_of(config)],
         readable=config is not None,
-        again=is_launched and bool(server.settings.configurations),
         at_once=view.individuals <= _MAX_INDIVIDUALS,
         log=bool(server.processes.log(maker)),
         sizes=_has_sizes(server, record),
@@ -166,6 +166,17 @@ def show_effects(request: Request, server: ServerDep, search: SearchPath) -> HTM
     read = partial(effects, server.store, record.id)
     found = server.listings.cached(f"effects of {record.id}", read)
     return _part(request, record, "effects", "What mattered in", found=found)
+
+
+@routes.get("/searches/{search}/report")
+async def show_report(server: ServerDep, search: SearchPath) -> HTMLResponse:
+    """The page about a search that `moevolve report` writes."""
+
+    def write() -> HTMLResponse:
+        page = render_page(gather(server.store, search))
+        return HTMLResponse(page, headers={"content-security-policy": DOCUMENT_POLICY})
+
+    return await server.drawings.run(write)
 
 
 @routes.get("/searches/{search}/costs")

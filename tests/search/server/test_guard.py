@@ -204,8 +204,9 @@ def test_a_session_ends_in_time_and_the_oldest_makes_room(monkeypatch: pytest.Mo
     now += 1
     assert (sessions.token(first), sessions.token(second)) == (None, read)
     monkeypatch.setattr("moevolve.search.server.guard.MAX_SESSIONS", 2)
-    third, fourth = sessions.begin(read), sessions.begin(write)
-    assert [sessions.token(one) for one in (second, third, fourth)] == [None, read, write]
+    few = Sessions(lambda: now)
+    begun = [few.begin(token) for token in (read, read, write)]
+    assert [few.token(one) for one in begun] == [None, read, write]
 
 
 LOCAL = {

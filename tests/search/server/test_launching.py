@@ -366,36 +366,3 @@ def test_a_name_with_slashes_reads_no_log_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "secret.log").write_text("secret")
     (tmp_path / "logs").mkdir()
     assert ProcessRunner("sqlite://", tmp_path / "logs").log("../secret") == ""
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        ("seed=5", "genome.experts=3", "workers.count=auto"),
-        ("genome.groups=per_layer", "phases.1.sigma=0.5", "strategy.mode=generations", 'tasks=["boolq", "rte"]'),
-    ],
-)
-def test_a_search_is_launched_again_from_the_run_file_that_gives_its_settings(
-    client: TestClient, started: list[list[str]], store: Store, runs: Path, changes: tuple[str, ...]
-) -> None:
-    config = load_run_config(runs / "small.yaml", changes)
-    name = f"before-{config.config_hash[:8]}"
-    stored(store, config, name)
-    assert f"/launch?like={name}" in page_of(client, f"/searches/{name}").links
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ProcessRunner, "arguments", lambda *_: ("shrink",))
-        assert f"/launch?like={name}" not in page_of(client, f"/searches/{name}").links, "no run file"
-    page = page_of(client, f"/launch?like={name}")
-    assert "Launch small" in page.text and f"With the settings of {name}" in page.text
-    typed: dict[str, Any] = {
-        field["name"]: field["value"] for field in page.all("input") if field.get("type") != "checkbox"
-    }
-    typed |= {"name": "after", "further": "".join(page.texts_of("textarea")), "configuration": "small"}
-    typed |= {"tasks": [field["value"] for field in page.all("input") if "checked" in field]}
-    assert client.post("/launch?part=1", json=typed).status_code == 200
-    assert launched(started[0]).config_hash == config.config_hash
-    page_of(client, "/launch?like=nix", 404)
-    stored(store, load_run_config(runs / "small.yaml", ("engine.threads=7",)), "odd-" + name)
-    odd = page_of(client, f"/launch?like=odd-{name}")
-    assert f"No run file of this server gives the settings of odd-{name}" in odd.text
-    assert "/launch?configuration=small" in odd.links

@@ -7,7 +7,6 @@ import io
 import json
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
@@ -18,7 +17,6 @@ from page_checks import check, check_policy, page_of
 from search_lab import reranked_search
 from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
-from waiting import PATIENT_S, until
 
 from moevolve.search.interface.answers import StoredAnswersRequest
 from moevolve.search.loop.scores import interval
@@ -33,8 +31,6 @@ from moevolve.search.text import ranges
 from moevolve.store.leases import this_process
 from moevolve.store.records import ExportRecord, Progress
 from moevolve.store.repository import Store
-from moevolve.workers.children import main
-from moevolve.workers.children.process import ChildProcess
 
 KINDS = ("eep", "factorllm", "tomoe", "nanomoe")
 EVIL = "<script>alert('x')</script>\"'&"
@@ -111,42 +107,21 @@ def test_all_links_work_and_all_pages_are_valid(client: TestClient) -> None:
         page = check(answer.text, whole="part=1" not in path)
         check_policy(page, answer.headers["content-security-policy"])
         left += [urljoin(path, link) for link in page.links]
+    report = client.get("/searches/nanomoe/report")
+    assert report.status_code == 200 and "nanomoe" in report.text
+    assert "sandbox" in report.headers["content-security-policy"]
     assert len(seen) > 80 and {"/searches/eep?", "/individuals/nanomoe:N?", "/searches/nanomoe/costs?"} < seen
 
 
-def test_answers_are_shown_row_by_row_and_generated_on_request(
-    client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the child process would be asked is done in this one, once the page has shown that it waits."""
-    waits = threading.Event()
-
-    replies: list[str] = []
-
-    def reply(_: ChildProcess, request: bytes) -> str:
-        assert waits.wait(PATIENT_S)
-        replies.append(main.reply(request.decode()))
-        return replies[-1]
-
-    monkeypatch.setattr(ChildProcess, "_exchange", reply)
-    task = "pick"
-    found = StoredAnswersRequest("eep:20", task=task, split="search", only="wrong", limit=3).answer(store)
-    path = f"/individuals/eep:20/answers?task={task}&split=search&only=wrong&limit=3"
+def test_answers_are_shown_row_by_row(client: TestClient, store: Store) -> None:
+    found = StoredAnswersRequest("eep:20", task="pick", split="search", only="wrong", limit=3).answer(store)
+    path = "/individuals/eep:20/answers?task=pick&split=search&only=wrong&limit=3"
     page = page_of(client, path)
     for count, name in ((found.examples, "rows"), (found.counts["both_wrong"], "both wrong")):
         assert f"{count} {name}" in page.text
     prompts = [" ".join(row.prompt.split()) for row in found.rows]
     assert len(prompts) == 3 and all(each in " ".join(page.text.split()) for each in prompts)
     assert "no stored outcomes" in page_of(client, path.replace("search&", "test&against=eep:0&")).text
-    started = client.post(f"{path}&part=1", headers={"x-moevolve": "1"})
-    assert started.status_code == 202 and "generating answers" in started.text
-    waits.set()
-    until(lambda: "generating answers" not in client.get(path).text)
-    generated = page_of(client, path).text
-    (printed,) = (json.loads(each)["result"] for each in replies)
-    rows = printed["rows"]
-    assert printed["split"] == "search" and [row["row"] for row in rows] == [row.row for row in found.rows]
-    for row in rows:
-        assert all(answer["text"] and answer["text"] in generated for answer in row["answers"])
     assert "Answers, row by row" in page_of(client, "/individuals/eep:20").text
     assert "No outcomes are stored" in page_of(client, "/individuals/evil:0/answers").text
 
