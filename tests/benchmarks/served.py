@@ -4,7 +4,7 @@
     python tests/benchmarks/served.py --stock /opt/transformers-4.57/bin/python [VARIANT...]
 
 The first argument is the Python of an environment that has vLLM, or with `--stock` any version of `transformers`, the
-others are model types of `family_samples.py`, all by default. Checkpoints are random, in float32, spelled as published
+others are model types of `families.yaml`, all by default. Checkpoints are random, in float32, spelled as published
 ones, and as narrow as vLLM's kernels allow. A row has the largest difference of the mean log-probability of four texts,
 in nats per token, for a checkpoint that was pruned in its own format and for its source, or the reason why vLLM doesn't
 run it. With `--stock` it has the largest difference of logits, for a pruned stock checkpoint and for its source.
@@ -20,7 +20,7 @@ import bench
 import numpy as np
 import torch
 from edit_checks import CARD, logits, write_source
-from family_samples import COMMON, SETTINGS, edit_of_kind, randomise
+from families import COMMON, VARIANTS, edit_of_kind, random_model
 from numpy.typing import NDArray
 from outsider import Outsider
 from published_spelling import spell_as_published
@@ -32,17 +32,12 @@ from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.texts import TextScorer
 from moevolve.workers.export.export import export_model
-from moevolve.workers.families.registry import only_inside, register_class
+from moevolve.workers.families.registry import only_inside
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.vllm.process import VllmProcess
 
-EXPERTS = {"num_experts": 6, "norm_topk_prob": True}
-OLDER: dict[str, dict[str, Any]] = {
-    "mixtral": {"intermediate_size": 24, "num_local_experts": 6},
-    "qwen2_moe": EXPERTS | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 20},
-    "qwen3_moe": EXPERTS | {"moe_intermediate_size": 24, "head_dim": 8},
-    "olmoe": {"num_experts": 6, "intermediate_size": 24},
-}
+# Qwen2-MoE with experts in all layers.
+OTHERWISE: dict[str, dict[str, Any]] = {"qwen2_moe": {"norm_topk_prob": True, "mlp_only_layers": []}}
 WIDER = {4: 32, 6: 32, 8: 32, 10: 32, 12: 32, 16: 32, 20: 32, 24: 32, 40: 64}
 """Sizes of matrices by those of the tests' tiny models, which are narrower than kernels allow."""
 MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
@@ -53,7 +48,7 @@ ROUTING = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "use_routing_bi
 
 def settings_of(variant: str) -> dict[str, Any]:
     """Settings of a model's config."""
-    own = (OLDER | SETTINGS)[variant]
+    own = {**VARIANTS[variant].settings, **OTHERWISE.get(variant, {})}
     wider = {name: WIDER.get(size, size) if _is_size(name) else size for name, size in own.items()}
     wider |= {name: size for name, size in MLA.items() if "kv_lora_rank" in own and own.get(name)}
     wider |= {"index_head_dim": 128} if "index_head_dim" in own else {}
@@ -69,15 +64,7 @@ def _is_size(name: str) -> bool:
 
 def write(variant: str, folder: Path) -> ModelConfig:
     """Write a random checkpoint."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(variant.split("-", maxsplit=1)[0], **settings_of(variant))
-    register_class(config)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).float()
-    for name, tensor in model.state_dict().items():
-        randomise(name, tensor)
-    model.save_pretrained(folder)
+    random_model(variant, seed=0, **settings_of(variant)).save_pretrained(folder)
     word_tokenizer([f"w{i}" for i in range(4, COMMON["vocab_size"])]).save_pretrained(folder)
     spell_as_published(folder)
     return ModelConfig(str(folder), dtype="float32", device="cpu")
@@ -141,7 +128,7 @@ def main() -> None:
     parser = bench.arguments(__doc__)
     parser.add_argument("--stock", action="store_true", help="have transformers read stock checkpoints")
     parser.add_argument("python", help="Python of an environment that has vLLM or transformers")
-    parser.add_argument("variants", nargs="*", default=[*OLDER, *SETTINGS], help="model types; all by default")
+    parser.add_argument("variants", nargs="*", default=list(VARIANTS), help="model types; all by default")
     asked = parser.parse_args()
     print("| family | pruned | source |\n|---|---|---|")
     for variant in asked.variants:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from family_samples import SETTINGS as MORE_SETTINGS
-from family_samples import make_family_edit
+from families import family_edit
 
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.engine.engine import GenerationEngine
@@ -55,7 +54,6 @@ def others(engine: GenerationEngine, split: PreparedSplit) -> Numbers:
     return [*ranks(engine, split), *(each.tolist() for each in texts)]
 
 
-def edit_of_family(make_edit: Callable[..., EepEdit], family: str, kind: str, seed: int = 0) -> EepEdit:
+def edit_of_family(family: str, kind: str, seed: int = 0) -> EepEdit:
     """An edit of any family of experts, see `edit_of_kind`, in a router space that it has."""
-    settings: dict[str, Any] = {"space": "logits" if family == "gpt_oss" else "probs", "seed": seed}
-    return (make_family_edit if family in MORE_SETTINGS else make_edit)(family, kind, **settings)
+    return family_edit(family, kind, space="logits" if family == "gpt_oss" else "probs", seed=seed)

@@ -16,7 +16,7 @@ import torch
 from dense_edits import divided, head_masks, masked
 from edit_checks import Residents, assert_close, logits
 from engine_samples import Numbers, answers, edit_of_family, others, words_split
-from family_samples import representatives
+from families import representatives
 from repair_samples import rows_of, sequences_of
 from second_device import second_device
 from torch import Tensor
@@ -26,7 +26,6 @@ from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.families.layers import find_linears
-from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
@@ -69,10 +68,9 @@ def test_edits_of_experts(
     expert_offload: str,
     resident: Residents,
     model_config: Callable[..., ModelConfig],
-    make_edit: Callable[..., EepEdit],
     tokens: Tensor,
 ) -> None:
-    edits: list[Edit] = [edit_of_family(make_edit, family, kind) for kind in ("prune", "both", "mixed", "prune")]
+    edits: list[Edit] = [edit_of_family(family, kind) for kind in ("prune", "both", "mixed", "prune")]
     check(resident(family), model_config(family, expert_offload=expert_offload), edits, tokens)
 
 
@@ -83,11 +81,10 @@ def test_repairs_of_experts(
     expert_offload: str,
     resident: Residents,
     model_config: Callable[..., ModelConfig],
-    make_edit: Callable[..., EepEdit],
     tokens: Tensor,
 ) -> None:
     settings = RepairSettings(tokens=256, ridge_lambdas=(0.1,))
-    edit = RepairedEdit(edit_of_family(make_edit, family, "prune"), settings, ROWS)
+    edit = RepairedEdit(edit_of_family(family, "prune"), settings, ROWS)
     check(resident(family), model_config(family, expert_offload=expert_offload), [edit], tokens, 1e-3)
 
 

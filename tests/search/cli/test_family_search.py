@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from dense_lab import never, search
-from family_samples import SETTINGS, UNREPAIRABLE, randomise
+from families import VARIANTS, random_model
 from gguf import GGMLQuantizationType as Type
 from gguf_checkpoints import gguf_checkpoint
 from local_workers import local_pool
@@ -46,21 +45,11 @@ GENOMES: dict[str, dict[str, Any]] = {
 
 def family_run(tiny: Any, folder: Path, variant: str, init: tuple[str, ...] = (), **genome: Any) -> RunConfig:
     """A search of 12 individuals on a tiny random model; `init` names baselines that it begins with."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     directory = folder / "model"
     shutil.copytree(tiny.model, directory)
     (directory / "model.safetensors").unlink()
-    common = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
-    common |= {"num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 64}
-    common |= {"initializer_range": 0.4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    config = AutoConfig.for_model(variant.split("-", maxsplit=1)[0], **(common | SETTINGS[variant]))
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        model = AutoModelForCausalLM.from_config(config)
-        for name, tensor in model.state_dict().items():
-            randomise(name, tensor)
-        model.save_pretrained(directory)
+    sizes = {"vocab_size": 20, "hidden_size": 16, "max_position_embeddings": 64, "initializer_range": 0.4}
+    random_model(variant, seed=5, **sizes).save_pretrained(directory)
     changes = {
         "model": {"path": str(directory), "device": "cpu"},
         "tasks": [{"name": str(tiny.task), "counts": {"calibration": 16}}],
@@ -112,7 +101,7 @@ def test_a_launch_accepts_what_can_be_searched_and_repaired(tiny: Any, tmp_path:
     run = family_run(tiny, tmp_path, variant, **(genome | {"experts": 4, "groups": "per_layer"}))
     phases = [{"kind": "prune", "evaluations": 4, "initial": 4}, {"kind": "repair", "evaluations": 2}]
     config = RunConfig.model_validate(run.model_dump(mode="json") | {"phases": phases})
-    if variant in UNREPAIRABLE:
+    if VARIANTS[variant].unrepairable:
         with pytest.raises(UserError, match=r"phases\.1\.repair: candidates of a .* model can't be repaired: its "):
             describe_search(config)
         config = RunConfig.model_validate(run.model_dump(mode="json") | {"phases": phases[:1]})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from edit_checks import write_source
-from family_samples import COMMON, STEP, edit_of_kind
+from families import edit_of_kind, random_model
 from repair_samples import rows_of, sequences_of
 from tiny_models import word_tokenizer
 
@@ -29,7 +29,6 @@ from moevolve.workers.contract.facts import FileSizes
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.sizes import file_sizes
-from moevolve.workers.families.registry import register_class
 from moevolve.workers.methods.eep.edit import stock_space
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 
@@ -196,11 +195,7 @@ def test_with_many_experts_only_formulas_are_compared(
 
 
 def test_experts_of_text_models_that_nothing_loads_alone_keep_their_width(tmp_path: Path, in_process: Any) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model("step3p5", **(COMMON | STEP))
-    register_class(config)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    random_model("step3p5", seed=0).save_pretrained(tmp_path / "model")
     word_tokenizer(["word"]).save_pretrained(tmp_path / "model")
     (tmp_path / "text.txt").write_text("\n\n".join(f"{n} " + "word " * 90 for n in range(100)))
     command = ("shrink", "model", "--data", "text.txt", "-o", "small", "--dry-run", "--set", "model.device=cpu")

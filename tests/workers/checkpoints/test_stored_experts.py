@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from edit_checks import CARD, logits
-from family_samples import edit_of_kind, representatives
+from families import edit_of_kind, representatives
 from gguf_checkpoints import SETTINGS, gguf_checkpoint
 from live_bytes import LiveBytes
 from packed_checkpoints import LINEAR_FORMATS, MXFP4_SIZES, checkpoint_in_format, mxfp4_checkpoint

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from family_samples import edit_of_kind
+from families import edit_of_kind
 from packed_checkpoints import (
     LINEAR_FORMATS,
     LLAMA4_SIZES,

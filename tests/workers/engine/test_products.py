@@ -8,14 +8,13 @@ from functools import partial
 import pytest
 import torch
 from edit_checks import Residents
+from families import family_edit
 from torch import Tensor
 
 from moevolve.kernels import products as kernel
 from moevolve.workers.engine.products import make_rows_independent
-from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
-Edits = Callable[[str, str], EepEdit]
 FAMILIES = ("mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "llama")
 
 needs_onednn = pytest.mark.skipif(not kernel.onednn_available(), reason="this build of torch has no oneDNN")
@@ -62,8 +61,8 @@ def test_logits_are_the_same(family: str, by: Callable[..., ResidentModel], toke
 
 
 @needs_onednn
-def test_edits_are_seen(by: Callable[..., ResidentModel], make_edit: Edits, tokens: Tensor) -> None:
-    edit = make_edit("qwen2_moe", "mixed")
+def test_edits_are_seen(by: Callable[..., ResidentModel], tokens: Tensor) -> None:
+    edit = family_edit("qwen2_moe", "mixed")
     with by("torch", "qwen2_moe").edited(edit) as plain:
         expected = logits(plain, tokens)
     model = by("onednn", "qwen2_moe")

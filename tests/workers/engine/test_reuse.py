@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +11,7 @@ import torch
 from dense_edits import divided, head_masks, masked
 from edit_checks import Residents
 from engine_samples import answers, edit_of_family, others, words_split
+from families import family_edit
 from repair_samples import rows_of, sequences_of
 
 from moevolve.evaluators.types import PreparedSplit
@@ -50,11 +49,6 @@ def offspring(parent: EepEdit, other: EepEdit) -> list[Edit]:
     return [*children, parent]
 
 
-@pytest.fixture
-def make_edit_of(make_edit: Callable[..., EepEdit]) -> Callable[..., EepEdit]:
-    return partial(edit_of_family, make_edit)
-
-
 class Pair:
     """One resident model with two engines, one of which reuses hidden states."""
 
@@ -84,12 +78,10 @@ class Pair:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_numbers_are_the_same(
-    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, make_edit_of: Any, family: str
-) -> None:
+def test_all_numbers_are_the_same(resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, family: str) -> None:
     """Candidates have layers with one-hot matrices and layers that merge."""
     pair = Pair(resident(family), tiny_tokenizer)
-    edits = offspring(make_edit_of(family, "mixed", 0), make_edit_of(family, "mixed", 1))
+    edits = offspring(edit_of_family(family, "mixed", 0), edit_of_family(family, "mixed", 1))
     shares = pair.compare(edits, split_of(), all_numbers=family == "mixtral")
     assert shares[1] == 0, "the full model has no layer in common with an edit"
     layers = len(pair.resident.model.get_decoder().layers)
@@ -98,17 +90,15 @@ def test_all_numbers_are_the_same(
     assert shares[-1] >= max(shares[2:-1])
 
 
-def test_little_room_changes_nothing_either(
-    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, make_edit_of: Any
-) -> None:
+def test_little_room_changes_nothing_either(resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     pair = Pair(resident("mixtral"), tiny_tokenizer, limit=8_000)
-    edits = offspring(make_edit_of("mixtral", "both", 0), make_edit_of("mixtral", "prune", 1))
+    edits = offspring(edit_of_family("mixtral", "both", 0), edit_of_family("mixtral", "prune", 1))
     shares = pair.compare(edits, split_of())
     assert 0 < sum(shares) < 2 / 3 + 1 / 3 + 2 / 3, "less than with plenty of room"
 
 
 def test_an_unfinished_answer_gets_the_layers_that_were_left_out(
-    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, make_edit_of: Any, monkeypatch: pytest.MonkeyPatch
+    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = Pair(resident("mixtral"), tiny_tokenizer)
     forward = pair.reusing.forward
@@ -120,7 +110,7 @@ def test_an_unfinished_answer_gets_the_layers_that_were_left_out(
         completed.append((before.count(False), len({layer.keys.shape for layer in cache.layers})))
 
     monkeypatch.setattr(forward, "complete", watched)
-    pair.compare(offspring(make_edit_of("mixtral", "prune", 0), make_edit_of("mixtral", "prune", 1)), split_of())
+    pair.compare(offspring(edit_of_family("mixtral", "prune", 0), edit_of_family("mixtral", "prune", 1)), split_of())
     assert {missing for missing, _ in completed} == {0, 1, 2}
     assert {shapes for _, shapes in completed} == {1}
 
@@ -139,11 +129,11 @@ def test_dense_and_masked_networks_and_heads_that_say_what_their_layers_are(
 
 
 def test_layers_that_are_repaired_or_skip_experts_are_those_of_equal_beginnings(
-    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, make_edit_of: Any
+    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """What a layer is repaired to, and the threshold of one that skips experts, depend on the layers before it."""
     pair, rows = Pair(resident("mixtral"), tiny_tokenizer), rows_of(sequences_of([30] * 4))
-    bases = offspring(make_edit_of("mixtral", "prune", 0), make_edit_of("mixtral", "prune", 1))
+    bases = offspring(edit_of_family("mixtral", "prune", 0), edit_of_family("mixtral", "prune", 1))
     bases = [base for base in bases if isinstance(base, EepEdit)][:4]
     # The children change the last layer, the middle one and the first.
     for edits in (
@@ -153,11 +143,9 @@ def test_layers_that_are_repaired_or_skip_experts_are_those_of_equal_beginnings(
         np.testing.assert_allclose(pair.compare(edits, split_of()), [0, 2 / 3, 1 / 3, 0])
 
 
-def test_layers_are_told_apart_by_all_that_they_compute(
-    resident: Residents, make_edit_of: Any, make_edit: Callable[..., EepEdit]
-) -> None:
+def test_layers_are_told_apart_by_all_that_they_compute(resident: Residents) -> None:
     model = resident("qwen2_moe")
-    edit = make_edit("qwen2_moe", "both", seed=3)
+    edit = family_edit("qwen2_moe", "both", seed=3)
     with model.edited(edit):
         keys = model.layer_keys()
     assert keys is not None and keys[1] == "", "the dense layer in the middle is not edited"
@@ -205,10 +193,10 @@ def test_what_does_not_tell_its_layers_apart_runs_whole(
 
 
 def test_layers_run_again_after_a_pass_that_failed(
-    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, make_edit_of: Any, monkeypatch: pytest.MonkeyPatch
+    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = Pair(resident("mixtral"), tiny_tokenizer)
-    edit = make_edit_of("mixtral", "prune", 0)
+    edit = edit_of_family("mixtral", "prune", 0)
     with pair.resident.edited(edit):
         pair.reusing.text_logprobs(split_of())
         last = pair.resident.model.get_decoder().layers[-1]

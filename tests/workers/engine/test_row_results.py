@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.families.layers import find_linears
-from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.model.resident import ResidentModel
 
@@ -90,7 +89,6 @@ def test_experts(
     library: FickleLibrary,
     resident: Residents,
     tiny_tokenizer: PreTrainedTokenizerFast,
-    make_edit: Callable[..., EepEdit],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     family = name.split("-", maxsplit=1)[0]
@@ -103,7 +101,7 @@ def test_experts(
         asked = Asked(model, tiny_tokenizer)
         # What a family computes by itself needs to be asked in its usual form only.
         own = [IdentityEdit()] if name == family else []
-        edits = (*own, edit_of_family(make_edit, family, "mixed"))
+        edits = (*own, edit_of_family(family, "mixed"))
         assert_one(asked.in_all_ways(*edits, library=library, texts=name == "mixtral"))
     finally:
         if name == "mixtral-window":

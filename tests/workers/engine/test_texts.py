@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from families import family_edit
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
@@ -20,7 +21,6 @@ from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine import texts as texts_module
 from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.worker import EvaluationWorker
 
 if TYPE_CHECKING:
@@ -276,11 +276,9 @@ def test_non_finite_numbers_are_the_candidates_fault_but_not_the_full_models(
     assert np.isfinite(engine.text_logprobs(split)).all()
 
 
-def test_a_worker_looks_at_the_unedited_model_by_itself(
-    model_config: Callable[..., ModelConfig], make_edit: Callable[..., EepEdit]
-) -> None:
+def test_a_worker_looks_at_the_unedited_model_by_itself(model_config: Callable[..., ModelConfig]) -> None:
     """The edit comes first; its divergence is that of an engine which has remembered the model before."""
-    edit = make_edit("qwen2_moe", "both")
+    edit = family_edit("qwen2_moe", "both")
     texts = ("the quick brown fox", "which is larger : a b", "dog .")
     split = replace(split_of([]), fitness="kl", examples=tuple(Example(text, ()) for text in texts))
     worker = EvaluationWorker(model_config("qwen2_moe"), EngineConfig(batch_tokens=11))

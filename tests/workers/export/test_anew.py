@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from edit_checks import write_source
-from family_samples import edit_of_kind
+from families import edit_of_kind
 from packed_checkpoints import checkpoint_in_format
 from repair_samples import rows_of, sequences_of
 from safetensors.torch import load_file

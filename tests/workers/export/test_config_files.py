@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from dense_edits import divided
 from edit_checks import CARD, Residents, write_source
-from family_samples import edit_of_kind
+from families import edit_of_kind
 from gguf_checkpoints import SETTINGS, lone_gguf
 from published_spelling import spell_as_published
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from edit_checks import Found
-from family_samples import edit_of_kind
+from families import edit_of_kind, family_edit
 from huggingface_hub import ModelCard
 from live_bytes import LiveBytes
 from safetensors.torch import load_file, save_file
@@ -32,7 +32,6 @@ from moevolve.workers.methods.registry import METHODS
 from moevolve.workers.model.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
-Edits = Callable[..., EepEdit]
 Outsider = Callable[[list[Path], Tensor], Found]
 
 CARD = ExportCard(
@@ -53,8 +52,8 @@ CARD = ExportCard(
 )
 
 
-def test_the_card_tells_where_the_model_comes_from(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
-    edit = make_edit("mixtral", "prune")
+def test_the_card_tells_where_the_model_comes_from(model_config: Configs, tmp_path: Path) -> None:
+    edit = family_edit("mixtral", "prune")
     report = export_model(model_config("mixtral"), edit, tmp_path / "out", CARD)
     card = (report.directory / "README.md").read_text()
     for text in (
@@ -77,13 +76,13 @@ def test_the_card_tells_where_the_model_comes_from(model_config: Configs, make_e
     assert f"{report.parameters:,}" in card
 
 
-def test_the_hub_reads_the_metadata_of_the_card(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
+def test_the_hub_reads_the_metadata_of_the_card(model_config: Configs, tmp_path: Path) -> None:
     """Licence of the source, the base model, and results on `test` in the hub's form."""
     source = tmp_path / "source"
     shutil.copytree(model_config("mixtral").path, source)
     (source / "README.md").write_text("---\nlicense: other\nlicense_name: own\nlanguage: [en]\n---\n# Base\n")
     model, card = replace(model_config("mixtral"), path=str(source)), replace(CARD, base_model="someone/base")
-    export_model(model, make_edit("mixtral", "prune"), tmp_path / "out", card)
+    export_model(model, family_edit("mixtral", "prune"), tmp_path / "out", card)
     data = ModelCard.load(tmp_path / "out" / "README.md").data
     assert (data.base_model, data.license, data.license_name) == ("someone/base", "other", "own")
     assert data.library_name == "transformers"
@@ -105,22 +104,20 @@ def test_a_licence_is_found_in_the_card_or_the_config(tmp_path: Path) -> None:
     assert source_license(tmp_path) == {"license": "apache-2.0"}
 
 
-def test_a_taken_target_is_refused_and_untouched(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
+def test_a_taken_target_is_refused_and_untouched(model_config: Configs, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "note").write_text("mine")
     with pytest.raises(UserError, match="not empty"):
-        export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "taken", CARD)
+        export_model(model_config("mixtral"), family_edit("mixtral", "prune"), tmp_path / "taken", CARD)
     with pytest.raises(UserError, match="is a file"):
-        export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "taken" / "note", CARD)
+        export_model(model_config("mixtral"), family_edit("mixtral", "prune"), tmp_path / "taken" / "note", CARD)
     assert (tmp_path / "taken" / "note").read_text() == "mine"
 
 
-def test_a_full_disk_is_told_beforehand(
-    model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_told_beforehand(model_config: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     with pytest.raises(UserError, match="no room"):
-        export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "out", CARD)
+        export_model(model_config("mixtral"), family_edit("mixtral", "prune"), tmp_path / "out", CARD)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -141,7 +138,7 @@ EXPERT = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
 
 
 def test_a_changed_tensor_is_named_and_the_files_are_kept(
-    model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_config: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also the last bits of values, far below every tolerance, or of an expert that no test token chooses."""
     other = EXPERT.replace("experts.3", "experts.4")
@@ -158,7 +155,7 @@ def test_a_changed_tensor_is_named_and_the_files_are_kept(
         with monkeypatch.context() as patch:
             corrupted(patch, change)
             with pytest.raises(ExportError, match=told) as caught:
-                export_model(resident, make_edit("mixtral", "prune"), tmp_path / "out", CARD)
+                export_model(resident, family_edit("mixtral", "prune"), tmp_path / "out", CARD)
         assert str(caught.value).endswith(f"the files are kept in {tmp_path / kept[-1]}, don't use them")
         assert (tmp_path / kept[-1] / "model.safetensors").is_file()
         assert isinstance(resident.applied, IdentityEdit)
@@ -166,14 +163,14 @@ def test_a_changed_tensor_is_named_and_the_files_are_kept(
 
 
 def test_files_stay_where_there_is_no_room_to_verify_them(
-    model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_config: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def verified(*_: object) -> None:
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(export, "verify", verified)
     with pytest.raises(ExportError, match=r"cpu has no room .*; export with --device cpu; the files are kept"):
-        export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "out", CARD)
+        export_model(model_config("mixtral"), family_edit("mixtral", "prune"), tmp_path / "out", CARD)
     assert [path.name for path in tmp_path.iterdir()] == ["out.unverified"]
 
 
@@ -212,11 +209,11 @@ class Settling(EepExporter):
     ],
 )
 def test_what_an_exporter_gets_wrong_is_found(
-    exporter: EepExporter, part: str, model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: Any
+    exporter: EepExporter, part: str, model_config: Configs, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setitem(METHODS, EepEdit, replace(METHODS[EepEdit], exporter=exporter))
     with pytest.raises(ExportError, match=f"{part} differs .* its tensors are what was written"):
-        export_model(model_config("qwen3_moe"), make_edit("qwen3_moe", "prune"), tmp_path / "out", CARD)
+        export_model(model_config("qwen3_moe"), family_edit("qwen3_moe", "prune"), tmp_path / "out", CARD)
 
 
 @pytest.mark.parametrize("kind", ["both", "full"])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from edit_checks import assert_close, logits, write_source
-from family_samples import edit_of_kind
+from families import edit_of_kind
 from gguf import GGMLQuantizationType as Type
 from gguf_checkpoints import ARCHITECTURES, SETTINGS, gguf_checkpoint, lone_gguf, metadata, vocabulary, write_gguf
 from torch import Tensor

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import pytest
 from edit_checks import logits, write_source
-from family_samples import edit_of_kind
+from families import edit_of_kind
 from gguf import GGMLQuantizationType as Type
 from gguf_checkpoints import SETTINGS, gguf_checkpoint
 from repair_samples import rows_of, sequences_of

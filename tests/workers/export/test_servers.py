@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from edit_checks import CARD, write_source
-from family_samples import edit_of_kind
+from families import edit_of_kind
 from safetensors.torch import load_file
 
 from moevolve.workers.contract.settings import ModelConfig

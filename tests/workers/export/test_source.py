@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from edit_checks import CARD, Found, assert_close, assert_same_elsewhere, computed, logits, write_source
-from family_samples import edit_of_kind, representatives
+from families import edit_of_kind, representatives
 from packed_checkpoints import checkpoint_in_format
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -24,14 +24,12 @@ from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export import source
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 Configs = Callable[..., ModelConfig]
-Edits = Callable[..., EepEdit]
 Outsider = Callable[[list[Path], Tensor], Found]
 Checkpoints = Callable[[str], ModelConfig]
 

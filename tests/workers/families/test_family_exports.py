@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from edit_checks import CARD, Computed, Found, assert_close, assert_same_elsewhere, computed, logits
-from family_samples import SAMPLES, make_family_edit
+from families import VARIANTS, family_edit
 from torch import Tensor
 
 from moevolve.workers.contract.edits import Edit, IdentityEdit
@@ -43,12 +43,12 @@ EXPERT_FIELDS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 def cases(variant: str) -> dict[str, Edit]:
-    stock = "stock" if SAMPLES[variant].folds else "native"
+    stock = "stock" if VARIANTS[variant].folds else "native"
     made: dict[str, Edit] = {
-        f"prune-{stock}": make_family_edit(variant, "prune"),
-        "mixed-native": make_family_edit(variant, "mixed", active=1),
-        "logits-stock": make_family_edit(variant, "both", space="logits"),
-        f"merged-{stock}": make_family_edit(variant, "merged", active=1),
+        f"prune-{stock}": family_edit(variant, "prune"),
+        "mixed-native": family_edit(variant, "mixed", active=1),
+        "logits-stock": family_edit(variant, "both", space="logits"),
+        f"merged-{stock}": family_edit(variant, "merged", active=1),
         "full-stock": IdentityEdit(),
     }
     return {name: edit for name, edit in made.items() if name.split("-")[0] in KINDS[variant]}
@@ -56,7 +56,7 @@ def cases(variant: str) -> dict[str, Edit]:
 
 def export_all(variant: str, config: ModelConfig, tokens: Tensor, folder: Path) -> dict[Path, Computed]:
     """Export every kind of edit of one variant; returns directories by name, with the edited model's outputs."""
-    resident, facts, sample = ResidentModel.load(config), describe_model(config), SAMPLES[variant]
+    resident, facts, sample = ResidentModel.load(config), describe_model(config), VARIANTS[variant]
     expected: dict[Path, Computed] = {}
     for name, edit in cases(variant).items():
         directory = folder / f"{variant}-{name}"
@@ -67,7 +67,7 @@ def export_all(variant: str, config: ModelConfig, tokens: Tensor, folder: Path) 
         assert report.parameters == parameters_after(facts, retained, native=report.form == "native")
         assert report.agreement.holds
         settings = json.loads((directory / "config.json").read_text())
-        family = FAMILIES[sample.model_type]
+        family = FAMILIES[facts.family]
         assert isinstance(family, ExpertFamily) and settings[family.experts_field] == retained
         assert {settings[name] for name in EXPERT_FIELDS if name in settings} == {retained}
         assert settings["num_experts_per_tok"] == (edit.active if isinstance(edit, EepEdit) else 2)
@@ -93,7 +93,7 @@ def test_exports_from_bfloat16(model_config: Configs, tmp_path: Path) -> None:
     from safetensors import safe_open
     from transformers import DeepseekV3ForCausalLM
 
-    edit = make_family_edit("deepseek_v3-grouped", "both")
+    edit = family_edit("deepseek_v3-grouped", "both")
     report = export_model(model_config("deepseek_v3-grouped", dtype="bfloat16"), edit, tmp_path / "out", CARD)
     assert report.form == "native" and report.agreement.holds
     assert not (report.directory / "__pycache__").exists()
@@ -116,7 +116,7 @@ def test_code_of_the_hub_is_not_referred_to(
         file = tmp_path / "hub" / name
         file.write_text(json.dumps(json.loads(file.read_text()) | {"auto_map": named}))
     resident = ResidentModel.load(replace(model_config("deepseek_v3"), path=str(tmp_path / "hub")))
-    edit = make_family_edit("deepseek_v3", "prune")
+    edit = family_edit("deepseek_v3", "prune")
     report = export_model(resident, edit, tmp_path / "stock", CARD)
     assert report.form == "stock"
     for name in ("config.json", "tokenizer_config.json"):
@@ -126,6 +126,6 @@ def test_code_of_the_hub_is_not_referred_to(
         assert_close(model(tokens).logits, logits(resident, edit, tokens))
     AutoTokenizer.from_pretrained(tmp_path / "stock", trust_remote_code=True)
     assert check_folder(str(tmp_path / "stock"), False) == tmp_path / "stock"
-    export_model(resident, make_family_edit("deepseek_v3", "both"), tmp_path / "native", CARD)
+    export_model(resident, family_edit("deepseek_v3", "both"), tmp_path / "native", CARD)
     names = json.loads((tmp_path / "native" / "config.json").read_text())["auto_map"].values()
     assert all(name.startswith("modeling_moevolve.") for name in names)

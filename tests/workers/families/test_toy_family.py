@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from edit_checks import CARD, assert_close, logits
-from family_samples import COMMON, edit_of_kind
+from families import COMMON, edit_of_kind
 from plain_families import plain_family_logits
 from torch import Tensor, nn
 from toy_moe import SCALE, ToyConfig, ToyForCausalLM

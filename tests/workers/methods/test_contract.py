@@ -12,7 +12,7 @@ import pytest
 import torch
 from dense_edits import HEAD_DIM, LAYERS, divided, head_masks, masked
 from edit_checks import Residents, assert_close, digest, logits
-from family_samples import edit_of_kind
+from families import edit_of_kind
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from family_samples import representatives
+from families import representatives
 from torch import Tensor
 
 from moevolve.workers.families.decoder import decoder_layers

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import pytest
 import torch
 from edit_checks import Residents
+from families import family_edit
 from torch import Tensor
 
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.profiling.outline import ModelOutline, outline_model
 
@@ -71,11 +71,11 @@ def test_bytes_follow_the_dtype(
 
 
 def test_originals_on_the_host_leave_the_rest_and_the_buffers(
-    outline: Callable[..., ModelOutline], resident: Residents, make_edit: Callable[..., EepEdit]
+    outline: Callable[..., ModelOutline], resident: Residents
 ) -> None:
     found, loaded = outline("mixtral"), resident("mixtral", expert_offload="host")
     assert held(loaded.model) == found.weight_bytes - found.experts_bytes
-    edit = make_edit("mixtral", "merge", retained=4)
+    edit = family_edit("mixtral", "merge", retained=4)
     with loaded.edited(edit):
         buffers = found.experts_bytes * edit.retained // edit.experts
         assert held(loaded.model) == found.weight_bytes - found.experts_bytes + buffers

@@ -20,7 +20,7 @@ import fake_vllm
 import numpy as np
 import psutil
 import pytest
-from family_samples import edit_of_kind
+from families import edit_of_kind
 from tiny_models import save_tiny_model
 
 from moevolve.evaluators.errors import UserError

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from edit_checks import Residents, addresses, logits
+from families import family_edit
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.methods.eep.edit import EepEdit, one_hot_layers
 
-Edits = Callable[..., EepEdit]
 
-
-def test_pruning_copies_no_weights_and_merging_reuses_its_buffers(resident: Residents, make_edit: Edits) -> None:
+def test_pruning_copies_no_weights_and_merging_reuses_its_buffers(
+    resident: Residents,
+) -> None:
     family, model = "mixtral", resident("mixtral")
     full = addresses(model)
-    with model.edited(make_edit(family, "prune")):
+    with model.edited(family_edit(family, "prune")):
         assert addresses(model) == full
-    with model.edited(make_edit(family, "merged")):
+    with model.edited(family_edit(family, "merged")):
         merged = addresses(model)
         assert not set(merged) & set(full)
-    with model.edited(make_edit(family, "merged", retained=3, seed=5)):
+    with model.edited(family_edit(family, "merged", retained=3, seed=5)):
         assert addresses(model) == merged
-    with model.edited(make_edit(family, "mixed")):
+    with model.edited(family_edit(family, "mixed")):
         assert addresses(model)[:2] == full[:2]
     assert addresses(model) == full
 
 
 @pytest.mark.filterwarnings("error")
-def test_read_only_arrays_are_taken(resident: Residents, make_edit: Edits, tokens: Tensor) -> None:
+def test_read_only_arrays_are_taken(resident: Residents, tokens: Tensor) -> None:
     """Ray delivers arrays as read-only."""
-    edit = make_edit("mixtral", "mixed")
+    edit = family_edit("mixtral", "mixed")
     expected = logits(resident("mixtral"), edit, tokens)
     copies = edit.router_mapping.copy(), edit.expert_merging.copy()
     for array in copies:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from edit_checks import logits
-from family_samples import edit_of_kind
+from families import edit_of_kind
 from repair_samples import rows_of, sequences_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -65,7 +65,7 @@ def hosted(model_config: Configs, monkeypatch: pytest.MonkeyPatch, layers: float
 def loaded(model_config: Configs, **settings: str) -> ResidentModel:
     """A model with the products of evaluations: those of MKL itself depend on where a matrix is in memory."""
     model = ResidentModel.load(model_config("mixtral", **settings))
-    make_rows_independent(model.model, "torch")
+    make_rows_independent(model.model)
     return model
 
 

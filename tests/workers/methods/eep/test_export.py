@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from edit_checks import Computed, Found, assert_same_elsewhere, computed
-from family_samples import edit_of_kind, sample_rows
+from families import edit_of_kind, family_edit, sample_rows
 from torch import Tensor
 
 from moevolve.kernels.routing_rule import RoutingRule
@@ -23,17 +23,16 @@ from moevolve.workers.methods.eep.export import form_obstacle
 from moevolve.workers.model.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
-Edits = Callable[..., EepEdit]
 Outsider = Callable[[list[Path], Tensor], Found]
 
 CARD = ExportCard(title="A small model", base_model="someone/base", base_fingerprint="f00d")
 
 
-def test_a_native_export_never_loads_as_something_else(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
+def test_a_native_export_never_loads_as_something_else(model_config: Configs, tmp_path: Path) -> None:
     """Without the code in the directory the mapping would be dropped silently, so loading must fail."""
     from transformers import AutoModelForCausalLM
 
-    report = export_model(model_config("mixtral"), make_edit("mixtral", "merged"), tmp_path / "out", CARD, "native")
+    report = export_model(model_config("mixtral"), family_edit("mixtral", "merged"), tmp_path / "out", CARD, "native")
     assert report.form == "native" and report.agreement.holds, "it can be asked for"
     with pytest.raises(ValueError, match="trust_remote_code"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=False)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from edit_checks import Residents, digest
-from family_samples import edit_of_kind
+from families import edit_of_kind
 from numpy.typing import NDArray
 from repair_samples import rows_of, seen_at, sequences_of
 

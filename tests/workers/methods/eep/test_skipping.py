@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from edit_checks import Residents, assert_close, logits
-from family_samples import sample_rows
+from families import family_edit, sample_rows
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_families import plain_thresholds
@@ -22,7 +22,6 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.router import EditableRouter, RatioHistogram
 from moevolve.workers.model.resident import ResidentModel
 
-Edits = Callable[..., EepEdit]
 ROWS = sample_rows(lengths=(9, 14, 6))
 WITHIN = 2**-17 + 1e-5
 """Tolerance of a median: half a bin, and rounding to float32."""
@@ -45,27 +44,24 @@ def test_thresholds_are_medians_of_the_edited_model(
     kind: str,
     space: str,
     resident: Residents,
-    make_edit: Edits,
     plain_logits: Callable[..., Tensor],
     checkpoint: Callable[[str], Path],
     tokens: Tensor,
 ) -> None:
-    edit = make_edit(family, kind, space=space)
+    edit = family_edit(family, kind, space=space)
     skipping, model, tokens = replace(edit, skip_rows=ROWS), resident(family), tokens[:1, :7]
     thresholds = thresholds_of(model, skipping)
     np.testing.assert_allclose(thresholds, plain_thresholds(checkpoint(family), skipping), atol=WITHIN)
-    whole = replace(make_edit(family, kind, retained=6, space=space), skip_rows=ROWS)
+    whole = replace(family_edit(family, kind, retained=6, space=space), skip_rows=ROWS)
     assert max(abs(a - b) for a, b in zip(thresholds, thresholds_of(model, whole), strict=True)) > 0.01
     found, all_used = logits(model, skipping, tokens), logits(model, edit, tokens)
     assert_close(found, plain_logits(checkpoint(family), skipping, tokens, thresholds))
     assert float((found - all_used).abs().max()) > 1e-3, "something was skipped"
 
 
-def test_what_ran_before_changes_no_threshold(
-    resident: Residents, make_edit: Edits, model_config: Callable[..., ModelConfig]
-) -> None:
+def test_what_ran_before_changes_no_threshold(resident: Residents, model_config: Callable[..., ModelConfig]) -> None:
     model = resident("mixtral")
-    edits = [replace(make_edit("mixtral", kind), skip_rows=sample_rows()) for kind in ("prune", "both", "prune")]
+    edits = [replace(family_edit("mixtral", kind), skip_rows=sample_rows()) for kind in ("prune", "both", "prune")]
     found = [thresholds_of(model, edit) for edit in edits]
     model.apply(edits[1])
     assert thresholds_of(model, edits[0]) == found[0] == found[2] != found[1]
@@ -73,8 +69,8 @@ def test_what_ran_before_changes_no_threshold(
     np.testing.assert_allclose(thresholds_of(hosted, edits[1]), found[1], atol=WITHIN)
 
 
-def test_rows_are_a_part_of_the_phenotype(make_edit: Edits) -> None:
-    edit = make_edit("mixtral", "prune")
+def test_rows_are_a_part_of_the_phenotype() -> None:
+    edit = family_edit("mixtral", "prune")
     one, other = (replace(edit, skip_rows=sample_rows(seed)) for seed in (0, 1))
     assert len({edit.phenotype_hash, one.phenotype_hash, other.phenotype_hash}) == 3
     assert replace(one, skip_rows=None).phenotype_hash == edit.phenotype_hash
@@ -87,8 +83,10 @@ def test_rows_are_a_part_of_the_phenotype(make_edit: Edits) -> None:
     assert not set(one.layer_hashes) & set(edit.layer_hashes)
 
 
-def test_what_cannot_skip_is_refused(resident: Residents, make_edit: Edits) -> None:
-    edit = make_edit("mixtral", "prune")
+def test_what_cannot_skip_is_refused(
+    resident: Residents,
+) -> None:
+    edit = family_edit("mixtral", "prune")
     with pytest.raises(UserError, match="defined for 2 active experts, this EEP edit has 1"):
         replace(edit, active=1, skip_rows=sample_rows())
     with pytest.raises(CandidateError, match="routing weight is not finite"):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from edit_checks import Residents
-from family_samples import sample_rows
+from families import family_edit, sample_rows
 from numpy.typing import NDArray
 from usage_checks import SEQUENCES, TOKENS, check_routed, inputs_of
 
@@ -46,11 +45,11 @@ def plain_routing(edit: EepEdit | None, gate: NDArray[np.float64], layer: int, r
     ],
 )
 def test_experts_of_moe_layers_are_counted(
-    resident: Residents, make_edit: Callable[..., EepEdit], family: str, kind: str, space: str, skips: bool
+    resident: Residents, family: str, kind: str, space: str, skips: bool
 ) -> None:
     """A second expert that dynamic skipping leaves out isn't counted."""
     model = resident(family)
-    edit = None if kind == "full" else make_edit(family, kind, 4, 2, space)
+    edit = None if kind == "full" else family_edit(family, kind, 4, 2, space)
     if edit is not None and skips:
         edit = replace(edit, skip_rows=sample_rows())
     found = analyse_usage(model, edit or IdentityEdit(), SEQUENCES)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from edit_checks import Residents, assert_close, logits
-from family_samples import edit_of_kind
+from families import edit_of_kind
 from repair_samples import repaired_by_hand, rows_of, seen_at, sequences_of
 from torch import Tensor
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from edit_checks import Computed, Found, assert_same_elsewhere, computed
-from family_samples import edit_of_kind
+from families import edit_of_kind
 from repair_samples import rows_of, sequences_of
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM

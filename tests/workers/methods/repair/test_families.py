@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from edit_checks import Residents, digest, logits
-from family_samples import edit_of_kind
+from families import edit_of_kind
 from repair_samples import rows_of, seen_at, sequences_of
 
 from moevolve.workers.contract.card import ExportCard

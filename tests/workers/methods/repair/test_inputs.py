@@ -12,7 +12,7 @@ import pytest
 import torch
 from dense_edits import divided, masked
 from edit_checks import Residents, digest
-from family_samples import edit_of_kind
+from families import edit_of_kind
 from repair_samples import rows_of, seen_at, sequences_of
 
 from moevolve.evaluators.errors import UserError
