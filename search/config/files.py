@@ -192,7 +192,7 @@ def set_path(data: dict[str, Any], dotted: str, value: Any, where: str) -> None:
 
 
 def resolve_paths(data: dict[str, Any], folder: Path) -> None:
-    """Make local paths of the model, tasks and loggers absolute, so that a configuration works from any folder."""
+    """Make local paths of the model and tasks absolute, so that a configuration works from any folder."""
     model = data.get("model")
     if isinstance(model, dict) and isinstance(model.get("path"), str):
         model["path"] = _absolute(model["path"], folder)
@@ -205,9 +205,6 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> None:
     final = data.get("final")
     if isinstance(final, dict) and isinstance(final.get("held_out"), list):
         final["held_out"] = [_task_name(name, folder) if isinstance(name, str) else name for name in final["held_out"]]
-    for logger in data.get("loggers") or ():
-        if isinstance(logger, dict) and isinstance(logger.get("folder"), str):
-            logger["folder"] = str(Path(logger["folder"]).absolute())
 
 
 def _task_name(name: str, folder: Path) -> str:

@@ -15,7 +15,6 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import PreparedSplit, Split
-from moevolve.search.config.loggers import AnyLoggerSection
 from moevolve.search.genomes.contract.base import GenomeSpace
 from moevolve.search.genomes.contract.phases import MOST_EVALUATIONS, EvolutionSection, Phase, Section, StrategySection
 from moevolve.search.genomes.registry import AnyGenomeSection, make_space
@@ -76,34 +75,28 @@ _LONGEST_S = 30 * 86_400
 class WorkersSection(Section):
     """Settings of execution. No score depends on them, so they may differ between launch and resume.
 
-    A candidate can fail by them: one that exceeds `timeout_s`, or whose workers die `max_attempts` times, is recorded
-    as failed, which `moevolve retry` undoes.
+    A candidate can fail by them: one that exceeds `timeout_s` three times is recorded as failed, which `moevolve retry`
+    undoes.
 
     Attributes:
         count: Number of worker actors; `auto` asks Ray for as many as can be busy at once. Those that no node has room
             for wait in Ray.
         num_cpus: CPUs that Ray reserves per worker.
         num_gpus: GPUs, or a fraction of one, that Ray reserves per worker.
-        max_attempts: Number of worker deaths or timeouts after which a candidate is recorded as failed.
-        timeout_s: Time limit of an evaluation, after which its worker is replaced.
-        start_timeout_s: Time limit for finding room for the first worker, for loading the model, and for calibrating. A
-            worker that takes longer to load while others are ready is started again.
+        timeout_s: Time limit of an evaluation, of loading the model, of calibrating, and of finding room for the first
+            worker. A worker that takes longer to evaluate or to load is replaced.
         address: Ray address to join (`auto`, `host:port`); None takes RAY_ADDRESS, which Ray sets for its jobs, and
             starts Ray on this machine without it.
         activation_cache_mb: MiB of host memory per worker that keep hidden states of candidates for others with the
             same first layers; 0 keeps none.
-        lease_s: Time without a heartbeat after which another driver may take the search over.
     """
 
     count: Annotated[int, Field(ge=1, le=_MOST_WORKERS)] | Literal["auto"] = 1
     num_cpus: float = Field(1, ge=0, le=10_000)
     num_gpus: float = Field(0, ge=0, le=1000)
-    max_attempts: int = Field(3, ge=1, le=1000)
     timeout_s: float = Field(3600, gt=0, le=_LONGEST_S)
-    start_timeout_s: float = Field(3600, gt=0, le=_LONGEST_S)
     address: str | None = None
     activation_cache_mb: int = Field(512, ge=0, le=10_000_000)
-    lease_s: float = Field(30, ge=1, le=86_400)
 
     @property
     def least(self) -> int:
@@ -191,7 +184,7 @@ class RunConfig(Section):
     tie_break: Literal["gold_logprob", "index"] = "gold_logprob"
     workers: WorkersSection = WorkersSection()
     final: FinalSection = FinalSection()
-    loggers: tuple[AnyLoggerSection, ...] = ()
+    loggers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()
     store: str = "sqlite:///moevolve.db"
 
     @classmethod

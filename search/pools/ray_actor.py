@@ -140,7 +140,7 @@ class ModelProbe:
         try:
             start_ray(config.workers, self)
             reference = self._begin(function, config, *args)
-            found: R = ray.get(reference, timeout=config.workers.start_timeout_s)
+            found: R = ray.get(reference, timeout=config.workers.timeout_s)
             return found
         except (PoolError, RayError) as error:
             if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):

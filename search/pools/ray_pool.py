@@ -26,9 +26,13 @@ from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Mode
 
 log = logging.getLogger(__name__)
 
+_MAX_DEATHS = 3
+"""Number of workers that a candidate may kill or keep too long before it fails: one may be chance, such as memory that
+another program took."""
+
 _MAX_LOSSES = 10
 """Number of workers that a candidate may lose to lost nodes before it fails. Losing a node is no fault of the
-candidate, so the number is far above `max_attempts`; only a cluster that loses nodes all the time reaches it."""
+candidate, so the number is far above `_MAX_DEATHS`; only a cluster that loses nodes all the time reaches it."""
 
 _FAILED_STARTS = 3
 """Number of failed starts in a row, on every worker, after which the pool gives up: one may be chance, such as a GPU
@@ -97,10 +101,10 @@ class RayPool:
 
     A worker that dies, reports a fault of its own (`WorkerFault`) or exceeds `timeout_s` is replaced, and its candidate
     is evaluated again. This counts as an attempt of the candidate, unless the worker's node is lost or out of reach.
-    After `max_attempts` the candidate fails, with the kind `worker` or `timeout`. Lost nodes have a bound of their own,
-    which only a broken cluster reaches. A calibration is attempted again likewise; its time limit is `start_timeout_s`.
+    After `_MAX_DEATHS` attempts the candidate fails, with the kind `worker` or `timeout`. Lost nodes have a bound of
+    their own, which only a broken cluster reaches. A calibration is attempted again likewise.
 
-    A worker that can't start, or hasn't loaded its model `start_timeout_s` after Ray has found room for it, is started
+    A worker that can't start, or hasn't loaded its model `timeout_s` after Ray has found room for it, is started
     again after a growing pause. Meanwhile the pool works with those that are ready. If none is ready and every start
     fails, it gives up. Workers that no node has room for wait in Ray.
 
@@ -346,7 +350,7 @@ class RayPool:
         lost = out_of_reach(error) or not node_alive(info.node)
         (self._losses if lost else self._deaths)[ticket] += 1
         log.warning("worker %s was lost evaluating %s: %s", info.name, ticket, reason_of(error))
-        if self._deaths[ticket] >= self._workers.max_attempts:
+        if self._deaths[ticket] >= _MAX_DEATHS:
             what = "outran its time" if isinstance(error, TimeoutError) else "killed its worker"
             return f"{what} {self._deaths[ticket]} times, last: {reason_of(error)}"
         if self._losses[ticket] >= _MAX_LOSSES:
@@ -358,25 +362,20 @@ class RayPool:
         return self._deaths.pop(ticket, 0) + self._losses.pop(ticket, 0)
 
     def _check_time_limits(self) -> None:
-        """Replace workers whose evaluation or start exceeds its time limit; PoolError if none is ready in time."""
-        now, limit = time.monotonic(), self._workers.start_timeout_s
-        late = [seat for seat in self._seats if seat.info is None and now - seat.since > limit]
-        if late and len(late) == len(self._seats):
-            workers, why = self._workers, "the model loads slowly"
+        """Replace workers whose evaluation or start exceeds the time limit; PoolError if none is ready in time."""
+        now, workers, limit = time.monotonic(), self._workers, self._workers.timeout_s
+        late = [seat for seat in self._seats if now - seat.since > limit]
+        if late and all(seat in late and seat.info is None for seat in self._seats):
+            why = "the model loads slowly"
             if not any(seat.node for seat in late):
                 why = f"the cluster has no room for num_cpus={workers.num_cpus:g}, num_gpus={workers.num_gpus:g}"
-            raise PoolError(f"no worker was ready after {limit:g} s (workers.start_timeout_s): {why}")
-        for seat in late:
-            if seat.node:
-                self._replace_lost(
-                    seat, TimeoutError(f"the model took longer to load than workers.start_timeout_s = {limit:g}")
-                )
-        if any(seat.job is not None and now - seat.since > limit for seat in self._seats):
+            raise PoolError(f"no worker was ready after {limit:g} s (workers.timeout_s): {why}")
+        if any(seat.job is not None for seat in late):
             raise PoolError(
-                f"measuring the model before the search took longer than {limit:g} s; raise workers.start_timeout_s, "
-                "or measure on fewer tokens (genome.calibration_tokens)"
+                f"measuring the model before the search took longer than {limit:g} s; raise workers.timeout_s, or "
+                "measure on fewer tokens (genome.calibration_tokens)"
             )
-        limit = self._workers.timeout_s
-        for seat in self._seats:
-            if seat.request is not None and now - seat.since > limit:
-                self._replace_lost(seat, TimeoutError(f"evaluation took longer than workers.timeout_s = {limit:g}"))
+        for seat in late:
+            if seat.request is not None or (seat.info is None and seat.node):
+                what = "evaluation took longer" if seat.info is not None else "the model took longer to load"
+                self._replace_lost(seat, TimeoutError(f"{what} than workers.timeout_s = {limit:g}"))

@@ -15,7 +15,7 @@ from moevolve.search.pools.base import ControlledPool, Pool, StopRequested
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.calibration import calibrated_setup
-from moevolve.search.running.lease_heartbeat import LeaseHeartbeat
+from moevolve.search.running.lease_heartbeat import LEASE_S, LeaseHeartbeat
 from moevolve.search.running.loggers.feeding import feeding_loggers
 from moevolve.search.running.observer import Observer, logged_as
 from moevolve.search.strategies.phased import make_strategy
@@ -75,7 +75,7 @@ def execute(
     """
     with (
         logged_as(setup.config.name),
-        LeaseHeartbeat(store, setup.search_id, setup.config.workers.lease_s) as heartbeat,
+        LeaseHeartbeat(store, setup.search_id, LEASE_S) as heartbeat,
         feeding_loggers(setup, store, observer) as observer,
     ):
         lease = heartbeat.lease

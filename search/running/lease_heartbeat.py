@@ -19,8 +19,9 @@ log = logging.getLogger(__name__)
 
 _BEAT_S = 1.0
 """Interval between renewals of a lease: as long as a user waits for a pause or a stop to begin."""
-_BRIEF_S = 30.0
-"""Duration of a lease for a few writes, in case its owner dies; as long as `workers.lease_s` by default."""
+LEASE_S = 30.0
+"""Time without a renewal after which another driver may take a search over: longer than databases and networks take to
+restart, and as long as anybody waits for a search whose driver has died on another machine."""
 _LOCKED_S = 600.0
 """Longest wait for another process that writes to the SQLite file, such as `db copy` of a large one; meanwhile nobody
 can take the lease."""
@@ -113,7 +114,7 @@ class LeaseHeartbeat:
 @contextmanager
 def brief_lease(store: Store, search_id: str) -> Iterator[Lease]:
     """A search's lease for a few quick writes; LeaseHeldError if a driver runs the search."""
-    lease = _acquire(store, search_id, _BRIEF_S)
+    lease = _acquire(store, search_id, LEASE_S)
     try:
         yield lease
     finally:

@@ -80,7 +80,7 @@ def ray_pool(setup: SearchSetup, seconds: float = 0.0) -> Pool:
 
 def setup_of(url: str, name: str = "lab", address: str | None = None) -> SearchSetup:
     """The search: 60 individuals with a window of 6; those of one name are the same."""
-    workers = {"count": 2, "num_cpus": 0.5, "lease_s": LEASE_S, "address": address, "activation_cache_mb": 0}
+    workers = {"count": 2, "num_cpus": 0.5, "address": address, "activation_cache_mb": 0}
     final = {"rerank": 0, "test": False}
     config = run_config(name=name, store=url, workers=workers, final=final, seed=sum(name.encode()))
     return make_lab_setup(config, f"id-{name}")
@@ -132,6 +132,9 @@ def _run(url: str, name: str, address: str | None, log: Path) -> None:
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    from moevolve.search.running import execute as driving
+
+    vars(driving)["LEASE_S"] = LEASE_S
     try:
         drive(url, name, address, 0.02)
     except StoreError as error:

@@ -117,6 +117,7 @@ def _run_command(
         import disturbed_lab
 
         execute.ray_pool = getattr(disturbed_lab, pool)
+        vars(execute)["LEASE_S"] = disturbed_lab.LEASE_S
     main()
 
 

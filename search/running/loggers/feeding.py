@@ -5,23 +5,31 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
 
 from moevolve.evaluators.errors import own_words
 from moevolve.evaluators.scales import SCALES
 from moevolve.search.loop.final_table import build_final_table
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.running.loggers.base import LoggedSearch
-from moevolve.search.running.loggers.registry import LOGGERS
+from moevolve.search.running.loggers.base import LoggedSearch, Logger
+from moevolve.search.running.loggers.mlflow import MlflowLogger
+from moevolve.search.running.loggers.tensorboard import TensorBoardLogger
+from moevolve.search.running.loggers.wandb import WandbLogger
 from moevolve.search.running.observer import Observer
 from moevolve.store.errors import StoreError
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
+
+LOGGERS: dict[str, Callable[[LoggedSearch], Logger]] = {
+    "tensorboard": TensorBoardLogger,
+    "mlflow": MlflowLogger,
+    "wandb": WandbLogger,
+}
+"""What `loggers` of a run names."""
 
 _PAUSE_S = 1.0
 """Shortest time between two looks into the store."""
@@ -62,7 +70,7 @@ class _Feeder:
 
     def __init__(self, setup: SearchSetup, store: Store, observer: Observer, search: LoggedSearch) -> None:
         self._setup, self._store, self._observer = setup, store, observer
-        self._threads = [_LoggerThread(settings, search) for settings in setup.config.loggers]
+        self._threads = [_LoggerThread(name, search) for name in setup.config.loggers]
         self._scale = SCALES[setup.scale]
         self._logged: set[int] = set()
         self._first = 0
@@ -148,11 +156,11 @@ class _Feeder:
 class _LoggerThread:
     """A logger in a thread of its own, since a server that is slow or gone must not hold up evaluations."""
 
-    def __init__(self, settings: Any, search: LoggedSearch) -> None:
+    def __init__(self, name: str, search: LoggedSearch) -> None:
         self.failure: str | None = None
-        self._settings, self._search = settings, search
+        self._name, self._search = name, search
         self._queue: SimpleQueue[tuple[_Values | None, int | None]] = SimpleQueue()
-        self._thread = Thread(target=self._run, name=f"logger {settings.kind}", daemon=True)
+        self._thread = Thread(target=self._run, name=f"logger {name}", daemon=True)
         self._thread.start()
 
     def put(self, values: _Values | None, step: int | None) -> None:
@@ -162,12 +170,11 @@ class _LoggerThread:
     def wait(self, seconds: float) -> None:
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
-            self.failure = f"{self._settings.kind} has not taken everything before the end"
+            self.failure = f"{self._name} has not taken everything before the end"
 
     def _run(self) -> None:
-        kind = self._settings.kind
         try:
-            logger = LOGGERS[kind](self._settings, self._search)
+            logger = LOGGERS[self._name](self._search)
             while True:
                 values, step = self._queue.get()
                 if values is None or step is None:
@@ -175,6 +182,6 @@ class _LoggerThread:
                     return
                 logger.log(values, step)
         except ImportError as error:
-            self.failure = f"{kind} can't be imported ({own_words(error)}): pip install 'moevolve[{kind}]'"
+            self.failure = f"{self._name} can't be imported ({own_words(error)}): pip install 'moevolve[{self._name}]'"
         except Exception as error:  # noqa: BLE001 - whatever a tracker's client raises must not end a search
-            self.failure = f"{kind} has failed: {own_words(error)}"
+            self.failure = f"{self._name} has failed: {own_words(error)}"

@@ -1,12 +1,12 @@
-"""MLflow: a run of an experiment."""
+"""MLflow: a run of the experiment in MLFLOW_EXPERIMENT_NAME, or of `moevolve`; MLFLOW_TRACKING_URI says where."""
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Mapping
 
-from moevolve.search.config.loggers import MlflowSection
 from moevolve.search.running.loggers.base import LoggedSearch
 
 _TAG = "moevolve.search"
@@ -19,13 +19,14 @@ _MOST = 100
 class MlflowLogger:
     """Logs metrics, and the configuration as parameters. A resumed search continues its run."""
 
-    def __init__(self, settings: MlflowSection, search: LoggedSearch) -> None:
+    def __init__(self, search: LoggedSearch) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
         self._client = MlflowClient()
-        known = self._client.get_experiment_by_name(settings.experiment)
-        place = self._client.create_experiment(settings.experiment) if known is None else known.experiment_id
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "moevolve"
+        known = self._client.get_experiment_by_name(experiment)
+        place = self._client.create_experiment(experiment) if known is None else known.experiment_id
         found = self._client.search_runs([place], f"tags.`{_TAG}` = '{search.id}'", max_results=1)
         if found:
             self._run = found[0].info.run_id

@@ -1,10 +1,10 @@
-"""Weights & Biases: a run of a project."""
+"""Weights & Biases: a run of the project in WANDB_PROJECT, or of `moevolve`; WANDB_API_KEY and its like say where."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
-from moevolve.search.config.loggers import WandbSection
 from moevolve.search.running.loggers.base import LoggedSearch
 
 _STEP = "candidate"
@@ -14,11 +14,11 @@ _STEP = "candidate"
 class WandbLogger:
     """Logs metrics, and the final values as the run's summary. A resumed search continues its run."""
 
-    def __init__(self, settings: WandbSection, search: LoggedSearch) -> None:
+    def __init__(self, search: LoggedSearch) -> None:
         import wandb
 
         self._run = wandb.init(
-            project=settings.project,
+            project=os.environ.get("WANDB_PROJECT") or "moevolve",
             name=search.name,
             id=search.id,
             resume="allow",

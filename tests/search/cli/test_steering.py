@@ -73,7 +73,7 @@ def test_a_driver_that_slept_past_its_lease_writes_nothing(
 ) -> None:
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
-    asleep = Forked(["launch", str(run), "--set", "workers.lease_s=2"], tmp_path, pool="slow_pool")
+    asleep = Forked(["launch", str(run)], tmp_path, pool="slow_pool")
     wait_for(database, 2, asleep)
     refused = in_process("resume", "calm")
     assert refused.returncode == 2 and f"calm is being run by process {asleep.pid} on" in refused.stderr

@@ -188,10 +188,10 @@ def test_a_pool_ends_when_no_worker_starts(stand_in: StandIn) -> None:
         collect(pool_of(fates))
     assert fates.starts == 3 and 2.9 < stand_in.waited < 4, "after one second, and after two more"
     with pytest.raises(PoolError, match=r"after 50 s .*: the model loads slowly"):
-        collect(pool_of(Fates(starting=[HANG]), start_timeout_s=50))
+        collect(pool_of(Fates(starting=[HANG]), timeout_s=50))
     stand_in.full = True
     with pytest.raises(PoolError, match=r"after 50 s .*: the cluster has no room for num_cpus=64"):
-        pool_of(Fates(), start_timeout_s=50, num_cpus=64).calibrate(ANYTHING, ())
+        pool_of(Fates(), timeout_s=50, num_cpus=64).calibrate(ANYTHING, ())
     assert 100 < stand_in.waited < 106
 
 
@@ -206,7 +206,7 @@ def test_a_model_that_can_not_be_loaded_is_the_users_fault(address: str | None, 
 
 def test_a_worker_that_can_not_start_is_waited_for_beside_one_that_is_ready(caplog: pytest.LogCaptureFixture) -> None:
     """It is started again after pauses that grow, and if it hangs, and the search goes on."""
-    pool = pool_of(Fates(starting=[FINE, *[FAIL] * 8, HANG]), start_timeout_s=100)
+    pool = pool_of(Fates(starting=[FINE, *[FAIL] * 8, HANG]), timeout_s=100)
     poll_until_ready(pool, 1)
     pool.resize(2)
     submit(pool, *map(str, range(20)))
@@ -217,7 +217,7 @@ def test_a_worker_that_can_not_start_is_waited_for_beside_one_that_is_ready(capl
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60], "no longer than the longest"
     words = f"worker 2 of 2 can't start on {socket.gethostname()}: RuntimeError: CUDA error"
     assert all(words in record.message and "1 are ready" in record.message for record in said[:-1])
-    assert "the model took longer to load than workers.start_timeout_s = 100" in said[-1].message
+    assert "the model took longer to load than workers.timeout_s = 100" in said[-1].message
 
 
 def test_who_waits_for_a_calibration_hears_what_is_asked(stand_in: StandIn) -> None:
@@ -233,10 +233,11 @@ def test_who_waits_for_a_calibration_hears_what_is_asked(stand_in: StandIn) -> N
     assert asked == [0, 1, 2]
 
 
-def test_a_calibration_is_tried_again_when_its_worker_dies(stand_in: StandIn) -> None:
-    """Up to `max_attempts`, and only then. Evaluations that are asked for beside it are answered afterwards."""
+def test_a_calibration_is_tried_again_when_its_worker_dies(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to `_MAX_DEATHS`, and only then. Evaluations that are asked for beside it are answered afterwards."""
     fates = Fates(calibrating=[DIE, FINE, DIE, DIE, REFUSE, FAIL, FINE, HANG])
-    pool = pool_of(fates, max_attempts=2, start_timeout_s=100)
+    monkeypatch.setattr(ray_pool, "_MAX_DEATHS", 2)
+    pool = pool_of(fates, timeout_s=100)
     submit(pool, "before")
     assert pool.calibrate(ANYTHING, ()) == b"made" and fates.starts == 2
     with pytest.raises(PoolError, match="the calibration failed: it killed its worker 2 times, last: The actor died"):
@@ -247,13 +248,16 @@ def test_a_calibration_is_tried_again_when_its_worker_dies(stand_in: StandIn) ->
         pool.calibrate(ANYTHING, ())
     assert pool.calibrate(ANYTHING, ()) == b"made" and collect(pool)[0].ticket == "before"
     before = stand_in.waited
-    with pytest.raises(PoolError, match=r"longer than 100 s; raise workers\.start_timeout_s, or .*calibration_tokens"):
+    with pytest.raises(PoolError, match=r"longer than 100 s; raise workers\.timeout_s, or .*calibration_tokens"):
         pool.calibrate(ANYTHING, ())
     assert stand_in.waited - before >= 100
 
 
-def test_an_evaluation_has_so_many_attempts_and_so_much_time(stand_in: StandIn) -> None:
-    pool = pool_of(Fates(evaluating=[DIE, FAULT, FINE, HANG, FINE, HANG, HANG]), max_attempts=2, timeout_s=10)
+def test_an_evaluation_has_so_many_attempts_and_so_much_time(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_pool, "_MAX_DEATHS", 2)
+    pool = pool_of(Fates(evaluating=[DIE, FAULT, FINE, HANG, FINE, HANG, HANG]), timeout_s=10)
     submit(pool, "lost", "good", "again", "late")
     lost, good, again, late = collect(pool, 4)
     assert (lost.kind, lost.attempts) == ("worker", 2)
@@ -262,7 +266,7 @@ def test_an_evaluation_has_so_many_attempts_and_so_much_time(stand_in: StandIn) 
     assert (late.kind, late.attempts) == ("timeout", 2) and "longer than workers.timeout_s = 10" in (late.failure or "")
     # Workers that are lost with their nodes count against nobody, for some time.
     stand_in.living = []
-    pool = pool_of(Fates(evaluating=[DIE] * 15), max_attempts=1)
+    pool = pool_of(Fates(evaluating=[DIE] * 15))
     submit(pool, "one", "two")
     lost, good = collect(pool, 2)
     assert "lost its worker 10 times" in (lost.failure or "") and (good.failure, good.attempts) == (None, 6)

@@ -97,9 +97,12 @@ class TalkingWorker(LightWorker):
         return super().evaluate(request, splits)
 
 
-def test_deaths_and_faults_of_workers_stay_with_their_candidates(cluster: Cluster, tmp_path: Path) -> None:
+def test_deaths_and_faults_of_workers_stay_with_their_candidates(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The driver runs in the checkout's folder, the worst place for import paths."""
-    workers = WorkersSection(num_cpus=0.5, address=cluster.address, max_attempts=2)
+    monkeypatch.setattr(ray_pool, "_MAX_DEATHS", 2)
+    workers = WorkersSection(num_cpus=0.5, address=cluster.address)
     with contextlib.chdir(CHECKOUT):
         pool = RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=TalkingWorker)
 
@@ -145,6 +148,7 @@ def test_a_search_takes_what_nodes_there_are_and_lost_ones_count_against_nobody(
     """Of three, one goes while its worker loads, another one while its worker evaluates: the population is the same as
     a single worker's, though one failed start would end the search, and one death a candidate."""
     monkeypatch.setattr(ray_pool, "_FAILED_STARTS", 1)
+    monkeypatch.setattr(ray_pool, "_MAX_DEATHS", 1)
     loading, loaded, gate = (tmp_path / name for name in ("loading", "loaded", "gate"))
     loading.mkdir()
     for _ in range(2 - len(cluster.worker_nodes)):
@@ -176,7 +180,7 @@ def test_a_search_takes_what_nodes_there_are_and_lost_ones_count_against_nobody(
         return pool
 
     calm = disturbed_lab.setup_of("nowhere")
-    workers = WorkersSection(count="auto", max_attempts=1, address=cluster.address)
+    workers = WorkersSection(count="auto", address=cluster.address)
     setup = make_lab_setup(calm.config.model_copy(update={"workers": workers}), calm.search_id)
     url = f"sqlite:///{tmp_path / 'moevolve.db'}"
     with Store.open(url) as store:

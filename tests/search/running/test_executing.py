@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -36,12 +35,12 @@ def run(setup: SearchSetup, store: Store) -> None:
 
 
 @pytest.fixture
-def setup(store: Store) -> SearchSetup:
-    """Of a recorded search, with a shorter lease than anybody may ask for."""
+def setup(store: Store, monkeypatch: pytest.MonkeyPatch) -> SearchSetup:
+    """Of a recorded search, with a short lease."""
     recorded = setup_of(store.url)
     register(recorded, store)
-    workers = recorded.config.workers.model_copy(update={"lease_s": 0.3})
-    return replace(recorded, config=recorded.config.model_copy(update={"workers": workers}))
+    monkeypatch.setattr("moevolve.search.running.execute.LEASE_S", 0.3)
+    return recorded
 
 
 @pytest.mark.parametrize("start", [run, take_back_failures], ids=["execute", "retry"])

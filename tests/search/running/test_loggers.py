@@ -23,7 +23,7 @@ from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register
 from moevolve.search.running.loggers import feeding
 from moevolve.search.running.loggers.base import LoggedSearch
-from moevolve.search.running.loggers.registry import LOGGERS
+from moevolve.search.running.loggers.feeding import LOGGERS
 from moevolve.search.running.observer import Observer
 from moevolve.store.repository import Store
 
@@ -33,7 +33,7 @@ FINAL = {"rerank": 0, "test": True}
 class Kept:
     """A logger that keeps what it gets."""
 
-    def __init__(self, _: Any, search: LoggedSearch) -> None:
+    def __init__(self, search: LoggedSearch) -> None:
         self.search = search
         self.steps: dict[str, dict[int, float]] = {}
         self.final: Mapping[str, float] | str | None = "not closed"
@@ -46,7 +46,7 @@ class Kept:
         self.final = values
 
 
-def setup_with(store: Store, *loggers: dict[str, str]) -> SearchSetup:
+def setup_with(store: Store, *loggers: str) -> SearchSetup:
     config = setup_of(store.url).config.model_dump(mode="json") | {"loggers": loggers, "final": FINAL}
     setup = make_lab_setup(RunConfig.model_validate(config), "id-lab")
     return replace(setup, prepared={**setup.prepared, "test": (prepared("one", "test"),)})
@@ -67,8 +67,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[Kept]:
     """The loggers that were made in the place of TensorBoard's."""
     found: list[Kept] = []
 
-    def make(settings: Any, search: LoggedSearch) -> Kept:
-        found.append(Kept(settings, search))
+    def make(search: LoggedSearch) -> Kept:
+        found.append(Kept(search))
         return found[-1]
 
     monkeypatch.setitem(LOGGERS, "tensorboard", make)
@@ -77,7 +77,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[Kept]:
 
 
 def test_a_logger_gets_all_numbers_once(store: Store, kept: list[Kept]) -> None:
-    table, notes = run(store, setup_with(store, {"kind": "tensorboard"}))
+    table, notes = run(store, setup_with(store, "tensorboard"))
     (found,) = kept
     assert (found.search.name, found.search.id, found.search.config["seed"]) == ("lab", "id-lab", 303)
     assert notes == [] and found.search.flat_config()["phases.1.entry_rate"] == "0.1"
@@ -94,7 +94,7 @@ def test_a_logger_gets_all_numbers_once(store: Store, kept: list[Kept]) -> None:
 
 def test_a_search_that_has_ended_is_logged_by_a_resume(store: Store, kept: list[Kept]) -> None:
     """With loggers that it was not launched with: they are no part of what it is."""
-    before, after = setup_with(store), setup_with(store, {"kind": "tensorboard"})
+    before, after = setup_with(store), setup_with(store, "tensorboard")
     table, _ = run(store, before)
     assert before.config.config_hash == after.config.config_hash
     again, _ = run(store, after)
@@ -104,7 +104,7 @@ def test_a_search_that_has_ended_is_logged_by_a_resume(store: Store, kept: list[
 
 
 def test_an_interrupted_search_has_no_final_scores(store: Store, kept: list[Kept]) -> None:
-    setup = setup_with(store, {"kind": "tensorboard"})
+    setup = setup_with(store, "tensorboard")
     register(setup, store)
 
     def interrupt(progress: Any) -> None:
@@ -123,10 +123,10 @@ def test_a_failing_logger_is_reported_once_and_stops_nothing(
     end = threading.Event()
 
     class Failing(Kept):
-        def __init__(self, settings: Any, search: LoggedSearch) -> None:
+        def __init__(self, search: LoggedSearch) -> None:
             if when == "missing":
                 import moevolve.none  # type: ignore[import-not-found]  # noqa: F401
-            super().__init__(settings, search)
+            super().__init__(search)
             self._fail("made")
 
         def log(self, values: Mapping[str, float], step: int) -> None:
@@ -143,7 +143,7 @@ def test_a_failing_logger_is_reported_once_and_stops_nothing(
 
     monkeypatch.setitem(LOGGERS, "mlflow", Failing)
     monkeypatch.setattr(feeding, "_WAIT_S", 0.5)
-    table, notes = run(store, setup_with(store, {"kind": "mlflow"}, {"kind": "tensorboard"}))
+    table, notes = run(store, setup_with(store, "mlflow", "tensorboard"))
     end.set()
     said = {
         "missing": "mlflow can't be imported (No module named 'moevolve.none'): pip install 'moevolve[mlflow]'",
@@ -153,23 +153,19 @@ def test_a_failing_logger_is_reported_once_and_stops_nothing(
     assert table.winner is not None and isinstance(kept[0].final, dict), "the other one has everything"
 
 
-def test_settings_of_loggers_are_checked_and_work_from_any_folder(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_loggers_are_named_and_no_part_of_what_a_search_is(tiny: Any, tmp_path: Path) -> None:
     run = tiny.write_run(tmp_path / "run.yaml", "here")
-    config = load_run_config(run, ("loggers=[{kind: tensorboard, folder: runs}, {kind: wandb}]",))
-    assert config.loggers[0].folder == str(tmp_path / "runs") and config.loggers[1].project == "moevolve"
+    config = load_run_config(run, ("loggers=[tensorboard, wandb]",))
+    assert config.loggers == ("tensorboard", "wandb")
     assert load_run_config(run).loggers == () and load_run_config(run).config_hash == config.config_hash
-    with pytest.raises(UserError, match=r"loggers\.0: comet is unknown; there are tensorboard, mlflow, wandb"):
-        load_run_config(run, ("loggers=[{kind: comet}]",))
-    with pytest.raises(UserError, match=r"loggers\.0.*fold"):
-        load_run_config(run, ("loggers=[{kind: tensorboard, fold: runs}]",))
+    with pytest.raises(UserError, match=r"loggers\.0: .*'tensorboard', 'mlflow' or 'wandb'"):
+        load_run_config(run, ("loggers=[comet]",))
 
 
-def test_tensorboard_reads_the_event_files(store: Store, tmp_path: Path) -> None:
+def test_tensorboard_reads_the_event_files(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    table, notes = run(store, setup_with(store, {"kind": "tensorboard", "folder": str(tmp_path)}))
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path))
+    table, notes = run(store, setup_with(store, "tensorboard"))
     assert notes == []
     found = reading.EventAccumulator(str(tmp_path / "lab"))
     found.Reload()
@@ -185,7 +181,8 @@ def test_mlflow_has_one_run_of_a_search(store: Store, tmp_path: Path, monkeypatc
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-    setup = setup_with(store, {"kind": "mlflow", "experiment": "small"})
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "small")
+    setup = setup_with(store, "mlflow")
     for _ in range(2):
         table, notes = run(store, setup)
         assert notes == []
@@ -218,7 +215,8 @@ def test_wandb_keeps_an_offline_run(store: Store, tmp_path: Path, monkeypatch: p
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    setup = setup_with(store, {"kind": "wandb", "project": "small"})
+    monkeypatch.setenv("WANDB_PROJECT", "small")
+    setup = setup_with(store, "wandb")
     table, notes = run(store, setup)
     assert notes == []
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")

@@ -74,7 +74,7 @@ def test_a_paused_search_does_not_go_on_with_other_settings(tmp_path: Path) -> N
 
 def test_a_search_ends_as_asked_while_it_calibrates(tiny: Any, tmp_path: Path) -> None:
     phases = [{"kind": "prune", "evaluations": 4, "initial": 4, "init": ["reap", "random"]}]
-    run = tiny.write_run(tmp_path / "run.yaml", "calm", phases=phases, workers={"count": 1, "lease_s": 1})
+    run = tiny.write_run(tmp_path / "run.yaml", "calm", phases=phases)
     setup = set_up_new(load_run_config(run))
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
 
