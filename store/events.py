@@ -14,10 +14,10 @@ from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, and_, func, select, update
+from sqlalchemy import Connection, select, update
 
 from moevolve.evaluators.scales import SCALES
-from moevolve.store.records import Course, CourseStep, Event, EventKind, IndividualRecord
+from moevolve.store.records import Event, EventKind, IndividualRecord
 from moevolve.store.scales import scales_of
 from moevolve.store.session import insert_all
 from moevolve.store.tables import events, individuals, leases, searches
@@ -78,31 +78,23 @@ def append_progress(
         append(connection, search_id, "best", f"individual {-index}: {scale.text(fitness)}", -index)
 
 
-def read_course(connection: Connection, search_id: str) -> Course:
-    """How the best fitness of a search rose over individuals and over time. Its cost is that of its events."""
-    e, i = events.c, individuals.c
-    there = and_(i.search_id == e.search_id, i.idx == e.idx)
-    query = select(e.kind, e.text, e.idx, e.at, i.fitness).outerjoin(individuals, there).where(e.search_id == search_id)
-    query = query.where(e.kind.in_(("status", "best", "retried"))).order_by(e.seq)
-    steps: list[CourseStep] = []
+def read_hours(connection: Connection, search_id: str) -> float:
+    """Hours that a search has run so far, without pauses and without the time between drivers."""
+    e = events.c
+    query = select(e.kind, e.text, e.at).where(e.search_id == search_id).order_by(e.seq)
+    query = query.where(e.kind.in_(("status", "best", "retried")))
     seconds, running, last = 0.0, False, None
-    for kind, text, idx, at, fitness in connection.execute(query):
+    for kind, text, at in connection.execute(query):
         starts = kind == "status" and text.startswith("running")
         # If it runs already, a driver has ended without a word, and nobody knows when.
         if running and last is not None and not starts:
             seconds += (at - last).total_seconds()
         last = at
-        if kind == "status":
-            running = starts
-        elif kind == "retried":
-            steps = [step for step in steps if step.index < idx]
-        elif fitness is not None:
-            steps.append(CourseStep(idx, fitness, seconds / 3600))
+        running = starts if kind == "status" else running
     written = connection.execute(select(searches.c.updated_at).where(searches.c.id == search_id)).scalar()
     if running and last is not None and written is not None:
         seconds += max(0.0, (written - last).total_seconds())
-    highest = connection.execute(select(func.max(i.idx)).where(i.search_id == search_id)).scalar()
-    return Course(tuple(steps), 0 if highest is None else highest + 1, seconds / 3600)
+    return seconds / 3600
 
 
 def read_events(connection: Connection, after: Mapping[str, int], limit: int = 1000) -> list[Event]:

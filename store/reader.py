@@ -15,7 +15,7 @@ from moevolve.store import leases
 from moevolve.store import tables as models
 from moevolve.store.costs import read_costs
 from moevolve.store.errors import UnreachableError
-from moevolve.store.events import read_course, read_events, read_latest_events
+from moevolve.store.events import read_events, read_hours, read_latest_events
 from moevolve.store.lineage import find_search, read_ancestors, read_descendants
 from moevolve.store.pareto import read_cells, read_front, read_marks
 from moevolve.store.queries import (
@@ -162,7 +162,7 @@ class StoreReader:
     marks = reading(read_marks)
     ancestors = reading(read_ancestors)
     descendants = reading(read_descendants)
-    course = reading(read_course)
+    hours = reading(read_hours)
     scales = reading(scales_of)
     costs = reading(read_costs)
     events = reading(read_events)

@@ -177,39 +177,6 @@ class Event:
     at: datetime
 
 
-CourseAxis = Literal["evaluations", "hours"]
-"""What a course is drawn over: evaluated individuals, or hours in which the search ran."""
-
-
-@dataclass(frozen=True, slots=True)
-class CourseStep:
-    """An individual that was the best of its search when it was recorded.
-
-    Attributes:
-        hours: Hours that the search had run until then.
-    """
-
-    index: int
-    fitness: float
-    hours: float
-
-
-@dataclass(frozen=True, slots=True)
-class Course:
-    """How the best fitness of a search rose.
-
-    Attributes:
-        steps: The best individuals in the order in which they were recorded. With several workers, one with a lower
-            index may have come later; one that was recorded after a better one is no step.
-        hours: Hours that the search has run so far, without pauses and without the time between a driver's end and the
-            next one's start.
-    """
-
-    steps: tuple[CourseStep, ...]
-    individuals: int
-    hours: float
-
-
 @dataclass(frozen=True, slots=True)
 class Upgrade:
     """Schema revisions of a store before and after an upgrade; equal if there was nothing to do."""

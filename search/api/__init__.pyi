@@ -45,6 +45,7 @@ from .evaluators.errors import UserError as UserError
 from .evaluators.tasks.config import TaskConfig as TaskConfig
 from .search.config.run import RunConfig as RunConfig
 from .search.config.study import Study as Study
+from .search.genomes.contract.outline import GenomeOutline as GenomeOutline
 from .search.interface.answers import Answers as Answers
 from .search.interface.answers import AskedRow as AskedRow
 from .search.interface.answers import StoredAnswers as StoredAnswers
@@ -54,7 +55,6 @@ from .search.interface.import_eep import Imported as Imported
 from .search.interface.rankings import Pareto as Pareto
 from .search.interface.recipe_file import Recipe as Recipe
 from .search.interface.results import Analysis as Analysis
-from .search.interface.show import GenomeView as GenomeView
 from .search.interface.show import SearchOverview as SearchOverview
 from .search.loop.final_table import Entry as Entry
 from .search.loop.final_table import FinalTable as FinalTable

@@ -85,7 +85,7 @@ _EXAMPLES = {
     "watch": ("moevolve watch demo",),
     "resume": ("moevolve resume demo",),
     "searches": ("moevolve searches --status running", "moevolve searches --sort test --csv > searches.csv"),
-    "show": ("moevolve show demo", "moevolve show demo:137", "moevolve show demo:137 --against demo:0"),
+    "show": ("moevolve show demo", "moevolve show demo:137", "moevolve show demo:137 --genome"),
     "best": ("moevolve best --task boolq --experts 4", "moevolve best --search demo --csv > best.csv"),
     "pareto": ("moevolve pareto boolq --size bytes", "moevolve pareto --search demo"),
     "answers": ("moevolve answers demo:137 --task boolq", "moevolve answers demo:137 --task boolq --stored"),

@@ -11,9 +11,9 @@ import typer
 
 import moevolve
 from moevolve.evaluators.errors import one_line
-from moevolve.evaluators.scales import SCALES, Scale, scales_title
+from moevolve.evaluators.scales import SCALES, scales_title
 from moevolve.evaluators.types import SCORED
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, shows, takes
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, shows, takes
 from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.cli.output.genome import print_genome
 from moevolve.search.genomes.registry import part_counts, part_names
@@ -21,7 +21,7 @@ from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import PlotRequest, ReportRequest
 from moevolve.search.interface.results import CompareRequest, EffectsRequest
 from moevolve.search.interface.searches import LabelRequest, SearchesRequest
-from moevolve.search.interface.show import GenomeRequest, LineageRequest
+from moevolve.search.interface.show import LineageRequest
 from moevolve.search.interface.tables import plain
 from moevolve.search.server.serve import ServeRequest
 from moevolve.search.text import date_time, flop_count, memory_size, parameter_count, score_lines
@@ -80,14 +80,17 @@ def compare(found: Comparison, _: CompareRequest) -> None:
         headings = ["setting", *(one.name for one in found.searches)]
         rows = [[row.name, *row.values] for row in found.settings]
         print_table("settings that differ", " | ".join(headings), rows)
-    scale = SCALES[found.scale]
-    courses = [
-        [f"{place:,.0f}" if found.by == "evaluations" else f"{place:.2f}", *(_spread(each, scale) for each in values)]
-        for place, values in found.points()
+    rows = [
+        [
+            one.name,
+            one.status,
+            f"{one.individuals:,}",
+            f"{one.hours:.2f}",
+            SCALES[one.scale].phrase(one.best),
+        ]
+        for one in found.searches
     ]
-    headings = [found.by, *(", ".join(group.searches) for group in found.groups)]
-    title = f"best fitness so far, {scale.title}: mean (range) over searches that differ only in the seed"
-    print_table(title, ">" + " | >".join(headings), courses)
+    print_table("searches", "search | status | >individuals | >hours | >best on search", rows)
     if not found.models:
         output.print("no search has finished: there are no winners to compare", soft_wrap=True)
         return
@@ -105,13 +108,6 @@ def compare(found: Comparison, _: CompareRequest) -> None:
     title = scales_title(score.scale for model in found.models for score in model.scores)
     print_table(f"{title}, with 95 % intervals", " | ".join(headings), models)
     output.print(found.note, soft_wrap=True)
-
-
-def _spread(values: tuple[float, float, float] | None, scale: Scale) -> str:
-    if values is None:
-        return "-"
-    mean, low, high = values
-    return scale.text(mean) if low == high else f"{scale.text(mean)} ({scale.interval(low, high)})"
 
 
 @shows(EffectsRequest)
@@ -200,14 +196,12 @@ def show(
     genome: Annotated[
         bool, typer.Option("--genome", help="Show what an individual keeps of each layer, and its settings.")
     ] = False,
-    against: Annotated[str | None, option(GenomeRequest, "against")] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the store has on a search (settings, phases, best), or everything on one individual."""
-    if genome or against is not None:
-        view = moevolve.genome(store, name, against=against)
-        (print_json if as_json else print_genome)(view)
+    if genome:
+        (print_json if as_json else print_genome)(moevolve.genome(store, name))
         return
     if ":" not in name:
         overview = moevolve.overview(store, name)

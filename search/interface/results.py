@@ -19,16 +19,15 @@ from moevolve.search.results.comparison import Comparison, compare_searches
 from moevolve.search.results.effects import Effects, effects
 from moevolve.search.running.candidates import find_candidate, prepared_split
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import CourseAxis
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.usage import Usage
 
 
 @record
 class CompareRequest(Request):
-    """Show searches beside each other: their courses, the settings that differ, their winners' scores and paired tests.
+    """Show searches beside each other: the settings that differ, and their winners' scores with paired tests.
 
-    Searches that differ only in the seed are a group, whose mean and range are shown. Nothing is evaluated.
+    Searches that differ only in the seed are a group, whose means are shown. Nothing is evaluated.
 
     Raises:
         StoreError: there is no such store or search.
@@ -40,13 +39,9 @@ class CompareRequest(Request):
         about("Names or ids of the searches; tests are against the first.", min_length=1, max_length=64),
         Flag(metavar="SEARCH...", kind=list[str]),
     ]
-    _: KW_ONLY
-    by: Annotated[
-        CourseAxis, about("What courses are shown over: evaluated individuals, or hours in which the search ran.")
-    ] = "evaluations"
 
     def answer(self, store: StoreReader) -> Comparison:
-        return compare_searches(store, self.searches, self.by)
+        return compare_searches(store, self.searches)
 
 
 @record

@@ -11,11 +11,11 @@ from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.types import SCORED
 from moevolve.search.config.files import parse_stored_config
-from moevolve.search.config.run import LONGEST_NAME, RunConfig
+from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.registry import outline_of
 from moevolve.search.interface.parameters import IndividualRef, SearchRef
-from moevolve.search.interface.request import Flag, Request, about, record
+from moevolve.search.interface.request import Request, about, record
 from moevolve.search.running.candidates import find_candidate
 from moevolve.search.strategies.schedule import make_schedule
 from moevolve.store.reader import StoreReader
@@ -134,23 +134,6 @@ def _funnel(store: StoreReader, search: SearchRecord, rows: Sequence[IndividualR
     return counts
 
 
-@dataclass(frozen=True, slots=True)
-class GenomeView:
-    """A genome in columns, beside another one if that was asked for.
-
-    Attributes:
-        ref, against: The individuals as SEARCH:INDEX.
-        outline, other: What they keep, and their settings.
-    """
-
-    __repr__ = short_repr
-
-    ref: str
-    outline: GenomeOutline
-    against: str | None = None
-    other: GenomeOutline | None = None
-
-
 @record
 class GenomeRequest(Request):
     """Show an individual's genome in columns: what it keeps of each layer, and its settings.
@@ -162,25 +145,11 @@ class GenomeRequest(Request):
 
     route = "/individuals/{individual}/genome"
     individual: IndividualRef
-    _: KW_ONLY
-    against: Annotated[
-        str | None,
-        about("Show the differences from this individual, too.", max_length=LONGEST_NAME + 20),
-        Flag(metavar="INDIVIDUAL"),
-    ] = None
 
-    def answer(self, store: StoreReader) -> GenomeView:
-        ref = store.individual(self.individual).ref
-        if self.against is None:
-            return GenomeView(ref, _outline(store, ref))
-        against = store.individual(self.against).ref
-        return GenomeView(ref, _outline(store, ref), against, _outline(store, against))
-
-
-def _outline(store: StoreReader, ref: str) -> GenomeOutline:
-    found = find_candidate(store, ref, weights=False).genome
-    assert found is not None
-    return outline_of(found)
+    def answer(self, store: StoreReader) -> GenomeOutline:
+        found = find_candidate(store, self.individual, weights=False).genome
+        assert found is not None
+        return outline_of(found)
 
 
 @record

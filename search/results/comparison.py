@@ -1,29 +1,25 @@
-"""Compares stored searches: best fitness over evaluations or hours, settings that differ, winners' scores with tests.
+"""Compares stored searches: settings that differ, and winners' scores with tests.
 
-Searches whose settings differ only in the seed are a group. Means, ranges, intervals and tests are over the searches
-of a group.
+Searches whose settings differ only in the seed are a group. Means, intervals and tests are over the searches of a
+group.
 """
 
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from moevolve.evaluators.records import short_repr
-from moevolve.evaluators.scales import ScaleName, common_scale, scales_title
+from moevolve.evaluators.scales import ScaleName, scales_title
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.loop.final_table import FULL_LABEL
 from moevolve.search.loop.scores import ModelScores, Score, SearchScores, compare, mean_score
 from moevolve.search.loop.significance import Significance, holm
 from moevolve.search.text import html_lines, html_table, parameter_count, score_phrase
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL, Course, CourseAxis, SearchRecord, SearchStatus
+from moevolve.store.records import FULL_MODEL, SearchRecord, SearchStatus, SearchSummary
 
 _NEVER = ("name", "store")
 """Settings that say where a search is, not what it does."""
@@ -41,10 +37,6 @@ class SettingRow:
     name: str
     values: tuple[str, ...]
 
-    @property
-    def is_partial(self) -> bool:
-        return "-" in self.values
-
 
 @dataclass(frozen=True, slots=True)
 class ComparedSearch:
@@ -53,6 +45,7 @@ class ComparedSearch:
     Attributes:
         group: Place of its group.
         individuals: Number of individuals that were made.
+        hours: Hours in which it ran.
         best: Highest fitness so far.
         scale: Scale that the fitness is shown on.
     """
@@ -65,28 +58,6 @@ class ComparedSearch:
     hours: float
     best: float | None
     scale: ScaleName = "percent"
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedGroup:
-    """The course of the searches that differ only in the seed: the best fitness so far.
-
-    Attributes:
-        searches: Names of its searches, by seed.
-        mean, low, high: Mean, lowest and highest over the searches, at the places `Comparison.x`; None where one of the
-            searches has no fitness yet, or has ended.
-    """
-
-    place: int
-    searches: tuple[str, ...]
-    mean: tuple[float | None, ...] = field(repr=False)
-    low: tuple[float | None, ...] = field(repr=False)
-    high: tuple[float | None, ...] = field(repr=False)
-
-    def at(self, place: int) -> tuple[float, float, float] | None:
-        """Mean, lowest and highest fitness at a place of `Comparison.x`; None where they aren't known."""
-        mean, low, high = self.mean[place], self.low[place], self.high[place]
-        return None if mean is None or low is None or high is None else (mean, low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,35 +94,18 @@ class Comparison:
     """Searches beside each other.
 
     Attributes:
-        by: What `x` counts: evaluated individuals, or hours in which the searches ran.
         searches: The searches, group by group, then by seed.
         settings: Settings in which they differ; values are in the order of `searches`.
-        x: Places of the courses' points.
         models: The full model, and the winners of every group.
         comparable: Whether all have the same tasks with the same examples, without which scores can't be compared.
     """
 
     __repr__ = short_repr
 
-    by: CourseAxis
     searches: tuple[ComparedSearch, ...]
     settings: tuple[SettingRow, ...]
-    groups: tuple[ComparedGroup, ...]
-    x: tuple[float, ...] = field(repr=False)
     models: tuple[ComparedModel, ...] = field(repr=False)
     comparable: bool = True
-
-    @property
-    def scale(self) -> ScaleName:
-        """The scale that courses are shown on."""
-        return common_scale(one.scale for one in self.searches)
-
-    def points(self, count: int = 10) -> list[tuple[float, list[tuple[float, float, float] | None]]]:
-        """At most `count` evenly spread places of the axis, with `ComparedGroup.at` of every group, for tables."""
-        if not self.x:
-            return []
-        places = sorted({bisect_right(self.x, self.x[-1] * part / count) - 1 for part in range(1, count + 1)} - {-1})
-        return [(self.x[place], [group.at(place) for group in self.groups]) for place in places]
 
     def _repr_html_(self) -> str:
         rows = [
@@ -180,31 +134,31 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Member:
-    """One search: its record, course, flat settings, and scores of its winner, if any, and of its full model."""
+    """One search: its summary, flat settings, and scores of its winner, if any, and of its full model."""
 
-    search: SearchRecord
-    course: Course
+    summary: SearchSummary
     settings: Mapping[str, str]
     fingerprints: frozenset[tuple[str, str, str]]
     winner: ModelScores | None
     full: ModelScores
     parameters: int | None
     parameters_full: int | None
-    scale: ScaleName
+
+    @property
+    def search(self) -> SearchRecord:
+        return self.summary.search
 
 
-def compare_searches(store: StoreReader, names: Sequence[str], by: CourseAxis = "evaluations") -> Comparison:
+def compare_searches(store: StoreReader, names: Sequence[str]) -> Comparison:
     """Compare stored searches, by name or id, with tests against the first one's group. Nothing is evaluated.
 
     Raises:
-        StoreError: there is no such search.
+        StoreError: There is no such search.
     """
-    records = {record.id: record for record in map(store.search, names)}
-    members = [_member(store, record) for record in records.values()]
+    wanted = dict.fromkeys(store.search(name).id for name in names)
+    summaries = {summary.search.id: summary for summary in store.searches()}
+    members = [_member(store, summaries[search_id]) for search_id in wanted]
     groups = _grouped(members)
-    # All points at which the best fitness of a search rises, or the search ends.
-    points = [place for one in members for place in (*_steps(one.course, by)[0], _end(one.course, by))]
-    axis = np.unique(np.array(points, dtype=np.float64))
     tests = [None, *(_test(group, groups[0]) for group in groups[1:])]
     corrected = holm([None if test is None else test.p for test in tests])
     winners = [
@@ -212,43 +166,39 @@ def compare_searches(store: StoreReader, names: Sequence[str], by: CourseAxis = 
         for place, (group, test, p) in enumerate(zip(groups, tests, corrected, strict=True))
     ]
     return Comparison(
-        by=by,
         searches=tuple(
             ComparedSearch(
                 one.search.name,
                 one.search.seed,
                 place,
                 one.search.status,
-                one.course.individuals,
-                one.course.hours,
-                max((step.fitness for step in one.course.steps), default=None),
-                one.scale,
+                one.summary.individuals,
+                store.hours(one.search.id),
+                one.summary.best_fitness,
+                one.summary.scale,
             )
             for place, group in enumerate(groups)
             for one in group
         ),
         settings=tuple(_differing([one for group in groups for one in group])),
-        groups=tuple(_group(place, group, axis, by) for place, group in enumerate(groups)),
-        x=tuple(axis.tolist()),
         models=tuple(model for model in (*_full_models(members), *winners) if model.scores),
         comparable=len({one.fingerprints for one in members}) == 1,
     )
 
 
-def _member(store: StoreReader, record: SearchRecord) -> _Member:
+def _member(store: StoreReader, summary: SearchSummary) -> _Member:
+    record = summary.search
     winner = None if record.winner is None else store.individual(f"{record.id}:{record.winner}").individual
     tasks = [task for task in store.search_tasks(record.id) if task.split in SCORED]
     full, *won = SearchScores(store, record).of([FULL_MODEL, *([] if winner is None else [winner.phenotype_hash])])
     return _Member(
-        search=record,
-        course=store.course(record.id),
+        summary=summary,
         settings=dict(_flat(json.loads(record.config))),
         fingerprints=frozenset((task.task, task.split, task.task_fingerprint) for task in tasks),
         winner=won[0] if won and won[0].evaluations else None,
         full=full,
         parameters=None if winner is None else winner.parameters,
         parameters_full=None if winner is None else winner.parameters_full,
-        scale=store.scales(record.id).fitness,
     )
 
 
@@ -283,40 +233,6 @@ def _differing(members: Sequence[_Member]) -> Iterator[SettingRow]:
         values = tuple(one.settings.get(name, "-") for one in members)
         if name.split(".")[0] not in _NEVER and len(set(values)) > 1:
             yield SettingRow(name, values)
-
-
-def _end(course: Course, by: CourseAxis) -> float:
-    return float(course.individuals) if by == "evaluations" else course.hours
-
-
-def _steps(course: Course, by: CourseAxis) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The points at which the best fitness rises, and its values there: float64 [steps] each."""
-    if by == "hours":
-        pairs = [(step.hours, step.fitness) for step in course.steps]
-    else:
-        pairs = sorted((step.index + 1.0, step.fitness) for step in course.steps)
-    risen: list[tuple[float, float]] = []
-    for place, fitness in pairs:
-        if not risen or fitness > risen[-1][1]:
-            risen.append((place, fitness))
-    both = np.array(risen, dtype=np.float64).reshape(-1, 2)
-    return both[:, 0], both[:, 1]
-
-
-def _group(place: int, group: Sequence[_Member], axis: NDArray[np.float64], by: CourseAxis) -> ComparedGroup:
-    """Mean and range of the best fitness over a group's searches; None where not all of them have one."""
-    curves = np.full((len(group), len(axis)), np.nan)
-    for curve, one in zip(curves, group, strict=True):
-        places, fitness = _steps(one.course, by)
-        at = np.searchsorted(places, axis, side="right") - 1
-        known = (at >= 0) & (axis <= _end(one.course, by))
-        curve[known] = fitness[at[known]]
-    whole = ~np.isnan(curves).any(axis=0)
-    mean, low, high = (
-        tuple(float(value) if there else None for value, there in zip(values, whole, strict=True))
-        for values in (curves.mean(axis=0), curves.min(axis=0), curves.max(axis=0))
-    )
-    return ComparedGroup(place, tuple(one.search.name for one in group), mean, low, high)
 
 
 def _full_models(members: Sequence[_Member]) -> list[ComparedModel]:

@@ -21,7 +21,6 @@ from moevolve.search.server.feed import Feed
 from moevolve.search.server.guard import Guard
 from moevolve.search.server.pages import (
     answering,
-    comparing,
     health,
     individuals,
     rankings,
@@ -92,7 +91,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     for module in (reading, launching):
         app.include_router(module.routes, prefix="/api", dependencies=[NEEDS_TOKEN])
     app.include_router(metrics.routes)
-    for pages in (searches, individuals, answering, rankings, comparing, launch_pages, shrinking, health):
+    for pages in (searches, individuals, answering, rankings, launch_pages, shrinking, health):
         app.include_router(pages.routes)
     app.include_router(rendering.routes)
     files = _RevalidatedFiles(directory=rendering.FOLDER / "static", packages=[("moevolve.search.report", "static")])

@@ -102,6 +102,5 @@ SearchPath = Annotated[str, Path(max_length=LONGEST_NAME, description="Name or i
 RefPath = Annotated[str, Path(max_length=LONGEST_NAME + 20, description="SEARCH:INDEX, for example demo:137.")]
 LimitQuery = Annotated[int, Query(ge=1, le=1000, description="Return at most this many.")]
 AfterQuery = Annotated[int | None, Query(ge=0, lt=2**63, description="Index of the last one of the previous page.")]
-RefQuery = Annotated[str, Query(max_length=LONGEST_NAME + 20)]
 NameQuery = Annotated[str, Query(max_length=LONGEST_NAME)]
 """A name as forms send it: empty where nothing is chosen."""

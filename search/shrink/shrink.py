@@ -186,7 +186,7 @@ def _shipped(
         observer.on_stage("checking the winner's answers")
         subject, path = bound_candidate(store, winner), found.run_file.with_name("checks.json")
         load = cache(partial(_worker, subject))
-        limit = guard_seconds(request, 3600 * store.course(subject.search.id).hours)
+        limit = guard_seconds(request, 3600 * store.hours(subject.search.id))
         tasks, loops = check_winner(subject, found.table, limit, path, load, observer.on_stage)
     found = replace(found, checks=tasks, loops=loops)
     faults = faults_found(tasks, loops)

@@ -120,7 +120,7 @@ def read(store: Store) -> None:
         "candidate_cells()": lambda: store.candidate_cells("rte"),
         "candidate_cells(search)": lambda: store.candidate_cells("rte", search="bench-1"),
         "marks()": lambda: store.marks("rte", "search", None, ["mutate"]),
-        "course()": lambda: store.course("id-bench-0"),
+        "hours()": lambda: store.hours("id-bench-0"),
         "searches()": store.searches,
     }
     for name, call in calls.items():

@@ -98,7 +98,7 @@ def test_commands(searched: Searched, arguments: list[str], has_winner: bool) ->
 @pytest.mark.parametrize(
     "page",
     [
-        *("/", "/best", "/pareto?task=TASK", "/compare?searches=texts", "/compare/individuals?a=texts:0&b=BEST"),
+        *("/", "/best", "/pareto?task=TASK", "/compare?searches=texts"),
         *("/searches/texts", "/searches/texts/now", "/searches/texts/course", "/searches/texts/standings"),
         *("/searches/texts/individuals", "/searches/texts/effects", "/searches/texts/events"),
         *("/individuals/BEST", "/individuals/BEST/lineage", "/individuals/BEST/lineage.svg"),

@@ -1,4 +1,4 @@
-"""What a candidate keeps, as rows and labelled values that pages and commands show alike, also of two candidates."""
+"""What a candidate keeps, as rows and labelled values that pages and commands show alike."""
 
 from __future__ import annotations
 
@@ -38,43 +38,12 @@ class GenomeOutline:
     layers: tuple[LayerOutline, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OutlineRow:
-    """Neighbouring layers that are alike in one candidate or, of two compared ones, in both.
-
-    Attributes:
-        layers: Names of the layers, such as `layers 0-7`.
-        one, other: The first of the layers in either candidate; None without a second one, or where it lacks them.
-    """
-
-    layers: str
-    one: LayerOutline | None
-    other: LayerOutline | None
-
-    @property
-    def differs(self) -> bool:
-        """Whether the two candidates differ here; False where one of them lacks the layers."""
-        return self.one is not None and self.other is not None and self.one != self.other
-
-
-def outline_rows(one: GenomeOutline, other: GenomeOutline | None = None) -> list[OutlineRow]:
-    """The layers of a candidate, or of two, in order; neighbours that are alike are one row."""
-    mine = {each.layer: each for each in one.layers}
-    theirs = {} if other is None else {each.layer: each for each in other.layers}
-    rows: list[tuple[list[int], LayerOutline | None, LayerOutline | None]] = []
-    for layer in sorted(mine.keys() | theirs.keys()):
-        pair = mine.get(layer), theirs.get(layer)
-        if rows and rows[-1][0][-1] == layer - 1 and rows[-1][1:] == pair:
-            rows[-1][0].append(layer)
+def outline_rows(outline: GenomeOutline) -> list[tuple[str, LayerOutline]]:
+    """The layers of a candidate by name, in order; neighbours that are alike are one, such as `layers 0-7`."""
+    rows: list[tuple[list[int], LayerOutline]] = []
+    for each in sorted(outline.layers, key=lambda layer: layer.layer):
+        if rows and rows[-1][0][-1] == each.layer - 1 and rows[-1][1] == each:
+            rows[-1][0].append(each.layer)
         else:
-            rows.append(([layer], *pair))
-    return [
-        OutlineRow(f"{'layer' if len(layers) == 1 else 'layers'} {ranges(layers)}", first, second)
-        for layers, first, second in rows
-    ]
-
-
-def outline_settings(one: GenomeOutline, other: GenomeOutline | None = None) -> list[tuple[str, str, str]]:
-    """Labels with the values of one candidate and of the other; `-` where one hasn't the setting."""
-    mine, theirs = dict(one.settings), {} if other is None else dict(other.settings)
-    return [(label, mine.get(label, "-"), theirs.get(label, "-")) for label in dict.fromkeys([*mine, *theirs])]
+            rows.append(([each.layer], each))
+    return [(f"{'layer' if len(layers) == 1 else 'layers'} {ranges(layers)}", first) for layers, first in rows]

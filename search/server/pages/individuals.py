@@ -5,7 +5,6 @@ Figures are documents of their own that pages show as images, so that they are d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -13,7 +12,7 @@ from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import Genome
-from moevolve.search.genomes.contract.outline import GenomeOutline, outline_rows, outline_settings
+from moevolve.search.genomes.contract.outline import GenomeOutline, outline_rows
 from moevolve.search.genomes.contract.phases import START
 from moevolve.search.genomes.registry import figures_for, outline_of, part_counts, part_names
 from moevolve.search.genomes.repaired import base_genome
@@ -38,12 +37,14 @@ routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 def show_individual(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
     """One individual and its scores."""
     detail = server.store.individual(ref)
+    kind = detail.search.genome_kind
     return render(
         request,
         "individual.jinja",
         detail=detail,
         here=_path(detail),
-        words=size_words(detail),
+        parts=part_names([kind]),
+        counts=part_counts(kind, detail.individual.experts, detail.individual.active),
         scores=[(one, score_of(one)) for one in detail.evaluations],
         exports=server.settings.exports is not None,
         job=_export_job(server, detail),
@@ -62,17 +63,17 @@ def show_exports(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespo
 def show_genome(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
     """The genome as a figure and as tables."""
     detail = server.store.individual(ref)
-    caption, note, matrices, outlines = "", "", {}, []
+    caption, note, matrices, outline = "", "", {}, GenomeOutline(())
     try:
         subject, genome, start = _genome_and_start(server.store, ref)
-        outlines = [outline_of(subject.genome)] if subject.genome is not None else []
+        outline = GenomeOutline(()) if subject.genome is None else outline_of(subject.genome)
         figures = figures_for(genome)
         caption = figures.subject if figures.has_figure(genome, start) else ""
         matrices = figures.matrices(genome)
     except UserError as error:
         note = f"It can't be drawn: {' '.join(str(error).split())}"
-    shown = outlined([detail.ref], outlines)
-    return _part(request, detail, "genome", "Genome of", caption=caption, note=note, matrices=matrices, **shown)
+    shown = {"caption": caption, "note": note, "matrices": matrices, "outline": outline}
+    return _part(request, detail, "genome", "Genome of", rows=outline_rows(outline), **shown)
 
 
 @routes.get("/individuals/{ref}/genome.svg")
@@ -124,23 +125,6 @@ async def draw_lineage(server: ServerDep, ref: RefPath) -> Response:
         return svg_document(lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score")
 
     return await server.drawings.run(draw)
-
-
-def size_words(detail: IndividualDetail) -> dict[str, str]:
-    """An individual's number of parts in words: `parts`, for example "experts", and `counts`."""
-    kind, record = detail.search.genome_kind, detail.individual
-    return {"parts": part_names([kind]), "counts": part_counts(kind, record.experts, record.active)}
-
-
-def outlined(refs: Sequence[str], outlines: Sequence[GenomeOutline]) -> dict[str, Any]:
-    """One genome in columns, or two beside each other, as `outline_part.jinja` takes them; nothing without outlines."""
-    return {
-        "refs": refs,
-        "settings": outline_settings(*outlines) if outlines else [],
-        "rows": outline_rows(*outlines) if outlines else [],
-        "experts": max((each.experts for each in outlines), default=0),
-        "sizes": max((each.sizes for each in outlines), key=len, default=()),
-    }
 
 
 def _path(detail: IndividualDetail) -> str:

@@ -12,13 +12,15 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 
 from moevolve.evaluators.types import SCORED
 from moevolve.search.config.files import parse_stored_config
+from moevolve.search.interface.request import one_line_errors
+from moevolve.search.interface.results import CompareRequest
 from moevolve.search.interface.searches import SearchesRequest, SearchOrder
 from moevolve.search.loop.final_table import build_final_table
 from moevolve.search.report.contents import gather, settings_text
 from moevolve.search.report.page import render_page
 from moevolve.search.report.rendering import handle
 from moevolve.search.results.effects import effects
-from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep, ServerState
+from moevolve.search.server.dependencies import AfterQuery, NameQuery, SearchPath, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
 from moevolve.search.server.pages.launching import arrival_page, search_or_launch
@@ -78,6 +80,23 @@ def show_searches(
 def download_searches(server: ServerDep, asked: ListDep) -> Response:
     """The searches that were asked for as CSV."""
     return csv_file("searches", asked.selected(server.listings.summaries()))
+
+
+@routes.get("/compare")
+def show_comparison(
+    request: Request,
+    server: ServerDep,
+    searches: Annotated[list[NameQuery], Query()] = [],  # noqa: B006
+) -> HTMLResponse:
+    """Searches beside each other, or what to do to see some."""
+    names = [name.strip() for each in searches for name in each.split(",") if name.strip()]
+    found = None
+    if names:
+        with one_line_errors():
+            asked = CompareRequest(names)
+        found = server.listings.cached(repr(asked), partial(asked.answer, server.store))
+    records = {} if found is None else {one.name: server.store.search(one.name) for one in found.searches}
+    return render(request, "compare.jinja", found=found, names=names, splits=SCORED, records=records)
 
 
 @routes.get("/searches/{search}")

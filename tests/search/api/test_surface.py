@@ -46,7 +46,7 @@ FUNCTIONS = {
 }
 RECORDS = {
     *("Analysis", "Answers", "AskedRow", "BestRow", "Study", "StudyRow", "Comparison", "Control"),
-    *("Effects", "Entry", "Estimate", "Evaluation", "ExportReport", "FinalTable", "GenomeView", "Imported"),
+    *("Effects", "Entry", "Estimate", "Evaluation", "ExportReport", "FinalTable", "GenomeOutline", "Imported"),
     *("IndividualDetail", "LineageGraph", "Observer", "Pareto", "ProfileReport", "Progress"),
     *(
         "Recipe",

@@ -22,7 +22,7 @@ from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.request import one_line_errors
 from moevolve.search.interface.results import CompareRequest, EffectsRequest
 from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest
-from moevolve.search.interface.show import GenomeRequest, GenomeView, LineageRequest, OverviewRequest, ShowRequest
+from moevolve.search.interface.show import GenomeRequest, LineageRequest, OverviewRequest, ShowRequest
 from moevolve.search.server.api.requests import REQUESTS
 from moevolve.search.server.app import make_app
 from moevolve.search.server.settings import ServerSettings
@@ -40,11 +40,11 @@ QUESTIONS: list[Any] = [
     EffectsRequest("lab"),
     BestRequest(task="rte", limit=2),
     BestRequest(search="alpha", split="search"),
-    CompareRequest(["lab", "alpha"], by="hours"),
+    CompareRequest(["lab", "alpha"]),
     ParetoRequest("rte", size="flops", candidates=True),
     ParetoRequest(search="judged"),
     ShowRequest("lab:7"),
-    GenomeRequest("lab:7", against="lab:8"),
+    GenomeRequest("lab:7"),
     LineageRequest("lab:50", depth=2),
     LineageRequest("lab:1", descendants=True),
     StoredAnswersRequest("judged:0", task="rte", split="search", only="lost"),
@@ -71,11 +71,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield opened
 
 
-def view(request: GenomeRequest, store: StoreReader) -> GenomeView:
+def view(request: GenomeRequest, store: StoreReader) -> GenomeOutline:
     """In the place of a genome, for which the search's model would have to be there."""
     layers = (LayerOutline(3, (1, 2), (96,)),)
-    outline = GenomeOutline((("of", store.individual(request.individual).ref),), 8, (("neurons", 128),), layers)
-    return GenomeView(request.individual, outline, request.against, outline)
+    return GenomeOutline((("of", store.individual(request.individual).ref),), 8, (("neurons", 128),), layers)
 
 
 @pytest.fixture(scope="module")

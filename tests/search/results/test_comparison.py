@@ -1,4 +1,4 @@
-"""Stored searches beside each other: courses, groups, settings that differ, and tests, recomputed by hand."""
+"""Stored searches beside each other: groups, settings that differ, and tests, recomputed by hand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield opened
 
 
-def test_a_course_has_the_bests_and_the_hours_in_which_it_ran(tmp_path: Path) -> None:
+def test_hours_are_those_in_which_a_search_ran(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as opened:
         opened.create_search(search(), [split()])
         opened.set_status("id-alpha", "running")
@@ -60,29 +60,16 @@ def test_a_course_has_the_bests_and_the_hours_in_which_it_ran(tmp_path: Path) ->
         with opened.write_transaction() as connection:
             for seq in connection.execute(select(events.c.seq)).scalars().all():
                 connection.execute(update(events).where(events.c.seq == seq).values(at=BEGUN + timedelta(hours=seq)))
-        course = opened.course("id-alpha")
-        assert [(step.index, step.fitness, step.hours) for step in course.steps] == [
-            (0, 0.25, 1),
-            (2, 0.5, 3),
-            (3, 0.75, 4),
-        ]
-        assert (course.individuals, course.hours) == (4, 5.0)
-        opened.retry("id-alpha", 2)
-        assert [step.index for step in opened.course("id-alpha").steps] == [0]
+        assert opened.hours("id-alpha") == 5.0
 
 
-def test_courses_are_means_over_seeds(store: Store) -> None:
+def test_searches_that_differ_in_the_seed_are_a_group(store: Store) -> None:
     found = compare_searches(store, ["one-2", "two-3", "id-one-1", "two-2"])
-    assert [(group.place, group.searches) for group in found.groups] == [
-        (0, ("one-1", "one-2")),
-        (1, ("two-2", "two-3")),
-    ]
-    assert found.x == (1.0, 3.0, 5.0)
-    assert found.groups[0].mean == pytest.approx((0.25, 0.565, 0.565))
-    assert found.groups[1].low == (0.25, 0.51, 0.51) and found.groups[1].high == (0.25, 0.52, 0.52)
-    assert found.points(2) == [
-        (1.0, [group.at(0) for group in found.groups]),
-        (5.0, [group.at(2) for group in found.groups]),
+    assert [(one.name, one.group, one.individuals, round(one.best or 0, 2)) for one in found.searches] == [
+        ("one-1", 0, 5, 0.56),
+        ("one-2", 0, 5, 0.57),
+        ("two-2", 1, 5, 0.51),
+        ("two-3", 1, 5, 0.52),
     ]
     assert {row.name: row.values for row in found.settings} == {
         "seed": ("1", "2", "2", "3"),
@@ -90,9 +77,6 @@ def test_courses_are_means_over_seeds(store: Store) -> None:
         "phases.0.repair": ("null", "null", "set", "set"),
         "phases.0.repair.tokens": ("-", "-", "8", "8"),
     }
-    assert [(one.name, one.group, one.seed, one.individuals) for one in found.searches][2] == ("two-2", 1, 2, 5)
-    hours = compare_searches(store, ["one-1"], "hours")
-    assert hours.x[-1] == pytest.approx(store.course("id-one-1").hours) and hours.groups[0].mean[0] == 0.25
 
 
 def test_winners_are_tested_on_the_same_examples(store: Store) -> None:

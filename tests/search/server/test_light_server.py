@@ -27,7 +27,7 @@ def megabytes():
     return int(status.split("VmRSS:")[1].split()[0]) // 1024
 
 url, runs = sys.argv[1:]
-here = {"search": "lab", "ref": "lab:40", "individual": "lab:40", "a": "lab:40", "b": "lab:50", "task": "one"}
+here = {"search": "lab", "ref": "lab:40", "individual": "lab:40", "task": "one"}
 answers = {}
 with Store.open(url) as store:
     app = make_routes(store, ServerSettings(store=url, configurations=(runs,)))
@@ -37,7 +37,6 @@ with Store.open(url) as store:
     paths += ["/individuals/{ref}/genome", "/individuals/{ref}/genome.svg", "/launch?configuration=small", "/metrics"]
     paths += ["/individuals/judged:0/answers"]
     paths += ["/searches/{search}/standings", "/searches/{search}/checkpoint", "/searches/{search}/kept", "/shrink"]
-    paths += ["/compare/individuals?a={a}&b={b}", "/compare/individuals/genomes?a={a}&b={b}"]
     for path in paths:
         if path != "/api/news":  # which has no end
             path += {"/api/pareto": "?task=one", "/api/compare": "?searches=lab"}.get(path, "")

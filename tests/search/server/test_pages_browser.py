@@ -208,12 +208,6 @@ def test_all_pages_are_visited_have_their_landmarks_and_fit_a_phone_in_the_dark(
     page.get_by_role("heading", name=f"Individual eep:{child.index}").wait_for()
     settle(page)
     assert page.evaluate("[...document.images].map(each => each.naturalWidth > 100)") == [True, True]
-    page.get_by_role("link", name=f"compare with {child.parents[0]}").click()
-    page.get_by_role("heading", name="Compare individuals").wait_for()
-    page.get_by_text(f"only eep:{child.parents[0]} keeps").wait_for()
-    settle(page)
-    assert page.locator("img").count() == 2
-
     page.get_by_role("link", name="Best", exact=True).click()
     page.get_by_label("experts").fill("2")
     page.get_by_label("ranked by").select_option("search")

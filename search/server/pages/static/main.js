@@ -116,7 +116,7 @@ htmx.defineExtension("file-body", {
   encodeParameters: (_, parameters) => parameters.get("file"),
 });
 
-const charts = [["[data-course]", "./fitness_chart.js"], ["[data-pareto]", "./pareto_chart.js"], ["[data-compare]", "./compare_chart.js"]];
+const charts = [["[data-course]", "./fitness_chart.js"], ["[data-pareto]", "./pareto_chart.js"]];
 for (const [selector, module] of charts) {
   const figure = document.querySelector(selector);
   if (figure) (await import(module)).draw(figure);
