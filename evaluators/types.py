@@ -204,14 +204,12 @@ class SplitResult:
             fitness's other tie-breaker; see `moevolve.evaluators.fitness.base.Fitness.outcomes`.
         outcomes: Outcomes in [0, 1], float32 [examples] ([windows] for running text).
         seconds: Time on a worker; the first of several splits includes the time for applying the edit.
-        saved: Share of the work on prompts, in [0, 1], saved by reuse of earlier candidates' hidden states.
     """
 
     score: float
     gold_logprob: float
     outcomes: NDArray[np.float32] = field(repr=False)
     seconds: float = 0.0
-    saved: float = 0.0
 
     @property
     def examples_seen(self) -> int:

@@ -21,7 +21,6 @@ from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Mode
 from moevolve.workers.contract.usage import Usage
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
-from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.vllm.engine import VllmEngine
 
@@ -32,10 +31,8 @@ class EvaluationWorker:
     Args:
         model: Checkpoint and settings.
         engine: Settings of the engine.
-        shortcuts: Optimisations to use.
-        activation_cache_bytes: Maximum size of the cache of hidden states (`moevolve.workers.engine.reuse`), in host
-            memory; 0 for no cache.
         needed: Memory that must be available before the model is loaded; None to load it without a check.
+        shortcuts: Optimisations to use.
 
     Raises:
         NoRoomError: The memory isn't available.
@@ -46,9 +43,8 @@ class EvaluationWorker:
         self,
         model: ModelConfig,
         engine: EngineConfig,
-        shortcuts: Shortcuts = ALL_SHORTCUTS,
-        activation_cache_bytes: int = 0,
         needed: NeededMemory | None = None,
+        shortcuts: Shortcuts = ALL_SHORTCUTS,
     ) -> None:
         use_threads(engine.threads)
         if needed is not None:
@@ -57,13 +53,11 @@ class EvaluationWorker:
                 torch.cuda.set_per_process_memory_fraction(needed.gpus, device)
             check_room(needed, device)
         self.resident = ResidentModel.load(model, None if needed is None else needed.memory.beside)
-        loaded, keys = self.resident.model, self.resident.layer_keys
-        self._reuse = LayerReuse(loaded, keys, activation_cache_bytes) if activation_cache_bytes else None
         with opening(f"model {model.path}: a worker can't run it"):
             if engine.vllm is None:
-                self._engine = GenerationEngine(loaded, self.resident.tokenizer, engine, shortcuts, self._reuse)
+                self._engine = GenerationEngine(self.resident.model, self.resident.tokenizer, engine, shortcuts)
             else:
-                self._engine = VllmEngine(self.resident, engine, engine.vllm, shortcuts, self._reuse)
+                self._engine = VllmEngine(self.resident, engine, engine.vllm, shortcuts)
         self._name = f"{socket.gethostname()}/{os.getpid()}"  # where users look for its process and log
 
     @property
@@ -164,8 +158,5 @@ class EvaluationWorker:
 
     def _score(self, split: PreparedSplit, started: float) -> SplitResult:
         """Score the current model on one split. Its time counts from `started`, which includes applying the edit."""
-        if self._reuse is not None:
-            self._reuse.work = self._reuse.saved = 0
         result = run_split(self._engine, split)
-        saved = 0.0 if self._reuse is None else self._reuse.saved / max(self._reuse.work, 1)
-        return replace(result, seconds=time.perf_counter() - started, saved=saved)
+        return replace(result, seconds=time.perf_counter() - started)

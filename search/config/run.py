@@ -87,8 +87,6 @@ class WorkersSection(Section):
             worker. A worker that takes longer to evaluate or to load is replaced.
         address: Ray address to join (`auto`, `host:port`); None takes RAY_ADDRESS, which Ray sets for its jobs, and
             starts Ray on this machine without it.
-        activation_cache_mb: MiB of host memory per worker that keep hidden states of candidates for others with the
-            same first layers; 0 keeps none.
     """
 
     count: Annotated[int, Field(ge=1, le=_MOST_WORKERS)] | Literal["auto"] = 1
@@ -96,7 +94,6 @@ class WorkersSection(Section):
     num_gpus: float = Field(0, ge=0, le=1000)
     timeout_s: float = Field(3600, gt=0, le=_LONGEST_S)
     address: str | None = None
-    activation_cache_mb: int = Field(512, ge=0, le=10_000_000)
 
     @property
     def least(self) -> int:
@@ -111,10 +108,6 @@ class WorkersSection(Section):
     def cluster(self) -> str | None:
         """Address of the Ray cluster to join; None if Ray is started on this machine."""
         return self.address or os.environ.get("RAY_ADDRESS") or None
-
-    @property
-    def activation_cache_bytes(self) -> int:
-        return self.activation_cache_mb << 20
 
 
 class FinalSection(Section):

@@ -22,7 +22,7 @@ from moevolve.search.pools.ray_cluster import leave_ray, start_ray
 from moevolve.workers.contract.capacity import NeededMemory, NoRoomError
 from moevolve.workers.contract.edits import Measurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
-from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,6 @@ class RayPool:
         engine: Settings of the workers' engines.
         splits: Prepared splits by fingerprint; each worker fetches them once.
         worker: Makes the worker in its actor's process; None makes an `EvaluationWorker` (tests inject faults).
-        shortcuts: Lossless shortcuts that the workers take.
         needed: Memory that a worker must find before it loads the model; None skips the check.
         probe: Source of the first worker's actor.
 
@@ -128,7 +127,6 @@ class RayPool:
         engine: EngineConfig,
         splits: Mapping[str, PreparedSplit],
         worker: Callable[..., Any] | None = None,
-        shortcuts: Shortcuts = ALL_SHORTCUTS,
         needed: NeededMemory | None = None,
         probe: ModelProbe | None = None,
     ) -> None:
@@ -138,7 +136,7 @@ class RayPool:
         self.add_splits(splits)
         self._actor_class: Any = worker_actor(workers, worker)
         self._first = None if probe is None else probe.take()
-        self._load_args: tuple[Any, ...] = (model, engine, shortcuts, workers.activation_cache_bytes, needed)
+        self._load_args: tuple[Any, ...] = (model, engine, needed)
         self._queue: deque[EvaluationRequest] = deque()
         # By ticket: workers that died or were replaced during the request, and workers lost with their nodes.
         self._deaths: Counter[str] = Counter()

@@ -80,7 +80,7 @@ def ray_pool(setup: SearchSetup, seconds: float = 0.0) -> Pool:
 
 def setup_of(url: str, name: str = "lab", address: str | None = None) -> SearchSetup:
     """The search: 60 individuals with a window of 6; those of one name are the same."""
-    workers = {"count": 2, "num_cpus": 0.5, "address": address, "activation_cache_mb": 0}
+    workers = {"count": 2, "num_cpus": 0.5, "address": address}
     final = {"rerank": 0, "test": False}
     config = run_config(name=name, store=url, workers=workers, final=final, seed=sum(name.encode()))
     return make_lab_setup(config, f"id-{name}")

@@ -53,7 +53,7 @@ class Batcher:
         self._cached = lru_cache(maxsize=32)(self._planned)
 
     def batches(self, groups: Groups, later: int = BLOCK) -> list[Batch]:
-        """Plan the batches of examples; for `later` see `Columns`.
+        """Plan the batches of examples; for `later` see `lay_out`.
 
         They depend only on the arguments and the batcher's, so an example's batch never changes.
         """

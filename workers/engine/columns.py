@@ -169,7 +169,6 @@ class Columns:
             the flattened [rows, columns]. Beyond the end of a sequence its last place is repeated.
         attention: Attention between the columns of packed sequences, or of a decoding step after them; None if
             sequences are padded.
-        later: Number of query tokens per block of attention on a CPU from that position on, `BLOCK` before it.
     """
 
     ids: Tensor
@@ -177,7 +176,6 @@ class Columns:
     mask: Tensor | None
     places: NDArray[np.int64]
     attention: Attention | Step | None = None
-    later: int = BLOCK
 
 
 def lay_out(
@@ -185,7 +183,8 @@ def lay_out(
 ) -> Columns:
     """Lay out non-empty sequences for a forward pass.
 
-    `most` is the maximum number of tokens in an attention part with several sequences. For `later` see `Columns`.
+    `most` is the maximum number of tokens in an attention part with several sequences, and `later` that of query tokens
+    per block of attention on a CPU from that position on; it is `BLOCK` before.
     """
     if layout == "padded":
         return _padded(sequences, device)
@@ -216,7 +215,6 @@ def lay_out(
         None,
         _stack_paths([paths[i] for i in range(len(sequences))]),
         _attention(parts, len(ids), block, device),
-        later,
     )
 
 

@@ -25,7 +25,6 @@ from moevolve.workers.engine.batches import Batch
 from moevolve.workers.engine.decoding import DecodedAnswers, decode, decoded_together, draft_lengths
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.products import make_rows_independent
-from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.engine.texts import (
     Span,
     TextScorer,
@@ -59,7 +58,6 @@ class GenerationEngine:
         tokenizer: The model's tokenizer.
         config: Batching and truncation. `threads` isn't applied here.
         shortcuts: Optimisations to use.
-        reuse: Cache of hidden states of earlier candidates; None to run all layers.
     """
 
     def __init__(
@@ -68,10 +66,9 @@ class GenerationEngine:
         tokenizer: PreTrainedTokenizerBase,
         config: EngineConfig,
         shortcuts: Shortcuts = ALL_SHORTCUTS,
-        reuse: LayerReuse | None = None,
     ) -> None:
         make_rows_independent(model)
-        self.forward = Forward(model, config.batch_tokens, reuse, shortcuts.prefixes)
+        self.forward = Forward(model, config.batch_tokens, shortcuts.prefixes)
         self._scorer = TextScorer(self.forward)
         self.tokenizer = tokenizer
         self.config = config
@@ -111,8 +108,6 @@ class GenerationEngine:
             unfinished = {i: path for i, path in zip(examples, paths, strict=True) if not answers.finished[i]}
             if not unfinished:
                 continue
-            if cache is not None:
-                self.forward.complete(batch.columns, cache)
             together = {i: len(path) for i, path in unfinished.items()}
             if not self.forward.pads_left:
                 # Prompts run again, with what has been answered, in rows of one length.

@@ -18,7 +18,6 @@ from moevolve.kernels.products import logsumexp
 from moevolve.workers.engine.batches import Batcher
 from moevolve.workers.engine.columns import Columns, Layout, Masks, Step
 from moevolve.workers.engine.packed_attention import packed, packs
-from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.families.decoder import cache_name, decoder_layers, skipped
 from moevolve.workers.families.registry import pads_left
 
@@ -43,7 +42,6 @@ class Forward:
     Args:
         model: Model in eval mode. Edits made to it later take effect.
         batch_tokens: Upper bound on the columns of a pass.
-        reuse: Cache of hidden states for passes that recur; None to run all layers.
         prefixes: Run common prefixes of sequences once, if the model's attention allows packing.
 
     Attributes:
@@ -54,12 +52,9 @@ class Forward:
         batcher: Plans the passes.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, batch_tokens: int, reuse: LayerReuse | None = None, prefixes: bool = True
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, batch_tokens: int, prefixes: bool = True) -> None:
         self._model = model
         self._cache_name = cache_name(model)
-        self._reuse = reuse
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         layers = DynamicCache(config=model.config).layers
         packable = packs(model, layers)
@@ -77,17 +72,23 @@ class Forward:
         return cache
 
     def logits(self, columns: Columns, places: ArrayLike, cache: DynamicCache | None = None) -> Tensor:
-        """Run a batch that other candidates run as well, and return the logits of some places.
+        """Run columns and return the logits of some places.
 
         Args:
-            columns: Layout of one of `batcher`'s batches.
+            columns: Layout of one of `batcher`'s batches, or of a step, whose mask covers cached columns, too.
             places: Places to read, int64 [places], none of them padding; see `Columns.places`.
-            cache: Empty KV cache to fill, which `complete` must finish before use; None to keep none.
+            cache: KV cache to extend in place; None to keep none.
 
         Returns:
             Logits [places, vocabulary] in the model's dtype.
         """
-        return self._read(columns, places, cache)
+        logits = self._run(columns, places, cache)
+        # A sum is finite only if its terms are, and summing is far cheaper than testing every term.
+        finite = logits.sum(dim=-1, dtype=torch.float32).isfinite()
+        if not finite.all():
+            bad = int((~finite).sum())
+            raise CandidateError(f"non-finite logits at {bad} of {len(finite)} positions read in a batch")
+        return logits
 
     def hidden_states(self, columns: Columns, places: ArrayLike) -> Tensor:
         """Run a batch as `logits` does, but return the inputs of the output head, [places, hidden], unchecked."""
@@ -119,23 +120,15 @@ class Forward:
         """
         attention = None if self._steps is None or ids.shape[1] > 1 else Step.of(mask, self._steps)
         places = np.arange(ids.numel()).reshape(ids.shape)
-        return self._read(Columns(ids, positions, mask, places, attention), places[:, -1], cache, recurs=False)
+        return self.logits(Columns(ids, positions, mask, places, attention), places[:, -1], cache)
 
     @property
     def vocabulary(self) -> int:
         """Number of logits per position."""
         return int(self._model.get_output_embeddings().weight.shape[0])
 
-    def complete(self, columns: Columns, cache: DynamicCache) -> None:
-        """Run the layers that a pass over these columns skipped, to add them to its cache."""
-        filled = [bool(getattr(layer, "is_initialized", False)) for layer in cache.layers]
-        missing = filled.index(True)
-        if missing:
-            with skipped(decoder_layers(self._model)[missing:]):
-                self._run(columns, [0], cache, recurs=False)
-
     def rows_of(self, cache: DynamicCache, paths: ArrayLike) -> DynamicCache:
-        """Gather a pass's complete KV cache into one row per path of places, int64 [new rows, new columns]."""
+        """Gather a pass's KV cache into one row per path of places, int64 [new rows, new columns]."""
         index = torch.as_tensor(np.asarray(paths), device=self.device)
         rows = self.new_cache()
         for number, layer in enumerate(cache.layers):
@@ -143,30 +136,11 @@ class Forward:
             rows.update(_rows(layer.keys, index), _rows(layer.values, index), number)
         return rows
 
-    def _read(self, columns: Columns, places: ArrayLike, cache: DynamicCache | None, recurs: bool = True) -> Tensor:
-        logits = self._run(columns, places, cache, recurs)
-        # A sum is finite only if its terms are, and summing is far cheaper than testing every term.
-        finite = logits.sum(dim=-1, dtype=torch.float32).isfinite()
-        if not finite.all():
-            bad = int((~finite).sum())
-            raise CandidateError(f"non-finite logits at {bad} of {len(finite)} positions read in a batch")
-        return logits
-
-    def _run(
-        self, columns: Columns, places: ArrayLike, cache: DynamicCache | None, recurs: bool = True, hidden: bool = False
-    ) -> Tensor:
-        """Run one pass; return the logits of some places, [places, vocabulary], unchecked.
-
-        If `hidden`, they are the inputs of the output head instead. The mask of `columns` also covers the cached
-        columns, and `cache` is extended in place. `recurs` says that other candidates will run the same pass and the
-        cache is empty. Then leading layers may be skipped, and the cache lacks them (see `complete`).
-        """
+    def _run(self, columns: Columns, places: ArrayLike, cache: DynamicCache | None, hidden: bool = False) -> Tensor:
+        """Return unchecked logits as `logits` does, or if `hidden` the inputs of the output head."""
         with ExitStack() as stack:
             if columns.attention is not None:
                 stack.enter_context(packed(self._model, columns.attention))
-            # Caches that can't rewind hold more than keys and values, which `complete` couldn't restore.
-            if self._reuse is not None and recurs and (cache is None or self.rewinds):
-                stack.enter_context(self._reuse.over(columns.ids, columns.mask, columns.positions, columns.later))
             read = stack.enter_context(self._reading(places, hidden))
             logits: Tensor = self._model(
                 input_ids=columns.ids,

@@ -28,19 +28,6 @@ def cache_name(model: Any) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
-def can_start(layers: Sequence[nn.Module], first: int) -> bool:
-    """Return whether the decoder layers from `first` on can run on hidden states alone.
-
-    They can't where `first` uses the choice that is handed to it, or one of them the keys and values of an earlier one.
-    """
-    attention = getattr(layers[first], "self_attn", None)
-    if getattr(attention, "skip_topk", False):
-        return False
-    # Mistral Large 4's layers share them. Its configs say for every layer which one's it uses.
-    sources = getattr(getattr(attention, "config", None), "kv_source_layers", None) or range(len(layers))
-    return all(source >= first for source in sources[first:])
-
-
 def state_of(output: Any) -> Any:
     """Return the hidden states that a decoder layer returns, alone or before other values."""
     return output[0] if isinstance(output, tuple) else output

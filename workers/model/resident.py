@@ -13,10 +13,10 @@ from torch import Tensor
 from moevolve.evaluators.errors import opening
 from moevolve.workers.checkpoints.loading import load_config, load_model, load_without_experts, resolve_device
 from moevolve.workers.contract.capacity import release_freed_memory
-from moevolve.workers.contract.edits import ROW_TOKENS, Edit, IdentityEdit, LayeredEdit, Tokens
+from moevolve.workers.contract.edits import ROW_TOKENS, Edit, IdentityEdit, Tokens
 from moevolve.workers.contract.methods import Applicator, ExpertFiles, ExpertsOwner, ModelParts
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.families.decoder import decoder_layers, decoder_of
+from moevolve.workers.families.decoder import decoder_of
 from moevolve.workers.families.layers import adapt_blocks, check_router, find_dense_layers, find_moe_layers
 from moevolve.workers.families.registry import expert_family, family_of
 from moevolve.workers.methods.registry import experts_owner, method_of
@@ -85,22 +85,6 @@ class ResidentModel:
                 model, tokenizer = load_model(config)
             release_freed_memory()
             return cls(model, tokenizer, config, pass_bytes, stored)
-
-    def layer_keys(self) -> tuple[str, ...] | None:
-        """One key per decoder layer: layers with equal position and key compute the same function, bit for bit.
-
-        None if the applied edit isn't a `LayeredEdit`.
-        """
-        keys = [""] * len(decoder_layers(self.model))
-        edit = self.applied
-        if isinstance(edit, IdentityEdit):
-            return tuple(keys)
-        if not isinstance(edit, LayeredEdit):
-            return None
-        indices = [layer.index for layer in self.layers] or [layer.index for layer in self.dense_layers]
-        for index, key in zip(indices, edit.layer_hashes, strict=True):
-            keys[index] = key
-        return tuple(keys)
 
     def apply(self, edit: Edit) -> None:
         """Apply an edit in place of the one that is applied, unless that is the same. After an error there is none.

@@ -19,7 +19,6 @@ from moevolve.workers.contract.messages import WorkerFault
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Shortcuts, VllmConfig
 from moevolve.workers.engine.decoding import DecodedAnswers
 from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.export.export import write_stock
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.vllm import child
@@ -50,9 +49,8 @@ class VllmEngine(GenerationEngine):
         config: EngineConfig,
         vllm: VllmConfig,
         shortcuts: Shortcuts = ALL_SHORTCUTS,
-        reuse: LayerReuse | None = None,
     ) -> None:
-        super().__init__(resident.model, resident.tokenizer, config, shortcuts, reuse)
+        super().__init__(resident.model, resident.tokenizer, config, shortcuts)
         check_python(vllm.python)
         if vllm.folder is not None and not Path(vllm.folder).is_dir():
             raise UserError(f"engine.vllm.folder: {vllm.folder} is no directory; make it, or leave the setting out")

@@ -148,7 +148,7 @@ def test_layers_in_common_are_fitted_once_and_change_nothing(
     assert int((folder / "fits").read_text()) < 0.8 * len(fits)
 
 
-def test_two_workers_that_keep_hidden_states_and_a_resume_among_repairs_change_nothing(
+def test_two_workers_that_take_turns_and_a_resume_among_repairs_change_nothing(
     run: RunConfig, expected: Any, snapshot: Any, tmp_path: Path
 ) -> None:
     """They take turns; what they get and give is copied as it is between processes."""
@@ -158,9 +158,7 @@ def test_two_workers_that_keep_hidden_states_and_a_resume_among_repairs_change_n
 
     def pool(setup: SearchSetup, step: Step = plainly) -> LocalPool:
         config = setup.config
-        kept = config.workers.activation_cache_bytes
-        assert kept > 0
-        workers = cycle([EvaluationWorker(config.model, config.engine, activation_cache_bytes=kept) for _ in range(2)])
+        workers = cycle([EvaluationWorker(config.model, config.engine) for _ in range(2)])
         both: Any = SimpleNamespace(evaluate=lambda asked, splits: next(workers).evaluate(copied(asked), splits))
         return local_pool(setup, lambda _, asked, splits: copied(step(both, asked, splits)))
 

@@ -27,7 +27,6 @@ from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.facts import active_parameters, parameters_after
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.folder import loader_of
 from moevolve.workers.families.registry import FAMILIES, NOT_DESCRIBED, only_inside
@@ -214,30 +213,6 @@ def test_scores_are_those_of_single_prompts(
 def words_split(rows: Any) -> PreparedSplit:
     made = tuple(Example(prompt, (answer,), ()) for prompt, answer in rows)
     return PreparedSplit("words", "search", "generate", "accuracy", Matching(), 3, " ", made)
-
-
-@pytest.mark.parametrize("family", examples("reuse"))
-def test_candidates_start_from_layers_that_read_more_than_hidden_states(
-    family: str, resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    """The second of three layers reads the first one's choice of tokens, or its keys and values, so that candidates
-    that differ in the third start there; or layers read token ids."""
-    model = resident(family)
-    split = words_split((words([3 * i, i + 7, 2 * i + 5]), words([i + 4])) for i in range(4, 9))
-    reuse = LayerReuse(model.model, model.layer_keys, 1 << 20)
-    engines = [GenerationEngine(model.model, tiny_tokenizer, EngineConfig(), reuse=each) for each in (None, reuse)]
-    parent, other = (family_edit(family, "prune", space="logits", seed=seed) for seed in (0, 1))
-    child = replace(
-        parent,
-        router_mapping=np.stack([*parent.router_mapping[:-1], other.router_mapping[-1]]),
-        expert_merging=np.stack([*parent.expert_merging[:-1], other.expert_merging[-1]]),
-    )
-    for edit in (parent, child, parent, other):
-        with model.edited(edit):
-            plain, reusing = (engine.generate(split, lambda *_: False) for engine in engines)
-        assert plain.texts == reusing.texts
-        assert np.array_equal(plain.gold_logprobs, reusing.gold_logprobs)
-    assert reuse.saved > 0
 
 
 @pytest.mark.parametrize("family", showing("refused"))

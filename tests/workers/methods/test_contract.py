@@ -164,11 +164,8 @@ def test_edits_change_the_model_and_are_reverted_bit_for_bit(kind: type, residen
     assert torch.equal(logits(model, None, tokens), plain)
     assert digest(model) == before
     assert torch.equal(logits(model, sample.edits[0], tokens), first), "what ran before leaves no trace"
-    assert model.layer_keys() == ("",) * LAYERS
-    with model.edited(edit := sample.edits[0]):
-        keys = model.layer_keys()
-    assert keys == (edit.layer_hashes if isinstance(edit, LayeredEdit) else None)
-    assert keys is None or len(set(keys)) == LAYERS
+    for edit in sample.edits:
+        assert not isinstance(edit, LayeredEdit) or len(set(edit.layer_hashes)) == LAYERS
 
 
 @KINDS

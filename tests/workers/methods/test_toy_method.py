@@ -126,7 +126,7 @@ def worker(checkpoint: Callable[[str], Path]) -> Workers:
     def get(family: str) -> EvaluationWorker:
         if family not in made:
             config = ModelConfig(str(checkpoint(family)), device="cpu")
-            made[family] = EvaluationWorker(config, EngineConfig(), activation_cache_bytes=1 << 20)
+            made[family] = EvaluationWorker(config, EngineConfig())
         return made[family]
 
     return get
