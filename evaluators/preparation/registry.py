@@ -109,7 +109,8 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if isinstance(matching, dict) and "function" in matching:
         if os.environ.get(CODE_VARIABLE) == "refuse":
             raise UserError(f"{path}: field matching.function: it is a program, which servers don't run for others")
-        raw["matching"] = matching | read_function(str(matching["function"]), path.parent)
+        if "source" not in matching:  # files that a shrink has written have it
+            raw["matching"] = matching | read_function(str(matching["function"]), path.parent)
     base = raw.pop("extends", None)
     if base is None:
         return raw

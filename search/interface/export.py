@@ -135,7 +135,7 @@ class ExportRequest(CheckpointRequest):
         if self.push is not None:
             check_login(self.push)
         elif self.public:
-            raise UserError("--public: it is of --push, which isn't given")
+            raise UserError("--public requires --push")
         observer.on_stage("reading the search and the checkpoint")
         candidate = bound_candidate(store, self.individual, model=self.model)
         observer.on_stage("writing the checkpoint, and comparing it with the model")

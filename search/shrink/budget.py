@@ -61,7 +61,7 @@ def _check_shares(request: ShrinkOptions) -> None:
     """Refuse shares that aren't any, or that ask for nothing, without a look at the model."""
     if request.experts is not None:
         if _share(request.experts) == 1:
-            raise UserError(f"--experts {request.experts}: the model is that small already; keep fewer")
+            raise UserError(f"--experts {request.experts} keeps every expert; give a smaller number")
         if _share(request.experts) is None and not _count(request.experts):
             raise UserError(f"--experts {request.experts}: give a number such as 8, or a share such as 50%")
     for option, share in (("--neurons", request.neurons), ("--active", request.active)):
@@ -86,7 +86,7 @@ def kept_share(wanted: str, option: str = "--neurons") -> float:
     """
     share = _share(wanted)
     if share == 1:
-        raise UserError(f"{option} {wanted}: the model is that small already; give a smaller share such as 12.5%")
+        raise UserError(f"{option} {wanted} keeps every neuron; give a smaller share such as 12.5%")
     if share is None:
         raise UserError(f"{option} {wanted}: give a share such as 12.5%")
     return share
@@ -129,7 +129,7 @@ def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
     elif _count(wanted) in possible:
         kept = _count(wanted)
     if kept == experts:
-        raise UserError(f"--experts {wanted}: the model is that small already, it has {experts} experts; keep fewer")
+        raise UserError(f"--experts {wanted} keeps all {experts} experts; give a smaller number")
     if kept is not None:
         return kept
     numbers = f"1 to {experts}" if len(possible) == experts else ", ".join(map(str, possible))
@@ -166,9 +166,7 @@ def fitting_experts(budget: SizeBudget, sizes: FileSizes, experts: int, groups: 
 def _check_larger(budget: SizeBudget, whole: int) -> None:
     """Raise an error if the whole model fits the budget."""
     if whole <= budget.size:
-        raise UserError(
-            f"--size {budget.text}: the model is that small already, it takes {memory_size(whole)}; give a smaller size"
-        )
+        raise UserError(f"--size {budget.text}: the model takes only {memory_size(whole)}; give a smaller size")
 
 
 def fitting_share(budget: SizeBudget, sizes: FileSizes, experts: int) -> float:

@@ -151,9 +151,7 @@ def _warn_of_unwritten(path: Path, chats: Sequence[Chat], texts: Sequence[tuple[
     tools = sum(any(tool["function"]["name"] not in prompt for tool in chat.tools) for chat, (prompt, _) in pairs)
     for count, what in ((thoughts, "thoughts of answers"), (tools, "`tools`")):
         if count:
-            _LOG.warning(
-                "%s: %s of %d rows aren't used: the model's chat template doesn't write them", path, what, count
-            )
+            _LOG.warning("%s: left out %s of %d rows: the model's chat template can't render them", path, what, count)
 
 
 def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...] | None:

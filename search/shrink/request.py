@@ -22,7 +22,7 @@ class ShrinkRequest(ShrinkOptions):
 
     Raises:
         UserError: a file of requests is malformed, the model can't be had, fits in no way, can't be made so small or
-            is that small already, its answers are mostly wrong, the time is too short, the folder is taken, or the
+            is smaller already, its answers are mostly wrong, the time is too short, the folder is taken, or the
             winner keeps less of the score than asked; or the checkpoint is complete but can't be pushed.
         StoreError: the store can't be opened, or the search was cancelled.
         PoolError: no worker can be started; giving the same request again continues the search.

@@ -166,7 +166,7 @@ def checked(request: ShrinkOptions) -> SizeBudget | None:
     folder = folder_of(request)
     taken = (folder.exists() or folder.is_symlink()) and not (folder.is_dir() and not any(folder.iterdir()))
     if taken and not has_run_file(request):  # the same request may have written it
-        raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
+        raise UserError(f"--output {folder} exists and isn't empty; choose another folder, or remove it")
     return budget
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +17,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.shrink.domains import read_data
 from moevolve.workers.engine.chat import ChatTemplate
 
-TEMPLATES = {
-    name: ChatTemplate(bytewise_tokenizer(), source, name, dt.date(2025, 1, 1)) for name, source in CASES.items()
-}
+TEMPLATES = {name: ChatTemplate(bytewise_tokenizer(), source, name) for name, source in CASES.items()}
 CHARACTERS = st.characters(codec="utf-8") | st.sampled_from('{}<>"\\\n\u2028\U0001f600')
 WORDS = st.text(CHARACTERS, max_size=8)
 VALUES = st.recursive(

@@ -46,7 +46,7 @@ def test_a_share_of_experts_is_rounded_to_what_the_routing_groups_allow() -> Non
     with pytest.raises(UserError, match="can keep: 8, 12, 16"):
         kept_experts("6", 16, grouped)
     for wanted in ("100%", "99%", "8"):
-        with pytest.raises(UserError, match=f"--experts {wanted}: the model is that small already, it has 8 experts"):
+        with pytest.raises(UserError, match=f"--experts {wanted} keeps all 8 experts"):
             kept_experts(wanted, 8, free)
 
 
@@ -55,7 +55,7 @@ def test_a_share_of_neurons_is_a_percentage() -> None:
     for text in ("0%", "101%", "4", "half"):
         with pytest.raises(UserError, match=f"--neurons {text}: give a share"):
             kept_share(text)
-    with pytest.raises(UserError, match="--neurons 100%: the model is that small already"):
+    with pytest.raises(UserError, match="--neurons 100% keeps every neuron"):
         kept_share("100%")
 
 
@@ -73,7 +73,7 @@ def test_the_largest_number_of_experts_that_fits_is_kept() -> None:
     with pytest.raises(UserError, match=r"--size 1.5kB: the smallest that this model can be is 0.0 MiB, with 1 of 8"):
         fitting_experts(replace(budget, size=1099), files, 8, RoutingGroups())
     assert fitting_experts(replace(budget, size=1799), files, 8, RoutingGroups()) == 7
-    with pytest.raises(UserError, match=r"--size 1.5kB: the model is that small already, it takes 0.0 MiB; give"):
+    with pytest.raises(UserError, match=r"--size 1.5kB: the model takes only 0.0 MiB; give"):
         fitting_experts(replace(budget, size=1800), files, 8, RoutingGroups())
 
 
@@ -82,7 +82,7 @@ def test_the_largest_share_of_neurons_that_fits_is_kept() -> None:
     # 1,000 bytes besides the experts, 80 for the routers of all, and 420 for neurons.
     assert fitting_share(budget, files, 8) == math.floor(1e6 * 420 / 720) / 1e6
     assert fitting_share(replace(budget, size=1799), files, 8) == math.floor(1e6 * 719 / 720) / 1e6
-    with pytest.raises(UserError, match=r"--size 1.5kB: the model is that small already"):
+    with pytest.raises(UserError, match=r"--size 1.5kB: the model takes only"):
         fitting_share(replace(budget, size=1800), files, 8)
     with pytest.raises(UserError, match=r"--size 1.5kB: what isn't neurons of experts takes 0.0 MiB already"):
         fitting_share(replace(budget, size=1080), files, 8)
@@ -94,10 +94,10 @@ def test_the_largest_share_of_neurons_that_fits_is_kept() -> None:
         ({}, "one of --experts .* --neurons .* --size .* and --keep-score"),
         ({"experts": "4", "size": "1GiB"}, "one of --experts .* and --keep-score"),
         ({"size": "16"}, "--size 16: give a number with a unit"),
-        ({"experts": "100%"}, "--experts 100%: the model is that small already"),
-        ({"neurons": "100%"}, "--neurons 100%: the model is that small already"),
+        ({"experts": "100%"}, "--experts 100% keeps every expert"),
+        ({"neurons": "100%"}, "--neurons 100% keeps every neuron"),
         ({"neurons": "half"}, "--neurons half: give a share such as 12.5%"),
-        ({"active": "100.0 %"}, "--active 100.0 %: the model is that small already"),
+        ({"active": "100.0 %"}, "--active 100.0 % keeps every neuron"),
     ],
 )
 def test_a_budget_that_is_none_is_refused(parameters: dict[str, Any], said: str) -> None:
@@ -135,7 +135,7 @@ def test_a_dry_run_keeps_the_budget_or_says_what_is_possible(tmp_path: Path, in_
     for size in ("1GB", "5MB"):
         for form in ((), ("--repair", "none")):
             done = in_process(*command, "--size", size, *form, cwd=tmp_path)
-            said = f"--size {size}: the model is that small already, it takes 4.5 MiB; give a smaller size"
+            said = f"--size {size}: the model takes only 4.5 MiB; give a smaller size"
             assert done.returncode == 2 and said in " ".join(done.stderr.split())
     done = in_process(*command, "--size", "700kB", cwd=tmp_path)
     assert done.returncode == 2 and "what isn't neurons of experts takes 0.8 MiB already" in done.stderr

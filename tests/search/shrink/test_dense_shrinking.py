@@ -135,7 +135,7 @@ def test_settings_of_the_presets_phases_are_overridden(tmp_path: Path, in_proces
             "this model is dense, and --experts is for mixtures of experts; give --neurons",
         ),
         ("dense", ("--size", "1MiB"), "--size 1MiB: this model is dense, and --size is for mixtures"),
-        ("dense", ("--active", "100%"), "--active 100%: the model is that small already"),
+        ("dense", ("--active", "100%"), "--active 100% keeps every neuron"),
         ("dense", ("--active", "half"), "--active half: give a share such as 12.5%"),
         (
             "dense",

@@ -235,7 +235,7 @@ def test_a_folder_that_is_taken_is_refused_before_anything_runs(tmp_path: Path, 
     (tmp_path / "small" / "file").touch()
     command = ("shrink", DEMO / "model", "--data", "chats.jsonl", "--experts", "4", "-o", "small", "--dry-run")
     done = in_process(*command, cwd=tmp_path)
-    assert done.returncode == 2 and "error: --output small: there is something already" in done.stderr
+    assert done.returncode == 2 and "error: --output small exists and isn't empty" in done.stderr
     assert not (tmp_path / "small.shrink").exists()
     done = in_process("shrink", DEMO / "model", "--experts", "4", cwd=tmp_path)
     assert done.returncode == 2 and "--data PATH" in done.stderr
