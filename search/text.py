@@ -76,14 +76,6 @@ def parameter_count(parameters: int | None) -> str:
     return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M"
 
 
-def flop_count(flops: float) -> str:
-    """Format a number of FLOPs with the prefix M, G, T or P."""
-    for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G")):
-        if flops >= unit:
-            return f"{flops / unit:,.2f} {name}"
-    return f"{flops / 1e6:,.2f} M"
-
-
 def size_lines(parameters: int | None, full: int | None) -> list[str]:
     """Format a table cell: a number of parameters, and its share of the full model's."""
     if parameters is None or not full:

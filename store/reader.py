@@ -17,7 +17,7 @@ from moevolve.store.costs import read_costs
 from moevolve.store.errors import UnreachableError
 from moevolve.store.events import read_events, read_hours, read_latest_events
 from moevolve.store.lineage import find_search, read_ancestors, read_descendants
-from moevolve.store.pareto import read_cells, read_front, read_marks
+from moevolve.store.pareto import read_front, read_full_score
 from moevolve.store.queries import (
     context_ids,
     read_best,
@@ -158,8 +158,7 @@ class StoreReader:
     best = reading(read_best)
     best_of_search = reading(read_best_of_search)
     pareto = reading(read_front)
-    candidate_cells = reading(read_cells)
-    marks = reading(read_marks)
+    full_score = reading(read_full_score)
     ancestors = reading(read_ancestors)
     descendants = reading(read_descendants)
     hours = reading(read_hours)

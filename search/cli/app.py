@@ -87,7 +87,7 @@ _EXAMPLES = {
     "searches": ("moevolve searches --status running", "moevolve searches --sort test --csv > searches.csv"),
     "show": ("moevolve show demo", "moevolve show demo:137", "moevolve show demo:137 --genome"),
     "best": ("moevolve best --task boolq --experts 4", "moevolve best --search demo --csv > best.csv"),
-    "pareto": ("moevolve pareto boolq --size bytes", "moevolve pareto --search demo"),
+    "pareto": ("moevolve pareto boolq", "moevolve pareto boolq --size active_parameters"),
     "answers": ("moevolve answers demo:137 --task boolq", "moevolve answers demo:137 --task boolq --stored"),
     "export": ("moevolve export demo:137 ./smaller",),
     "profile": ("moevolve profile demo:137",),

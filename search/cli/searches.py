@@ -24,7 +24,7 @@ from moevolve.search.interface.searches import LabelRequest, SearchesRequest
 from moevolve.search.interface.show import LineageRequest
 from moevolve.search.interface.tables import plain
 from moevolve.search.server.serve import ServeRequest
-from moevolve.search.text import date_time, flop_count, memory_size, parameter_count, score_lines
+from moevolve.search.text import date_time, parameter_count, score_lines
 from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         SearchSummary,
     )
     from moevolve.search.interface.tables import Rows
-    from moevolve.store.pareto import FrontRow, Mark
     from moevolve.store.records import SearchRecord
 
 
@@ -164,22 +163,19 @@ def best(found: Rows[BestRow], request: BestRequest) -> None:
     _print_shared(shared)
 
 
-@shows(ParetoRequest, "candidates")
+@shows(ParetoRequest)
 def pareto(found: Pareto, _: ParetoRequest) -> None:
-    written = {"parameters": parameter_count, "bytes": memory_size, "flops": flop_count}[found.size]
-    sizes = {"parameters": "parameters", "bytes": "bytes", "flops": "FLOPs per token"}[found.size]
-
-    def line(ref: str | None, model: FrontRow | Mark, more: str) -> list[str]:
-        size = found.size_of(model)
-        scores = [SCALES[scale].text(score) for scale, score in zip(found.scales, model.scores, strict=True)]
-        return [ref or "", *scores, "-" if size is None else written(round(size)), more]
-
+    scale = SCALES[found.scale]
     genomes, shared = _differing([row.summary for row in found.front])
-    rows = [line(row.ref, row, genome) for row, genome in zip(found.front, genomes, strict=True)]
-    rows += [line(mark.ref, mark, mark.label) for mark in found.marks]
-    scores = " | ".join(f">{task}" for task in found.tasks)
-    headings = f"individual | {scores} | >{sizes} | genome, or how it was made"
-    print_table(f"on {found.split}: {scales_title(found.scales)}", headings, rows, [len(found.front) - 1])
+    rows = [
+        [row.ref, scale.text(row.score), parameter_count(getattr(row, found.size)), genome]
+        for row, genome in zip(found.front, genomes, strict=True)
+    ]
+    if found.full is not None and found.front:
+        whole = parameter_count(getattr(found.front[0], f"{found.size}_full"))
+        rows.append(["full model", scale.text(found.full), whole, ""])
+    headings = f"individual | >{found.split} | >{found.size.replace('_', ' ')} | genome"
+    print_table(f"{found.task}: {scale.title}", headings, rows, [len(found.front) - 1])
     _print_shared(shared)
     if not found.front and found.split != "search":
         output.print(f"no candidate was scored on {found.split}; all have a score on --split search", soft_wrap=True)

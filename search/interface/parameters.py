@@ -18,7 +18,6 @@ from moevolve.workers.contract.card import CheckpointForm, MtpLayers
 from moevolve.workers.contract.settings import Device, Dtype
 
 ScoredSplit = Literal["search", "dev", "test"]
-SizeUnit = Literal["parameters", "bytes", "flops"]
 Overrides = Mapping[str, Any] | Sequence[str]
 """Settings by dotted path, or `KEY=VALUE` lines as on the command line."""
 

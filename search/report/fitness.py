@@ -10,7 +10,6 @@ import numpy as np
 from moevolve.evaluators.scales import SCALES, Scale, ScaleName
 from moevolve.search.drawing import BLUE, GREEN, GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
 from moevolve.search.results.kept import SizePoint
-from moevolve.store.pareto import unbeaten
 from moevolve.store.records import IndividualRecord
 
 if TYPE_CHECKING:
@@ -90,7 +89,11 @@ def legend_above(axes: Axes) -> None:
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the (size, score) points that no other beats in both, from the smallest to the largest size."""
-    return [points[place] for place in unbeaten([(-size, score) for size, score in points])]
+    front: list[tuple[float, float]] = []
+    for size, score in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or score > front[-1][1]:
+            front.append((size, score))
+    return front
 
 
 def draw_front(axes: Axes, front: Sequence[tuple[float, float]], label: str) -> None:

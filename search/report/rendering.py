@@ -25,7 +25,6 @@ from moevolve.search.text import (
     score_lines,
     size_lines,
 )
-from moevolve.store.pareto import FrontRow
 from moevolve.store.records import BestRow, SearchRecord
 
 FOLDER = Path(__file__).parent
@@ -78,7 +77,7 @@ def export_checks(checks: str) -> list[str]:
     return [f"{name.replace('_', ' ')}: {value}" for name, value in shown.items()]
 
 
-def handle(search: SearchRecord | BestRow | FrontRow) -> str:
+def handle(search: SearchRecord | BestRow) -> str:
     """Name of a search in a URL path, or its id if the name needed quoting."""
     name, key = (search.name, search.id) if isinstance(search, SearchRecord) else (search.search_name, search.search_id)
     return name if _PLAIN.fullmatch(name) else key

@@ -117,9 +117,7 @@ def read(store: Store) -> None:
         "ancestors(3 generations)": lambda: store.ancestors(last, 3),
         "pareto()": lambda: store.pareto("rte"),
         "pareto(by active parameters)": lambda: store.pareto("rte", size="active_parameters"),
-        "candidate_cells()": lambda: store.candidate_cells("rte"),
-        "candidate_cells(search)": lambda: store.candidate_cells("rte", search="bench-1"),
-        "marks()": lambda: store.marks("rte", "search", None, ["mutate"]),
+        "full_score()": lambda: store.full_score("rte"),
         "hours()": lambda: store.hours("id-bench-0"),
         "searches()": store.searches,
     }

@@ -52,8 +52,7 @@ def test_rankings_can_be_of_one_model(store: Store) -> None:
     assert [row.ref for row in store.best("rte")] == ["beta:0", "alpha:0"]
     for rows in (store.best("rte", **here), store.pareto("rte", **here)):
         assert [row.ref for row in rows] == ["alpha:0"]
-    assert [cell.score for cell in store.candidate_cells("rte", **here)] == [0.5]
-    assert [mark.ref for mark in store.marks("rte", "search", None, ["reap"], **here)] == [None, "alpha:0"]
+    assert (store.full_score("rte"), store.full_score("rte", **here)) == (0.9, 0.5)
     assert store.best("rte", search="beta", **here) == store.best("rte", model="models/none") == []
 
 
@@ -175,34 +174,6 @@ def test_the_pareto_front_rises_with_the_parameters(store: Store) -> None:
     assert store.pareto("rte", search="alpha") == front
     with pytest.raises(StoreError, match="Pareto"):
         store.pareto("rte", "train")  # type: ignore[arg-type]
-
-
-def test_candidates_are_counted_and_what_was_not_searched_is_marked(store: Store) -> None:
-    store.create_search(search(), [split()])
-    store.create_search(search("beta"), [split()])
-    sizes = [(100, 0.25), (100, 0.251), (300, 0.75), (700, 0.5), (700, None)]
-    for index, (size, score) in enumerate(sizes):
-        kinds = {"operator": ("random", "reap", "random", "mutate", "random")[index], "depth": int(index == 3)}
-        scored(store, "id-alpha", index, score, parameters=size, active_parameters=1000 - size, **kinds)
-    scored(store, "id-beta", 0, 0.75, phenotype="of beta", parameters=300, operator="random")
-    store.add_evaluations([evaluation(0, 0.875, phenotype_hash=FULL_MODEL, parameters=None)])
-    cells = store.candidate_cells("rte")
-    assert [(cell.size, cell.score, cell.candidates) for cell in cells] == [
-        (100.0, pytest.approx(0.2505), 2),
-        (300.0, 0.75, 2),
-        (700.0, 0.5, 1),
-    ]
-    assert [cell.candidates for cell in store.candidate_cells("rte", search="beta")] == [1]
-    front = store.pareto("rte", search="alpha", size="active_parameters")
-    assert [(row.active_parameters, row.index) for row in front] == [(300, 3), (700, 2)]
-    found = store.marks("rte", "search", "alpha", ["random", "reap"])
-    assert [(mark.label, mark.ref, *mark.scores, mark.parameters) for mark in found] == [
-        ("full model", None, 0.875, 2**40),
-        ("random", "alpha:0", 0.25, 100),
-        ("reap", "alpha:1", 0.251, 100),
-        ("random", "alpha:2", 0.75, 300),
-    ]
-    assert "beta:0" in [mark.ref for mark in store.marks("rte", "search", None, ["random"])]
 
 
 def test_rankings_read_indexes_not_tables(tmp_path: Path) -> None:

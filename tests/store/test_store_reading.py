@@ -20,19 +20,18 @@ from store_samples import ENGINE, MODEL, decided, digest, evaluation, individual
 
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import UNBOUND, ExportRecord, Lease
+from moevolve.store.records import FULL_MODEL, UNBOUND, ExportRecord, Lease
 from moevolve.store.repository import Store
 from moevolve.store.tables import METADATA
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("searches", "controls", "running", "latest_events", "calibrations"), ()),
     **dict.fromkeys(("individual", "ancestors", "descendants"), ("alpha:0",)),
-    **dict.fromkeys(("best", "candidate_cells", "pareto"), ("rte",)),
+    **dict.fromkeys(("best", "full_score", "pareto"), ("rte",)),
     "search": ("alpha",),
     "events": ({"id-alpha": 0},),
     "evaluations": (digest("phenotype", 0), MODEL, ENGINE, [digest("rte", "search")]),
     "costs": (search(created_at=datetime(2026, 1, 1, tzinfo=UTC)),),
-    "marks": ("rte", "search", None, ["mutate"]),
     "calibration": ("k" * 64,),
 }
 """Of a reader's methods that ask for something else than the id of a search."""
@@ -59,7 +58,8 @@ WRITES: dict[str, Callable[[Store], Any]] = {
 
 def fill(store: Store) -> None:
     store.create_search(search(), [split()], '{"experts": 8}')
-    store.record("id-alpha", [decided(0, 0.5)], [evaluation(0, 0.5)])
+    full = evaluation(0, 0.5, phenotype_hash=FULL_MODEL)
+    store.record("id-alpha", [decided(0, 0.5)], [evaluation(0, 0.5), full])
     store.create_search(search("beta", model_fingerprint=f"{UNBOUND}shapes"), [])
     store.add_calibration("k" * 64, b"known")
 
@@ -102,7 +102,9 @@ def test_a_reader_has_the_methods_that_read_and_a_store_those_that_write_beside(
         assert rows(store) == before
     with StoreReader.open(filled) as reader:
         assert read(reader) == answers
-    assert [name for name, answer in answers.items() if not answer] == ["running"], "there was something to read"
+    assert [name for name, answer in answers.items() if not answer] == ["hours", "running"], (
+        "there was something to read"
+    )
     with Store.open(filled) as store:
         for name, write in WRITES.items():
             before = rows(store)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, TypeVar, get_args
@@ -11,12 +10,11 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
-from moevolve.search.interface.parameters import SizeUnit
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.server.dependencies import ServerDep, ServerState
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
 from moevolve.search.server.pages.rendering import render
-from moevolve.search.text import flop_count, memory_size, parameter_count
+from moevolve.store.pareto import Size
 
 _ROWS, _MOST_ROWS = 25, 1000
 """Configurations per task on a page, and in a file."""
@@ -26,7 +24,7 @@ routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
 BestDep = Annotated[BestRequest, Depends(from_form(BestRequest))]
-ParetoDep = Annotated[ParetoRequest, Depends(from_form(ParetoRequest))]
+ParetoDep = Annotated[ParetoRequest, Depends(from_form(ParetoRequest, task=""))]
 
 
 @routes.get("/best")
@@ -57,25 +55,23 @@ def download_best(server: ServerDep, asked: BestDep) -> Response:
 def show_pareto(request: Request, server: ServerDep, asked: ParetoDep) -> HTMLResponse:
     """Score against size for one model, or the tasks of a search against each other."""
     asked = _of_one_model(server, asked)
-    tasks = server.listings.tasks()
-    if asked.search is None and asked.task is None:
+    if not asked.task:
         paths, every = server.listings.models(), server.listings.summaries()
+        if asked.search is not None:
+            every = [one for one in every if asked.search in (one.search.name, one.search.id)]
         own = [one.tasks[0] for one in every if one.tasks and paths[one.search.model_fingerprint] == asked.model]
-        asked = replace(asked, task=own[-1] if own else None)
-    known = asked.task or asked.search
-    found = server.listings.cached(repr(asked), partial(asked.answer, server.store)) if known else None
+        asked = replace(asked, task=own[-1] if own else "")
+    found = server.listings.cached(repr(asked), partial(asked.answer, server.store)) if asked.task else None
     return render(
         request,
         "pareto.jinja",
         found=found,
-        tasks=sorted({*tasks, *([asked.task] if asked.task else [])}),
+        tasks=sorted({*server.listings.tasks(), *([asked.task] if asked.task else [])}),
         searches=[one.search.name for one in server.listings.summaries()],
         models=sorted(set(server.listings.models().values())),
         splits=SCORED,
-        sizes=get_args(SizeUnit),
+        sizes=get_args(Size),
         chosen=asked,
-        shown=_AXES[asked.size],
-        link=form_link("/api/pareto", asked, candidates=True),
     )
 
 
@@ -88,11 +84,3 @@ def _of_one_model(server: ServerState, asked: R) -> R:
     else:
         search = max(reversed(every), key=lambda one: asked.task in one.tasks).search
     return replace(asked, model=server.listings.models().get(search.model_fingerprint, search.model_path))
-
-
-_AXES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "parameters": ("parameters", lambda value: parameter_count(round(value))),
-    "bytes": ("bytes of the weights", lambda value: memory_size(round(value))),
-    "flops": ("FLOPs per token", flop_count),
-}
-"""Name of each kind of size, and how it is written."""

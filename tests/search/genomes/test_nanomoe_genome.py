@@ -34,31 +34,6 @@ def test_parameters_are_the_papers() -> None:
         assert form.parameters(5120, 20480) == (5120 + 20480) * 640 + extra
 
 
-def test_operations_are_those_numpy_counts() -> None:
-    """The paper counts with `numpy.einsum_path`, which prints four digits."""
-    tokens, blocks, rank, height, width = 7, 6, 5, 12, 9
-    x, t = np.zeros((tokens, blocks, width)), np.zeros((tokens, blocks, rank))
-    u, v = np.zeros((blocks, height, rank)), np.zeros((blocks, rank, width))
-    scalars, diagonals, inner = np.zeros((blocks, blocks)), np.zeros((blocks, blocks, rank)), np.zeros((tokens, 6, 6))
-    two = ("ijr,njr->nir", diagonals, t)
-    products: dict[Variant, list[tuple[Any, ...]]] = {
-        "low_rank": [],
-        "I": [("ij,njr->nir", scalars, t)],
-        "II": [two],
-        "III": [two, ("ijr,njr->nij", diagonals, t), ("ijr,nij->nir", diagonals, inner)],
-    }
-    for variant, own in products.items():
-        counted = sum(_flops(*step) for step in [("jrd,njd->njr", v, x), *own, ("idr,nir->nid", u, t)])
-        found = BlockForm(variant, blocks, rank).flops(blocks * height, blocks * width) * tokens
-        assert found == pytest.approx(counted, rel=1e-3)
-
-
-def _flops(subscripts: str, *operands: Any) -> int:
-    report = np.einsum_path(subscripts, *operands, optimize="optimal")[1]
-    (line,) = (line for line in report.splitlines() if "Optimized FLOP count" in line)
-    return round(float(line.split(":")[1]))
-
-
 @pytest.mark.parametrize(
     ("variant", "facts"),
     [("low_rank", dense_model()), ("III", dense_model()), ("I", dense_model(gated=False, bias=True))],

@@ -71,7 +71,7 @@ WRONG = [
     ("/api/searches/lab/individuals?after=99", 404, "no individual 99"),
     ("/api/best?task=two", 404, "no task 'two'"),
     ("/api/best?limit=0", 422, "limit: "),
-    ("/api/pareto", 422, "name a task"),
+    ("/api/pareto", 422, "task"),
     ("/api/nothing", 404, ""),
 ]
 

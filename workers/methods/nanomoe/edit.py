@@ -53,15 +53,6 @@ class BlockForm:
         """Number of parameters of a layer [d2, d1] without its bias (Table 1): (d1 + d2) r plus those of M."""
         return (inputs + outputs) * self.rank + int(np.prod(self.mixing_shape))
 
-    def flops(self, outputs: int, inputs: int) -> int:
-        """Floating-point operations of a layer per token without its bias; a multiply-add counts as two.
-
-        Multiplying by M takes K^2 r multiply-adds in variants I and II. In variant III the products with beta and with
-        alpha take as many again, each.
-        """
-        passes = {"I": 1, "II": 1, "III": 3, "low_rank": 0}[self.variant]
-        return 2 * self.rank * (inputs + outputs + passes * self.blocks**2)
-
 
 @dataclass(frozen=True)
 class NanoMoeEdit:
