@@ -78,7 +78,7 @@ class Analysis:
 
 @record
 class AnalyseRequest(Request):
-    """Count which experts a task's prompts activate in the full model and an individual, and how strongly.
+    """Count which experts a task's prompts activate in the full model and an individual, how strongly and together.
 
     Raises:
         UserError: there is no such task or split, or the individual can't be run.

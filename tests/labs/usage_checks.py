@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.model.resident import ResidentModel
@@ -33,9 +35,16 @@ def inputs_of(model: ResidentModel, edit: Any) -> dict[int, torch.Tensor]:
     return {index: torch.cat(rows) for index, rows in seen.items()}
 
 
+def counted(choices: list[dict[int, float]], experts: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Counts, weights and pairs of per-token choices {expert: weight}."""
+    pairs = Counter((one, two) for choice in choices for one in choice for two in choice)
+    together = np.array([[pairs[i, j] for j in range(experts)] for i in range(experts)])
+    weights = np.array([sum(choice.get(i, 0.0) for choice in choices) for i in range(experts)])
+    return np.diag(together), weights, together
+
+
 def check_routed(layer: RoutedLayer, choices: list[dict[int, float]]) -> None:
-    """Compare a layer with per-token choices {expert: weight}."""
-    counts = [sum(expert in choice for choice in choices) for expert in range(layer.experts)]
-    weights = [sum(choice.get(expert, 0.0) for choice in choices) for expert in range(layer.experts)]
-    assert layer.counts.tolist() == counts
-    assert layer.weights == pytest.approx(np.array(weights), rel=1e-4)
+    counts, weights, together = counted(choices, layer.experts)
+    assert layer.counts.tolist() == counts.tolist()
+    assert layer.together.tolist() == together.tolist()
+    assert layer.weights == pytest.approx(weights, rel=1e-4)

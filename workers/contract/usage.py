@@ -35,6 +35,7 @@ class RoutedLayer:
         weights: Sum of the factors on each expert's outputs over the tokens that chose it, float64 [E]: the routing
             weight in MoE layers, the output scale in FactorLLM's networks. ToMoE's masked networks don't scale outputs;
             theirs is the router's softmax, summed over all tokens.
+        together: Number of tokens that chose both of two experts, int64 [E, E], with `counts` on the diagonal.
         by_word: Number of tokens that chose each expert, for each of `Usage.words`, int64 [words, E].
         origins: Original expert with the largest coefficient in each of EEP's new experts; empty for other edits.
         effective: Effective number of experts: exp of the entropy of the experts' shares in `counts`.
@@ -43,6 +44,7 @@ class RoutedLayer:
     layer: int
     counts: WholeNumbers = field(repr=False)
     weights: RealNumbers = field(repr=False)
+    together: WholeNumbers = field(repr=False)
     by_word: WholeNumbers = field(repr=False)
     origins: tuple[int, ...] = ()
 

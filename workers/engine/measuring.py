@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
@@ -214,21 +215,24 @@ class _Counter:
 
     def __init__(self, layer: int, words: _Words) -> None:
         self._layer, self._words = layer, words
+        self._by_word = torch.empty(0)
         self._weights: Tensor | None = None
-        self._counts = self._by_word = torch.empty(0)
+        self._together = torch.empty(0)
 
     def observe(self, reader: RoutingReader, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         chosen, weights = reader(module, args, output)
         if self._weights is None:
-            self._weights = torch.zeros(chosen.shape[1], dtype=torch.float64, device=chosen.device)
-            self._counts = torch.zeros_like(self._weights)
-            self._by_word = self._weights.new_zeros(len(self._words.ids) + 1, chosen.shape[1])
+            experts = chosen.shape[1]
+            self._weights = torch.zeros(experts, dtype=torch.float64, device=chosen.device)
+            self._together = torch.zeros(experts, experts, dtype=torch.float64, device=chosen.device)
+            self._by_word = self._together.new_zeros(len(self._words.ids) + 1, experts)
         ones = chosen.double()
-        self._counts += ones.sum(dim=0)
+        self._together += ones.t() @ ones
         self._by_word.index_add_(0, self._words.indices.to(ones.device), ones)
         self._weights += weights.double().sum(dim=0)
 
     def counted(self) -> RoutedLayer:
         assert self._weights is not None, "a layer with experts was not run"
-        counts, by_word = (each.long().cpu().numpy() for each in (self._counts, self._by_word[:-1]))
-        return RoutedLayer(self._layer, counts, self._weights.cpu().numpy(), by_word)
+        together: NDArray[np.int64] = self._together.round().long().cpu().numpy()
+        by_word: NDArray[np.int64] = self._by_word[:-1].round().long().cpu().numpy()
+        return RoutedLayer(self._layer, np.diagonal(together).copy(), self._weights.cpu().numpy(), together, by_word)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from report_lab import KINDS
 from typer.testing import CliRunner
@@ -35,6 +36,7 @@ def test_an_individual_is_compared_with_the_full_model(analyses: dict[str, Analy
         for layer in analysis.after.routed:
             per_token = {"eep": 2, "factorllm": 2, "tomoe": 1}[kind]
             assert layer.counts.sum() == per_token * analysis.after.tokens
+            assert (layer.together == layer.together.T).all() and (np.diag(layer.together) == layer.counts).all()
     before, after = analyses["eep"].before, analyses["eep"].after
     assert before is not None and before.tokens == after.tokens
     assert [layer.experts for layer in before.routed] == [4] * 4

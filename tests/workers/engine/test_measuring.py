@@ -99,9 +99,11 @@ def test_no_prompts_are_refused(resident: Callable[[str], ResidentModel]) -> Non
 
 
 def test_effective_experts_are_those_of_even_use() -> None:
-    even = RoutedLayer(0, np.array([5, 5, 0, 5]), np.zeros(4), np.zeros((0, 4)))
+    even = RoutedLayer(0, np.array([5, 5, 0, 5]), np.zeros(4), np.zeros((4, 4)), np.zeros((0, 4)))
     assert even.effective == pytest.approx(3)
-    assert RoutedLayer(0, np.array([0, 7]), np.zeros(2), np.zeros((0, 2))).effective == pytest.approx(1)
+    assert RoutedLayer(0, np.array([0, 7]), np.zeros(2), np.zeros((2, 2)), np.zeros((0, 2))).effective == pytest.approx(
+        1
+    )
 
 
 Residents = Callable[[str], ResidentModel]

@@ -209,6 +209,8 @@ def test_every_token_is_counted_when_a_model_is_watched(kind: type, resident: Re
     for layer in found.routed:
         # Every token has as many experts as any other, in all of these.
         assert layer.counts.sum() > 0 and layer.counts.sum() % TOKENS == 0
+        assert layer.together.trace() == layer.counts.sum()
+        assert (layer.together == layer.together.T).all()
     assert torch.equal(logits(model, None, tokens), plain)
     assert_close(logits(model, sample.edits[0], tokens), edited, 0.0)
 

@@ -37,6 +37,7 @@ def test_experts_of_masked_networks_are_counted(resident: Residents) -> None:
         assert layer.counts.tolist() == np.bincount(logits.argmax(axis=1), minlength=4).tolist()
         softmax = np.exp(logits - logits.max(axis=1, keepdims=True))
         assert layer.weights == pytest.approx((softmax / softmax.sum(axis=1, keepdims=True)).sum(axis=0), rel=1e-4)
+        assert layer.together.tolist() == np.diag(layer.counts).tolist()
         assert found.words == tuple(map(str, words))
         for word, counts in zip(words, layer.by_word, strict=True):
             own = logits[seen == word].argmax(axis=1)
