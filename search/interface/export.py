@@ -16,7 +16,6 @@ from moevolve.search.interface.parameters import (
     ModelDtype,
     ModelPath,
     Mtp,
-    Public,
     Push,
     Requantise,
     Threads,
@@ -125,7 +124,6 @@ class ExportRequest(CheckpointRequest):
     model: ModelPath = None
     threads: Threads = None
     push: Push = None
-    public: Public = False
 
     def answer(self, store: Store, *, observer: Observer = SILENT) -> ExportReport:
         from moevolve.workers.export.push import check_login, push
@@ -134,8 +132,6 @@ class ExportRequest(CheckpointRequest):
             raise UserError(f"{FULL}: the full model is a checkpoint already; name an individual as SEARCH:INDEX")
         if self.push is not None:
             check_login(self.push)
-        elif self.public:
-            raise UserError("--public requires --push")
         observer.on_stage("reading the search and the checkpoint")
         candidate = bound_candidate(store, self.individual, model=self.model)
         observer.on_stage("writing the checkpoint, and comparing it with the model")
@@ -143,7 +139,7 @@ class ExportRequest(CheckpointRequest):
         if self.push is None:
             return report
         observer.on_stage(f"uploading to {self.push}")
-        return replace(report, pushed=push(report.directory, self.push, self.public))
+        return replace(report, pushed=push(report.directory, self.push))
 
     def export(
         self,

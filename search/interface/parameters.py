@@ -83,7 +83,6 @@ Push = Annotated[
     Flag(metavar="OWNER/NAME"),
     AfterValidator(_repository),
 ]
-Public = Annotated[bool, about("Let everyone see the repository that --push makes."), Flag("--public")]
 ModelSettings = Annotated[
     Overrides, about("Change settings of the search's `model.*` or `engine.*` for this once."), SETTINGS
 ]

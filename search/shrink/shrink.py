@@ -270,7 +270,7 @@ def _pushed(
     if request.push not in done:
         with _timed("upload", seconds):
             observer.on_stage(f"uploading to {request.push}")
-            done[request.push] = push(written.directory, request.push, public=False)
+            done[request.push] = push(written.directory, request.push)
         kept.write_text(json.dumps(done), encoding="utf-8")
     return str(done[request.push])
 

@@ -20,13 +20,12 @@ def check_login(repository: str) -> None:
         )
 
 
-def push(folder: Path, repository: str, public: bool) -> str:
-    """Upload a folder to a new model repository of the hub, and return its URL.
+def push(folder: Path, repository: str) -> str:
+    """Upload a folder to a new private model repository of the hub, and return its URL.
 
     Args:
         folder: Folder of a finished export.
         repository: Its name on the hub, `OWNER/NAME`.
-        public: Everyone can see it; otherwise it is private.
 
     Raises:
         UserError: There is a repository of this name, the token may not create it, or the hub can't be reached. The
@@ -41,7 +40,7 @@ def push(folder: Path, repository: str, public: bool) -> str:
         api = HfApi(library_name="moevolve", library_version=version("moevolve"))
         try:
             # An existing repository is refused: shards of another model would stay beside the new ones.
-            url = api.create_repo(repository, private=not public)
+            url = api.create_repo(repository, private=True)
             api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Add the checkpoint")
         except HfHubHTTPError as error:
             answer = f"{error.response.status_code} {error.server_message or ''}".strip(" .")

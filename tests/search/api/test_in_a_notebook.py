@@ -105,8 +105,6 @@ def test_an_export_is_pushed_once_it_is_verified(
     launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, run, _ = launched
-    with pytest.raises(moevolve.UserError, match="--public requires --push"):
-        moevolve.export(url, run.winner, tmp_path / "none", public=True)
     with pytest.raises(moevolve.UserError, match="--push 'small': give OWNER/NAME"):
         moevolve.export(url, run.winner, tmp_path / "none", push="small")
     monkeypatch.setenv("HF_TOKEN", TOKEN)

@@ -19,7 +19,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.export.push import check_login, push
 try:
     check_login(sys.argv[2])
-    print(push(Path(sys.argv[1]), sys.argv[2], sys.argv[3:] == ["public"]))
+    print(push(Path(sys.argv[1]), sys.argv[2]))
 except UserError as error:
     sys.exit(f"error: {error}")
 """
@@ -59,11 +59,6 @@ def test_all_files_arrive_in_a_private_repository(hub: FakeHub, folder: Path) ->
     assert hub.visibility["me/small"] == "private"
     again = pushed(folder, hub.url, "me/small")
     assert again.returncode == 1 and "already created this model repo" in again.stderr, again.stderr
-
-
-def test_it_is_public_if_asked(hub: FakeHub, folder: Path) -> None:
-    assert pushed(folder, hub.url, "me/open", "public").returncode == 0
-    assert hub.visibility["me/open"] == "public"
 
 
 @pytest.mark.parametrize("reason", ["wrong token", "no rights", "no network"])
