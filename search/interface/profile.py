@@ -13,15 +13,12 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.scales import SCALES, common_scale
 from moevolve.search.config.run import TaskSection
-from moevolve.search.drawing import check_format, save
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.interface.opening import opened_reader
 from moevolve.search.interface.parameters import ModelDtype, ModelPath, SearchOfFull, TaskSplit
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL
-from moevolve.search.report.fitness import speed_figure
 from moevolve.search.running.candidates import Candidate, find_candidate, prepared_split
 from moevolve.search.running.observer import SILENT, Observer
 from moevolve.search.text import duration
@@ -92,11 +89,6 @@ class ProfileRequest(Request):
     model: ModelPath = None
     trust_remote_code: Annotated[bool, about("Let modelling code in a checkpoint's folder run.")] = False
     dtype: ModelDtype = None
-    plot: Annotated[
-        Path | None,
-        about("Picture to write (.png, .svg, .pdf): scores on the task against answers per second."),
-        Flag(metavar="FILE"),
-    ] = None
 
     def answer(self, store: str | StoreReader | None, *, observer: Observer = SILENT) -> ProfileReport:
         # Folders alone need no store, and are compared with the first of them.
@@ -130,8 +122,6 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
         configs.append(full)
     prompts, new_tokens = _prompts(request, candidates, configs)
     scores = {} if store is None or prompts is None else _scores(store, candidates, prompts)
-    if request.plot is not None:
-        _check_plot(request.plot, prompts, scores)
     settings = _settings(request, full, min(position_limit(config) for config in configs), prompts, new_tokens)
     with tempfile.TemporaryDirectory(prefix="moevolve-profile-") as scratch:
         if full is not None:
@@ -151,14 +141,7 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
         each if (found := scores.get(each.label)) is None else replace(each, score=found.score, scale=found.scale)
         for each in report.models
     ]
-    report = replace(report, models=tuple(scored), notes=notes)
-    if request.plot is not None:
-        drawn = [model for model in report.models if model.score is not None]
-        sizes = report.settings.batch_sizes
-        rates = {size: [model.batches[place].answer_rate for model in drawn] for place, size in enumerate(sizes)}
-        shown = SCALES[common_scale(model.scale for model in drawn)]
-        save(speed_figure({model.label: model.score or 0.0 for model in drawn}, rates, shown), request.plot)
-    return report
+    return replace(report, models=tuple(scored), notes=notes)
 
 
 def _scores(store: StoreReader, candidates: dict[str, Candidate], prompts: TaskPrompts) -> dict[str, EvaluationRecord]:
@@ -176,17 +159,6 @@ def _scores(store: StoreReader, candidates: dict[str, Candidate], prompts: TaskP
                 if each.score is not None:
                     found[label] = each
     return found
-
-
-def _check_plot(path: Path, prompts: TaskPrompts | None, scores: dict[str, EvaluationRecord]) -> None:
-    """Raise UserError, before anything is measured, if there will be nothing to draw or the file can't be a picture."""
-    if prompts is None:
-        raise UserError("--plot draws scores on a task: name it with --task")
-    if not scores:
-        raise UserError(f"--plot: the store has no score of these models on {prompts.task} ({prompts.split})")
-    if not path.parent.is_dir():
-        raise UserError(f"{path}: there is no folder {path.parent}")
-    check_format(path)
 
 
 def _notes(report: ProfileReport, candidates: dict[str, Candidate]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -168,32 +168,4 @@ def kept_figure(points: Sequence[SizePoint]) -> Figure:
         axes.set_ylabel("score kept on the dev split\n[% of the full model's]")
         legend_above(axes)
         axes.grid(alpha=0.25)
-        return figure
-
-
-def speed_figure(scores: Mapping[str, float], rates: Mapping[int, Sequence[float]], scale: Scale) -> Figure:
-    """Draw scores against answers per second, a panel per batch size, with the Pareto front.
-
-    Args:
-        scores: Scores of the models, from 0 to 1, by name.
-        rates: Answers per second of these models, by batch size.
-        scale: How the scores are shown.
-    """
-    shown = [scale.value(score) for score in scores.values()]
-    with drawing(_PANEL, _PANEL * len(rates)) as figure:
-        panels = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
-        for axes, (batch_size, speeds) in zip(panels, rates.items(), strict=True):
-            axes.scatter(speeds, shown, s=14, color=BLUE, label="models")
-            # `pareto_front` prefers small sizes; speeds are better when large.
-            front = pareto_front([(-speed, score) for speed, score in zip(speeds, scores.values(), strict=True)])
-            best = [(-negated, scale.value(score)) for negated, score in front]
-            draw_front(axes, best, "no other is faster and better")
-            for name, speed, score in zip(scores, speeds, shown, strict=True):
-                axes.annotate(name, (speed, score), xytext=(3, 4), textcoords="offset points", fontsize="x-small")
-            axes.margins(x=0.2, y=0.15)
-            axes.set_xlabel(f"answers per second, batches of {batch_size}")
-            axes.grid(alpha=0.25)
-        label_scores(panels[0], scale)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=2)
         return figure

@@ -83,8 +83,7 @@ def test_an_individual_beside_its_full_model(
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     task = ("--task", str(tiny.task), "--split", "search")
     quick = ("--batch-sizes", "3,1", "--timed-runs", "2", "--new-tokens", "2", "--threads", "1")
-    picture = tmp_path / "speed.svg"
-    done = in_process("profile", "experts:4", *task, *quick, "--json", "--plot", picture, cwd=folder)
+    done = in_process("profile", "experts:4", *task, *quick, "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     rows = load_run_config(folder / "run.yaml").tasks[0].prepared("search", calibrating=True).examples
@@ -106,8 +105,6 @@ def test_an_individual_beside_its_full_model(
         assert merged["active_parameters"] == record.active_parameters
         whole = full_fitness(store, store.search("experts"))
         assert [model["score"] for model in found["models"]] == [whole, record.fitness]
-    drawn = picture.read_text()
-    assert "experts:4" in drawn and "batches of 3" in drawn
     tokens = {1: lengths[len(lengths) // 2], 3: sum(lengths[place * len(lengths) // 6] for place in (1, 3, 5))}
     for model in found["models"]:
         assert model["flops"] == model["load"]["linear_flops"] + model["load"]["attention_flops"]
@@ -158,8 +155,6 @@ def test_an_interruption_leaves_nothing_behind(folder: Path, scratch: Path, tmp_
 def test_what_is_refused(folder: Path, tiny: Any, tmp_path: Path) -> None:
     store = ("--store", f"sqlite:///{folder / 'moevolve.db'}")
     task = ("--task", str(tiny.task), "--new-tokens", "2")
-    scored = (*task, "--split", "search", "--plot")
-    picture = tmp_path / "speed.svg"
     for message, *arguments in (
         ("--batch-sizes", "experts:0", "--batch-sizes", "1,,2"),
         ("--batch-sizes", "experts:0", "--batch-sizes", "0"),
@@ -173,10 +168,6 @@ def test_what_is_refused(folder: Path, tiny: Any, tmp_path: Path) -> None:
         ("64 positions", "experts:0", "--prompt-tokens", "60", "--new-tokens", "5"),
         ("64 positions", "experts:0", *task, "--new-tokens", "60"),
         ("not both", "experts:0", *task, "--prompt-tokens", "8"),
-        ("--task", "experts:0", "--plot", picture),
-        ("no score of these models", "experts:0", *task, "--plot", picture),
-        ("unknown picture format", "experts:0", *scored, tmp_path / "speed.docx"),
-        ("there is no folder", "experts:0", *scored, tmp_path / "none" / "speed.svg"),
     ):
         assert str(message) in refusal("profile", *arguments, *store)
     assert "none.db" in refusal("profile", "experts:0", "--store", f"sqlite:///{tmp_path / 'none.db'}")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from search_samples import HISTORY, history_row
 
-from moevolve.evaluators.scales import SCALES
 from moevolve.search.drawing import BLUE, INK, spread, to_svg
 from moevolve.search.report import fitness, lineage
 from moevolve.store.records import LineageGraph, LineageNode
@@ -40,8 +39,6 @@ def test_perplexities_fall_and_the_lowest_are_the_front() -> None:
     assert axes.get_yscale() == "log" and "perplexity (ppl), lower is better" in axes.get_ylabel()
     left, _ = fitness.size_figure(HISTORY, 0.8, best=4, scale="perplexity").axes
     assert line(left, "not beaten in both") == [(25, 2.5), (35, round(1 / 0.6, 6)), (45, round(1 / 0.7, 6))]
-    (one,) = fitness.speed_figure({"full": 0.5, "a:1": 0.25}, {1: [10, 20]}, SCALES["perplexity"]).axes
-    assert line(one, "no other is faster and better") == [(20, 4), (10, 2)]
 
 
 def test_scores_stand_over_sizes() -> None:
@@ -54,16 +51,6 @@ def test_scores_stand_over_sizes() -> None:
     assert line(left, "not beaten in both") == [(25, 40), (35, 60), (45, 70)]
     assert line(left, "best found") == [(45, 70)] and line(left, "full model") == [(100, 80)]
     assert line(right, "full model") == [(100, 80)]
-
-
-def test_scores_stand_over_speeds() -> None:
-    one, many = fitness.speed_figure(
-        {"full": 0.9, "a:1": 0.8, "a:2": 0.7, "a:3": 0.85}, {1: [10, 20, 15, 12], 8: [5] * 4}, SCALES["percent"]
-    ).axes
-    assert dots(one, "models") == [[10, 90], [20, 80], [15, 70], [12, 85]]
-    assert line(one, "no other is faster and better") == [(20, 80), (12, 85), (10, 90)]
-    assert line(many, "no other is faster and better") == [(5, 90)]
-    assert [each.get_text() for each in one.texts] == ["full", "a:1", "a:2", "a:3"]
 
 
 def node(index: int, fitness: float | None, phase: str = "prune") -> LineageNode:
