@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _LEGEND_WIDTH = 1.35
 """Width of a legend's entry in inches."""
-_PANEL = 3.0
-"""Width and height in inches of a panel of speeds."""
 _LEAST_SPAN = 4.0
 """Shortest range of an axis of sizes, in percentage points."""
 
