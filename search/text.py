@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from html import escape
 from itertools import groupby
 from typing import Any, Protocol
@@ -88,6 +88,11 @@ def memory_size(size: int | None) -> str:
     if not size:
         return "-"
     return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
+
+
+def clock(seconds: float) -> str:
+    """Format the local time of day in so many seconds."""
+    return (datetime.now() + timedelta(seconds=seconds)).strftime("%H:%M:%S")  # noqa: DTZ005 - as users' clocks say
 
 
 def duration(seconds: float) -> str:

@@ -28,7 +28,7 @@ from moevolve.store.queries import (
     read_page,
     read_searches,
 )
-from moevolve.store.records import EvaluationRecord, SearchTaskRecord
+from moevolve.store.records import EvaluationRecord, SearchTaskRecord, StoredShrink
 from moevolve.store.scales import scales_of
 from moevolve.store.schema import location, prepare
 from moevolve.store.session import make_engine, transaction
@@ -207,6 +207,14 @@ class StoreReader:
         query = select(i.idx, i.fitness).where(i.search_id == search_id, i.status == "ok", i.idx >= first)
         with self.transaction() as connection:
             return [(row.idx, row.fitness) for row in connection.execute(query)]
+
+    @retrying
+    def shrinks(self) -> list[StoredShrink]:
+        """Return all shrinks, the one that changed last first."""
+        s = models.shrinks.c
+        query = select(s.name, s.searches, s.content, s.updated_at).order_by(s.updated_at.desc(), s.name)
+        with self.transaction() as connection:
+            return [StoredShrink(*row) for row in connection.execute(query)]
 
     @retrying
     def calibrations(self) -> list[str]:

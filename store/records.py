@@ -350,6 +350,22 @@ class ExportRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredShrink:
+    """What a shrink has decided, done and found.
+
+    Attributes:
+        name: Name of the shrink.
+        searches: Names of its searches.
+        content: The rest, as JSON text.
+    """
+
+    name: str
+    searches: tuple[str, ...]
+    content: str
+    updated_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class IndividualDetail:
     """An individual with all that the store has about it.
 

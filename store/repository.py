@@ -25,6 +25,7 @@ from moevolve.store.records import (
     SearchRecord,
     SearchStatus,
     SearchTaskRecord,
+    StoredShrink,
 )
 from moevolve.store.session import (
     BUSY_SECONDS,
@@ -35,7 +36,15 @@ from moevolve.store.session import (
     transaction,
     vacuum,
 )
-from moevolve.store.writes import touch, utc_now, write_evaluations, write_export, write_individuals, write_retry
+from moevolve.store.writes import (
+    touch,
+    utc_now,
+    write_evaluations,
+    write_export,
+    write_individuals,
+    write_retry,
+    write_shrink,
+)
 
 
 def writing(change: Callable[Concatenate[Connection, P], R]) -> Callable[Concatenate[Store, P], R]:
@@ -239,6 +248,12 @@ class Store(StoreReader):
             write_export(connection, search.id, row.idx, export)
             text = f"individual {row.idx} to {export.path}, by {events.asker()}"
             events.append(connection, search.id, "exported", text, row.idx)
+
+    @retrying
+    def record_shrink(self, shrink: StoredShrink) -> None:
+        """Record the state of a shrink; replaces its earlier state."""
+        with self.write_transaction() as connection:
+            write_shrink(connection, shrink)
 
     @retrying
     def add_calibration(self, fingerprint: str, content: bytes) -> None:

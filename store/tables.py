@@ -268,6 +268,16 @@ exports = Table(
     ForeignKeyConstraint(["search_id", "idx"], ["individuals.search_id", "individuals.idx"]),
     UniqueConstraint("search_id", "idx", "path"),
 )
+# One row for each shrink: what it has decided, done and found, as JSON that this part doesn't read.
+shrinks = Table(
+    "shrinks",
+    METADATA,
+    _column("name", String, primary_key=True),
+    # Names of the searches that it has made or may make, separated by blanks.
+    _column("searches", Words),
+    _column("content", Text),
+    _column("updated_at", UtcDateTime),
+)
 # Statistics that a genome kind starts from, measured once per model and data.
 calibrations = Table(
     "calibrations",

@@ -1,4 +1,4 @@
-"""Writes of individuals, evaluations and exports, within a transaction of `Store`."""
+"""Writes of individuals, evaluations, exports and shrinks, within a transaction of `Store`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 
 from moevolve.store.errors import StoreError
 from moevolve.store.leases import fence
-from moevolve.store.records import INDIVIDUAL_COLUMNS, EvaluationRecord, ExportRecord, IndividualRecord, Lease
+from moevolve.store.records import (
+    INDIVIDUAL_COLUMNS,
+    EvaluationRecord,
+    ExportRecord,
+    IndividualRecord,
+    Lease,
+    StoredShrink,
+)
 from moevolve.store.session import chunks, insert_all, insert_new, update_all
-from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, searches
+from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, searches, shrinks
 
 # Fingerprints of model, engine and task split, followed by task, split and metric.
 _Context = tuple[str, str, str, str, str, str]
@@ -194,6 +201,13 @@ def write_export(connection: Connection, search_id: str, idx: int, export: Expor
     connection.execute(delete(exports).where(e.search_id == search_id, e.idx == idx, e.path == export.path))
     row = {"search_id": search_id, "idx": idx, "path": export.path, "form": export.form, "checks": export.checks}
     insert_all(connection, exports, [{**row, "created_at": export.created_at or utc_now()}])
+
+
+def write_shrink(connection: Connection, shrink: StoredShrink) -> None:
+    """Record the state of a shrink; replaces its earlier state."""
+    connection.execute(delete(shrinks).where(shrinks.c.name == shrink.name))
+    row = {"name": shrink.name, "searches": shrink.searches, "content": shrink.content}
+    insert_all(connection, shrinks, [{**row, "updated_at": shrink.updated_at or utc_now()}])
 
 
 def write_retry(connection: Connection, search_id: str, first: int) -> None:

@@ -65,8 +65,8 @@ from .search.results.effects import Effects as Effects
 from .search.results.study import StudyRow as StudyRow
 from .search.running.observer import Observer as Observer
 from .search.running.plan.records import Estimate as Estimate
-from .search.shrink.page import ShrinkPlan as ShrinkPlan
-from .search.shrink.page import ShrinkResult as ShrinkResult
+from .search.shrink.result import ShrinkPlan as ShrinkPlan
+from .search.shrink.result import ShrinkResult as ShrinkResult
 from .store.errors import StoreError as StoreError
 from .store.reader import StoreReader as StoreReader
 from .store.records import BestRow as BestRow

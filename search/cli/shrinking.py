@@ -12,33 +12,29 @@ from moevolve.search.cli._requests import JsonOption, takes
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
 from moevolve.search.cli.output.final_table import print_entries
 from moevolve.search.cli.running import watched
+from moevolve.search.shrink.findings import advice
 from moevolve.search.shrink.request import ShrinkRequest
 
 if TYPE_CHECKING:
     from moevolve import ShrinkResult
+    from moevolve.search.shrink.record import Checks
 
 _AGAIN = "give the same command again to go on"
+# Parameters as help shows them, the most used first; typer adds its own options to `Options`.
 _PANELS = {
     "Arguments": ("model",),
     "Options": ("data", "experts", "output", "time", "dry_run"),
-    "What to keep, by one of these instead of --experts": (
-        "neurons",
-        "size",
-        "keep_score",
-        "active",
-        "kind",
-    ),
+    "What to keep, by one of these instead of --experts": ("neurons", "size", "keep_score", "active", "kind"),
     "Data": ("tasks", "columns", "metric"),
     "Search": ("evaluations", "repair", "seed", "overrides", "store"),
     "Checks before the export": ("guard_time", "force"),
     "Output": ("custom_code", "push"),
 }
-"""Parameters as help shows them, the most used first; typer adds its own options to `Options`."""
 
 
 @takes(ShrinkRequest, panels=_PANELS)
 def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
-    failures = (moevolve.PoolError, moevolve.ExportError)
+    failures = (moevolve.PoolError, moevolve.ExportError, moevolve.ProfileError)
     with exit_with_message(f"interrupted, {_AGAIN}", failures):
         found, _ = watched(partial(moevolve.ask, None, request), again=_AGAIN, name="shrink")
     if as_json:
@@ -48,25 +44,37 @@ def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
         output.print(f"# in {found.run_file}; run it with: moevolve launch {found.run_file}", soft_wrap=True)
     else:
         _print_page(found)
-    if isinstance(found, moevolve.ShrinkResult) and found.written is None:
+    if isinstance(found, moevolve.ShrinkResult) and found.record.written is None:
         raise typer.Exit(1)
 
 
 def _print_page(found: ShrinkResult) -> None:
+    record, best = found.record, found.table.best
     print_entries(found.table)
-    if found.checks:
-        headings = (
-            "held-out prompts | >prompts | >loops | >JSON, calls lost | >agreement | >perplexity | >of the full score"
+    if best is None:
+        output.print(
+            "every candidate failed; see `moevolve searches` and `moevolve show` for the reasons", soft_wrap=True
         )
-        print_table(None, headings, [[check.task, *check.cells] for check in found.checks if check.known])
-    if found.table.best is not None and found.written is not None:
-        sides = found.sides()
+        return
+    if record.checks is not None:
+        _print_checks(record.checks)
+    sides = found.sides()
+    if sides:
         headings = " | >".join(sides[0]).replace(">experts", "experts")
-        title = f"{found.model}, kept: {found.table.best.summary}"
-        print_table(title, headings, [list(side.values()) for side in sides])
-    if found.sizes:
-        rows = found.size_rows()
-        title = f"score kept by size, as in {found.run_file.with_name('sizes.svg')}"
-        print_table(title, " | >".join(rows[0]), [list(row.values()) for row in rows])
+        print_table(f"{record.model}, kept: {best.summary}", headings, [list(side.values()) for side in sides])
+    rows = found.size_rows()
+    if rows:
+        print_table("score kept by size", " | >".join(rows[0]), [list(row.values()) for row in rows])
     for line in found.lines():
         output.print(line, soft_wrap=True)
+
+
+def _print_checks(checks: Checks) -> None:
+    headings = (
+        "held-out prompts | >prompts | >loops | >JSON, calls lost | >agreement | >perplexity | >of the full score"
+    )
+    known = [check for check in checks.tasks if check.known]
+    print_table(None, headings, [[check.task, *check.cells] for check in known])
+    for line in (advice(checks.tasks), str(checks.loops)):
+        if line is not None:
+            output.print(line, soft_wrap=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -25,9 +23,6 @@ _TAIL_BYTES = 1 << 16
 """Bytes of a log's end that are read, some hundreds of lines: a page shows no more, and a log may grow for days."""
 # Environment variables that commands have no use for, and that programs of a checkpoint mustn't read.
 _SERVER_VARIABLES = ("MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
-_KEEP_SCORE = "--keep-score"
-_ONE_SIZE = re.compile(r"(?P<shrink>.+?)-\d+(-one-shots)?")
-"""Names of the searches of a shrink with --keep-score, which makes one or two for each size that it tries."""
 _COLUMNS = "120"
 """Width of tables in a log, as pages show it."""
 _POLL_S = 0.5
@@ -52,7 +47,7 @@ class Job:
         started_at: Start time in UTC.
         process: Process id on the server's machine.
         exit_code: None while the process runs.
-        last_line: Last line of its log, without the name of the command.
+        last_line: Last line of its log, as it stands there.
         asked: What it was asked for before its search had a driver: `paused`, `stopped` or `cancelled`.
     """
 
@@ -107,7 +102,6 @@ class ProcessRunner:
             try:
                 self._logs.mkdir(parents=True, exist_ok=True)
                 now = datetime.now(UTC)
-                self._log_file(name).with_suffix(".json").write_text(json.dumps(arguments), encoding="utf-8")
                 with self._log_file(name).open("ab") as log:
                     # Imports take seconds before the command itself says anything.
                     log.write(f"{now:%Y-%m-%d %H:%M:%S} UTC: moevolve {shlex.join(arguments)}\n".encode())
@@ -133,7 +127,7 @@ class ProcessRunner:
         code = started.process.poll()
         lines = self.log(name).strip().splitlines()
         command = started.arguments[0]
-        last = lines[-1].removeprefix(f"{command}: ") if lines else ""
+        last = lines[-1] if lines else ""
         return Job(name, command, started.at, started.process.pid, code is None, code, last, started.asked)
 
     def knows(self, name: str) -> bool:
@@ -141,24 +135,8 @@ class ProcessRunner:
         return name in self._started
 
     def arguments(self, name: str) -> tuple[str, ...]:
-        """What a server has run for a name last; empty if none has started anything."""
-        if name in self._started:
-            return self._started[name].arguments
-        try:
-            return tuple(json.loads(self._log_file(name).with_suffix(".json").read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return ()
-
-    def tries_sizes(self, name: str) -> bool:
-        """Whether a name's process is a shrink that makes several searches, none of which has its name."""
-        return _KEEP_SCORE in self.arguments(name)
-
-    def maker(self, search: str) -> str:
-        """Name of the process that makes a search, and of its log; whichever server started it."""
-        found = _ONE_SIZE.fullmatch(search)
-        if found is None or self.log(search) or not self.tries_sizes(found["shrink"]):
-            return search
-        return found["shrink"]
+        """Return what the latest process with a name was started with; raises KeyError if there is none."""
+        return self._started[name].arguments
 
     def ask(self, name: str, desired_state: DesiredState | None) -> Job | None:
         """Note what a search's running process is asked for; end the process unless it is to pause or to go on.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.kinds import FITNESSES
@@ -18,11 +16,10 @@ from moevolve.evaluators.scales import SCALES
 from moevolve.evaluators.types import Example, PreparedSplit
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.shrink.guard import PIECE, free, read_kept
-from moevolve.search.shrink.page import FirstLook, KeptMass, TaskLook
+from moevolve.search.shrink.findings import FirstLook, KeptMass, TaskLook
+from moevolve.search.shrink.guard import PIECE, free
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
-from moevolve.workers.contract.settings import engine_fingerprint
 
 if TYPE_CHECKING:
     from moevolve.workers.worker import EvaluationWorker
@@ -37,13 +34,12 @@ _SHOWN_TOKENS = 64
 _SHOWN_CHARACTERS = 160
 # Smallest share of right answers of a model that knows the task, where there are no choices to guess from.
 _LEAST = 0.2
-_ADAPTER = TypeAdapter(tuple[str, FirstLook])
 
 Measured = tuple[NDArray[np.float64] | None, tuple[TaskLook, ...]]
 
 
-def first_look(config: RunConfig, experts: int | None, probe: ModelProbe, path: Path) -> FirstLook:
-    """Look at the full model, once for a search: the file at `path` keeps the result.
+def first_look(config: RunConfig, experts: int | None, probe: ModelProbe) -> FirstLook:
+    """Look at the full model.
 
     Args:
         config: The search.
@@ -53,22 +49,11 @@ def first_look(config: RunConfig, experts: int | None, probe: ModelProbe, path: 
     found = [section.prepared_splits(("calibration", "search"), calibrating=True) for section in config.tasks]
     asked = tuple(splits["search"].without_window(PIECE).head(_ROWS) for splits in found)
     routed = () if experts is None else tuple(splits["calibration"] for splits in found)
-    settings = (
-        engine_fingerprint(config.model, config.engine),
-        str(experts),
-        *(str(each.weight) for each in config.tasks),
-    )
-    of = " ".join([config.model.path, *settings, *(split.fingerprint for split in (*asked, *routed))])
-    kept = read_kept(path, _ADAPTER)
-    if kept is None or kept[0] != of:
-        shares, looks = probe.call(measured, config, asked, routed)
-        routing: tuple[KeptMass, ...] = ()
-        if experts is not None and shares is not None:
-            weights = np.array([section.weight for section in config.tasks])
-            routing = kept_mass([split.task for split in asked], shares, weights, experts)
-        kept = of, FirstLook(looks, routing)
-        path.write_bytes(_ADAPTER.dump_json(kept))
-    return kept[1]
+    shares, looks = probe.call(measured, config, asked, routed)
+    if experts is None or shares is None:
+        return FirstLook(looks, ())
+    weights = np.array([section.weight for section in config.tasks])
+    return FirstLook(looks, kept_mass([split.task for split in asked], shares, weights, experts))
 
 
 def measured(config: RunConfig, asked: Sequence[PreparedSplit], routed: Sequence[PreparedSplit]) -> Measured:

@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, Literal
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.kinds import FITNESSES
@@ -27,8 +24,9 @@ from moevolve.evaluators.scales import SCALES
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.running.candidates import Candidate, prepared_split
+from moevolve.search.shrink.findings import TaskCheck
 from moevolve.search.shrink.loops import END_TOKENS, Loops, compared, is_loop
-from moevolve.search.shrink.page import TaskCheck
+from moevolve.search.shrink.record import Checks
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
 
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from moevolve.evaluators.fitness.scoring import Answer
     from moevolve.workers.worker import EvaluationWorker
 
-T = TypeVar("T")
 # Perplexity of the full model above which it doesn't know a general domain, which then isn't judged.
 _KNOWN = 100.0
 # Pruning GLM-5.2 from 256 to 168 experts doubled its loops, from 3.6 to 7.2 % of answers. If two models with these
@@ -80,43 +77,31 @@ class Probe:
 
 
 OnStage = Callable[[str], None]
-# A check of every task, then of every domain of the general set; and the loops of all of them.
-Checks = tuple[tuple[TaskCheck, ...], Loops]
-# Kept checks, after what they were made of: search, winner, and seconds for the answers.
-_ADAPTER = TypeAdapter(tuple[tuple[str, str | None, float], Checks])
 
 
 def check_winner(
     subject: Candidate,
     table: FinalTable,
     seconds: float,
-    path: Path,
     load: Callable[[], EvaluationWorker],
     on_stage: OnStage = lambda _: None,
 ) -> Checks:
     """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
 
-    The file at `path` keeps the result, so that a repeated request loads no model again; `load` makes the worker that
-    answers, which has so many seconds for that.
+    Args:
+        subject: The winner.
+        table: Final table of its search.
+        seconds: Longest time for the answers.
+        load: Makes the worker that answers.
+        on_stage: Called with a line about each step.
     """
-    of = subject.search.id, table.winner, seconds
-    kept = read_kept(path, _ADAPTER)
-    if kept is None or kept[0] != of:
-        probes = [*_held_out(subject, table), *general_set()]
-        try:
-            kept = of, check_edit(load(), subject.edit, probes, seconds, on_stage)
-        except CandidateError as error:
-            raise UserError(f"{table.winner} can't be run: {error}") from None
-        path.write_bytes(_ADAPTER.dump_json(kept))
-    return kept[1]
-
-
-def read_kept(path: Path, adapter: TypeAdapter[T]) -> T | None:
-    """What an earlier command has kept in a file; None if there is none, or another version wrote it."""
+    assert table.winner is not None
+    probes = [*_held_out(subject, table), *general_set()]
     try:
-        return adapter.validate_json(path.read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return None
+        checks, loops = check_edit(load(), subject.edit, probes, seconds, on_stage)
+    except CandidateError as error:
+        raise UserError(f"{table.winner} can't be run: {error}") from None
+    return Checks(table.winner, seconds, checks, loops)
 
 
 def check_edit(
@@ -125,7 +110,7 @@ def check_edit(
     probes: Sequence[Probe],
     seconds: float,
     on_stage: OnStage = lambda _: None,
-) -> Checks:
+) -> tuple[tuple[TaskCheck, ...], Loops]:
     """Compare an edited model with the unedited one on each domain."""
     # What is compared with the unedited model's predictions needs these first.
     before, after = (_scores(worker, each, probes) for each in (IdentityEdit(), edit))
@@ -338,15 +323,15 @@ def faults_of(check: TaskCheck) -> tuple[str, ...]:
     return tuple(faults)
 
 
-def checks_table(checks: Sequence[TaskCheck], loops: Loops) -> str:
-    """The checks as a table of a model card."""
+def checks_table(checks: Checks) -> str:
+    """Return the checks as a table of a model card."""
     lines = ["Checks before the export, on held-out prompts answered at temperature 0:", ""]
     lines += ["| prompts | number | loops | JSON or tool calls lost | agreement | perplexity | of the full score |"]
     lines += ["|---|---:|---:|---:|---:|---:|---:|"]
-    for check in checks:
+    for check in checks.tasks:
         name = check.task if check.known else f"{check.task} (unknown to the full model)"
         lines.append(f"| {' | '.join((name, *check.cells))} |")
-    return "\n".join([*lines, "", f"{loops}."])
+    return "\n".join([*lines, "", f"{checks.loops}."])
 
 
 def structure_of(answer: str) -> Literal["call", "json"] | None:

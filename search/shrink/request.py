@@ -1,20 +1,23 @@
-"""Making a smaller checkpoint of a checkpoint and files of requests."""
+"""Making a smaller checkpoint of a checkpoint and files of requests: what is asked for."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import KW_ONLY
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from moevolve.search.interface.request import record
+from moevolve.search.interface.parameters import NewStore, Push, RunSettings
+from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.running.observer import SILENT, Observer
-from moevolve.search.shrink.options import ShrinkOptions
 
 if TYPE_CHECKING:
-    from moevolve.search.shrink.page import ShrinkPlan, ShrinkResult
+    from moevolve.search.shrink.result import ShrinkPlan, ShrinkResult
 
 
 @record
-class ShrinkRequest(ShrinkOptions):
+class ShrinkRequest(Request):
     """Make a smaller checkpoint of a mixture of experts or a dense model, for what your files of requests ask for.
 
     Choose settings for this machine, search, and export the winner with a page of what it costs. It is an ordinary
@@ -22,25 +25,136 @@ class ShrinkRequest(ShrinkOptions):
 
     Raises:
         UserError: a file of requests is malformed, the model can't be had, fits in no way, can't be made so small or
-            is smaller already, its answers are mostly wrong, the time is too short, the folder is taken, or the
-            winner keeps less of the score than asked; or the checkpoint is complete but can't be pushed.
+            is that small already, its answers are mostly wrong, the time is too short, or the folder is taken; or the
+            checkpoint is complete but can't be pushed.
         StoreError: the store can't be opened, or the search was cancelled.
         PoolError: no worker can be started; giving the same request again continues the search.
         ExportError: the checkpoint failed its verification, or is larger than asked.
+        ProfileError: the process that times the new checkpoint has ended; it is written all the same.
     """
 
+    needs_one = ("data", "tasks")
+    model: Annotated[str, about("The checkpoint: a folder, a GGUF file or a hub id."), Flag(metavar="MODEL")]
+    _: KW_ONLY
+    active: Annotated[
+        str | None,
+        about(
+            "Share of a dense model's feed-forward neurons that a token uses, such as 50%: it becomes a mixture of "
+            "experts, which needs --custom-code."
+        ),
+    ] = None
+    kind: Annotated[
+        Literal["tomoe", "factorllm"] | None,
+        about(
+            "How --active makes experts: overlapping masks of neurons, one per token (`tomoe`, the default), or equal "
+            "parts of them, several per token (`factorllm`)."
+        ),
+    ] = None
+    experts: Annotated[str | None, about("Experts to keep per MoE layer: a number, or a share such as 50%.")] = None
+    neurons: Annotated[
+        str | None,
+        about(
+            "Share of the neurons to keep, such as 12.5%: of a dense model, or of all experts together, where the "
+            "number of experts that share them is searched. Not of quantised checkpoints."
+        ),
+    ] = None
+    size: Annotated[
+        str | None,
+        about(
+            "Largest size of the new weight files, such as 16GiB: as many neurons as fit are kept, or as many experts "
+            "where they can't be narrower."
+        ),
+    ] = None
+    keep_score: Annotated[
+        str | None,
+        about(
+            "Share of the full model's score to keep, such as 99%: the fewest experts (or neurons of a dense model) "
+            "that keep it on `dev` with a confidence of 95 % are searched for."
+        ),
+    ] = None
+    data: Annotated[
+        Sequence[str | Path],
+        about(
+            "File of requests, which becomes a task; repeatable. JSON, JSONL, CSV or parquet of chats, of prompts, or "
+            "of prompts with answers; a .txt or .md file, or a folder of such; or the id of a data set of the hub."
+        ),
+        Flag("--data", "PATH", list[Path]),
+    ] = ()
+    columns: Annotated[
+        str | None,
+        about("Columns to read as prompt and answer, if their names don't tell: prompt=question,answer=response."),
+        Flag(metavar="NAME=COLUMN,..."),
+    ] = None
+    metric: Annotated[
+        str | None,
+        about("Function that scores an answer, given the expected one as well, from 0 to 1."),
+        Flag(metavar="FILE.py:FUNCTION"),
+    ] = None
+    tasks: Annotated[Sequence[str], about("An existing task, by name or path; repeatable."), Flag("--task")] = ()
+    output: Annotated[
+        str | Path | None,
+        about("New folder of the checkpoint; default: named after MODEL and what is kept."),
+        Flag("--output -o", "DIR", Path),
+    ] = None
+    evaluations: Annotated[int | None, about("Candidates to try; default: the preset's number.", ge=4)] = None
+    time: Annotated[
+        str | None,
+        about(
+            "Time for everything, such as 2h: a few candidates are measured first, and as many are tried as there is "
+            "time for. Not with --evaluations."
+        ),
+    ] = None
+    repair: Annotated[
+        Literal["none", "auto"] | None,
+        about(
+            "Repair what is kept (`auto`), or only leave experts out (`none`), so that a quantised checkpoint is "
+            "copied byte for byte. Default: repair, except for quantised checkpoints."
+        ),
+    ] = None
+    custom_code: Annotated[
+        bool,
+        about(
+            "Allow a checkpoint that needs the code beside it (trust_remote_code), for --active, or for narrower "
+            "experts in a few families. Default: what servers load."
+        ),
+    ] = False
+    seed: Annotated[int, about("Seed of the search.", ge=0)] = 0
+    overrides: RunSettings = ()
+    store: NewStore = None
+    guard_time: Annotated[
+        str | None,
+        about(
+            "Longest time in which both models answer held-out prompts; default: a tenth of --time, or else a quarter "
+            "of the search's."
+        ),
+    ] = None
+    force: Annotated[
+        bool,
+        about(
+            "Go on although the full model's answers are mostly wrong or --time is too short, and export a winner "
+            "beyond these limits."
+        ),
+    ] = False
+    push: Push = None
+    dry_run: Annotated[
+        bool,
+        about(
+            "Only write the run and task files. With --time a few candidates are measured even so. Not with "
+            "--keep-score."
+        ),
+    ] = False
+
     def answer(self, *, observer: Observer = SILENT) -> ShrinkResult | ShrinkPlan:
-        from moevolve.search.shrink.budget import budget_of, clock, seconds_of
+        from moevolve.search.shrink.goal import goal_of
 
         begun = time.monotonic()
-        budget_of(self)
-        if self.time is not None:
-            observer.on_note(f"--time {self.time}: everything is to end by {clock(seconds_of(self.time))}")
+        goal = goal_of(self)
+        goal.announce(observer.on_note)
         observer.on_stage("starting")
         # What takes seconds to import comes last.
         from moevolve.search.shrink.shrink import shrink
 
-        return shrink(self, observer, begun)
+        return shrink(goal, observer, begun)
 
 
 def refuse_wrong(request: ShrinkRequest) -> None:
@@ -49,6 +163,6 @@ def refuse_wrong(request: ShrinkRequest) -> None:
     Raises:
         UserError: It names the option that is wrong.
     """
-    from moevolve.search.shrink.shrink import checked
+    from moevolve.search.shrink.goal import goal_of
 
-    checked(request)
+    goal_of(request)

@@ -7,22 +7,22 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import PhaseConfig
-from moevolve.search.interface.opening import opened_store
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.execute import PoolFactory
 from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.shrink.budget import LONGEST, clock, enough, seconds_of
-from moevolve.search.shrink.options import ShrinkOptions
-from moevolve.search.text import duration
+from moevolve.search.shrink.goal import Goal
+from moevolve.search.text import clock, duration
 from moevolve.store.records import Progress
+from moevolve.store.repository import Store
 
 if TYPE_CHECKING:  # it loads torch
     from moevolve.search.running.plan.records import Pilot
@@ -39,53 +39,44 @@ _UNMEASURED = 4
 LEAST = 4
 # How often a model is loaded after the search: for the checks and the export together, and to time both models.
 _LOADS = 3
-# Time for the answers of the guard: a share of the whole time, or if that isn't limited of the search's.
-_GUARD_SHARE, _GUARD_OF_SEARCH = 0.1, 0.25
-# Seconds for them at least and at most where the time isn't limited. A loop shows in answers of a hundred tokens.
-_GUARD_LEAST, _GUARD_MOST = 60, 1800
+# How many times the given time a search may take by what was measured, before it is refused.
+_LONGEST = 1.2
 
 
-def guard_seconds(request: ShrinkOptions, searched: float = 0.0) -> float:
-    """How long the guard's answers may take after a search of so many seconds.
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """How many candidates a search tries within its time.
 
-    Raises:
-        UserError: The time that the request gives them isn't one.
+    Attributes:
+        evaluations: Their number, in all phases together.
+        ends_at: When everything is to end.
+        sentence: The same for people.
     """
-    if request.guard_time is not None:
-        return seconds_of(request.guard_time, "--guard-time")
-    if request.time is not None:
-        return _GUARD_SHARE * seconds_of(request.time)
-    return min(max(_GUARD_OF_SEARCH * searched, _GUARD_LEAST), _GUARD_MOST)
 
-
-def guard_plan(request: ShrinkOptions) -> str:
-    """Say how long the guard's answers may take, before the search."""
-    limit = f"{guard_seconds(request):.0f} s"
-    if request.guard_time is None and request.time is None:
-        limit = f"{_GUARD_OF_SEARCH:.0%} of the time that the search takes, but from {limit} to {_GUARD_MOST:,} s"
-    return f"then both models answer held-out prompts: at most {limit} (--guard-time), besides loading and repairs"
+    evaluations: int
+    ends_at: datetime
+    sentence: str
 
 
 def plan_time(
-    request: ShrinkOptions,
+    goal: Goal,
     config: RunConfig,
     begun: float,
     probe: ModelProbe,
     make_pool: PoolFactory,
     observer: Observer,
-) -> tuple[int, str]:
+    store: Store | None,
+) -> Planned:
     """Measure a few candidates of a search, which are kept for it, and choose how many it can try.
 
     Args:
-        request: It gives the time of everything from `begun` to the end of the export.
+        goal: It gives the time of everything from `begun` to the end of the export.
         config: The search.
         begun: When the request was made, in seconds of `time.monotonic`.
         probe: Process that describes the model.
         make_pool: Makes the pool that measures, and then searches.
         observer: Its `on_note` takes when everything will end.
-
-    Returns:
-        The number of candidates in all phases together, and a sentence about it for people.
+        store: Store that keeps what is measured; None keeps nothing.
 
     Raises:
         UserError: Even the fewest candidates take much longer, or measuring a few takes most of the time, unless the
@@ -93,8 +84,9 @@ def plan_time(
     """
     from moevolve.search.running.plan.pilot import measure
 
-    assert request.time is not None
-    most = math.inf if request.force else _MEASURING * seconds_of(request.time)
+    assert goal.seconds is not None
+    option, limit, force = f"--time {goal.request.time}", goal.seconds, goal.request.force
+    most = math.inf if force else _MEASURING * limit
 
     measured = "no candidates"
 
@@ -102,7 +94,7 @@ def plan_time(
         elapsed = time.monotonic() - begun
         if elapsed > most:
             raise UserError(
-                f"--time {request.time}: {_MEASURING:.0%} of it is over, and {measured} are measured; give a longer "
+                f"{option}: {_MEASURING:.0%} of it is over, and {measured} are measured; give a longer "
                 f"time, such as {enough(_UNMEASURED * elapsed)}, or go on with --force"
             )
 
@@ -119,17 +111,14 @@ def plan_time(
     refuse_if_late()
     started = time.monotonic() - begun
     setup = set_up_new(config, probe.call)
-    store = config.store if request.store is None else request.store
-    with nullcontext() if request.dry_run else opened_store(store, create=True) as keep:
-        found = measure(setup, _MEASURED, make_pool, on_stage, on_progress, keep, probe.call)
+    found = measure(setup, _MEASURED, make_pool, on_stage, on_progress, store, probe.call)
     spent = time.monotonic() - begun
     # The processes that check the winner and time it take about as long to start as those of the search.
-    besides = spent + started + guard_seconds(request)
-    number, takes, sentence = chosen(request.time, setup.config, found, besides)
-    if takes > LONGEST * seconds_of(request.time) and not request.force:
+    number, takes, sentence = chosen(option, limit, setup.config, found, spent + started + goal.guard_seconds())
+    if takes > _LONGEST * limit and not force:
         raise UserError(f"{sentence}; give a longer time, such as {enough(takes)}, or go on with --force")
     observer.on_note(f"{sentence}, until {clock(takes - spent)}")
-    return number, sentence
+    return Planned(number, datetime.now(UTC) + timedelta(seconds=takes - spent), sentence)
 
 
 def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseConfig, ...]:
@@ -159,13 +148,14 @@ def longest(phases: Sequence[PhaseConfig]) -> int:
     return max(range(len(phases)), key=lambda place: (phases[place].evaluations, place))
 
 
-def chosen(text: str, config: RunConfig, found: Pilot, besides: float) -> tuple[int, float, str]:
+def chosen(option: str, limit: float, config: RunConfig, found: Pilot, besides: float) -> tuple[int, float, str]:
     """Choose the number of evaluations from what a few took; see `plan_time`.
 
     What was calibrated and evaluated isn't again.
 
     Args:
-        text: The time that there is for everything.
+        option: The option that limits the time of everything, with its value.
+        limit: This time, in seconds.
         config: The search.
         found: What a few evaluations took.
         besides: Seconds before the search, and of the guard's answers and of starting processes.
@@ -189,15 +179,20 @@ def chosen(text: str, config: RunConfig, found: Pilot, besides: float) -> tuple[
     earlier = sum(phase.evaluations for phase in phases) - phases[longest(phases)].evaluations
     least, most = max(fewest(phases), earlier + 1), _MOST * sum(phase.evaluations for phase in phases)
     possible = range(least, most + 1)
-    number = possible[max(0, bisect_right(possible, seconds_of(text), key=takes) - 1)]
+    number = possible[max(0, bisect_right(possible, limit, key=takes) - 1)]
     bound = ""
-    if takes(number) > seconds_of(text):
+    if takes(number) > limit:
         bound = ", the fewest that there can be, although they take longer"
     elif number == most:
         bound = f", {_MOST} times the preset's, although there is time for more"
     one = found.of(phases[longest(phases)].kind)
     sentence = (
-        f"--time {text}: {number} candidates{bound}; one takes {one:.2g} s on one of {found.workers} workers "
+        f"{option}: {number} candidates{bound}; one takes {one:.2g} s on one of {found.workers} workers "
         f"(measured on {found.individuals}), everything about {duration(takes(number))}"
     )
     return number, takes(number), sentence
+
+
+def enough(seconds: float) -> str:
+    """Return a value of --time that is as long or a little longer."""
+    return f"{math.ceil(seconds / 60)}m" if seconds < 7200 else f"{math.ceil(seconds / 3600)}h"

@@ -13,7 +13,7 @@ from moevolve.store.leases import fence, free_lease
 from moevolve.store.lineage import find_search
 from moevolve.store.queries import context_ids, read_evaluations, read_history
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL, ExportRecord, SearchRecord
+from moevolve.store.records import FULL_MODEL, ExportRecord, SearchRecord, StoredShrink
 from moevolve.store.repository import Store
 from moevolve.store.session import CHUNK, insert_all, insert_new, lock_against_prune
 from moevolve.store.tables import (
@@ -25,9 +25,10 @@ from moevolve.store.tables import (
     leases,
     search_tasks,
     searches,
+    shrinks,
 )
 from moevolve.store.upkeep.prune import CalibrationsOf
-from moevolve.store.writes import write_evaluations, write_export, write_individuals
+from moevolve.store.writes import write_evaluations, write_export, write_individuals, write_shrink
 
 # Counted before and after, since writes of rows that are there change nothing and say so nowhere.
 _COUNTED = (individuals, evaluations, calibrations, exports)
@@ -75,6 +76,10 @@ def copy(source: StoreReader, target: Store, names: Sequence[str], calibrations_
             decided += _copy_individuals(here, there, search)
             for row in _rows(here, exports, search):
                 write_export(there, search.id, row.idx, ExportRecord(row.path, row.form, row.checks, row.created_at))
+        names_copied = {search.name for search in found}
+        for row in here.execute(select(shrinks)):
+            if not names_copied.isdisjoint(row.searches):
+                write_shrink(there, StoredShrink(**row._asdict()))
         added = {name: count - before[name] for name, count in _counts(there).items()}
     return CopyReport(tuple(search.name for search in found), decided=decided, **added)
 

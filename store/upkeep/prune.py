@@ -25,6 +25,7 @@ from moevolve.store.tables import (
     parents,
     search_tasks,
     searches,
+    shrinks,
 )
 
 
@@ -65,6 +66,7 @@ def prune(store: Store, names: Sequence[str], calibrations_of: CalibrationsOf, d
         lock_against_prune(connection, alone=True)
         ids = [find_search(connection, name).id for name in dict.fromkeys(names)]
         counted = [_drop_search(connection, fence(connection, search_id)) for search_id in dict.fromkeys(ids)]
+        _drop_shrinks(connection)
         evaluated = _drop_evaluations(connection, revoke_expired(connection))
         calibrated = _drop_calibrations(connection, calibrations_of)
         size = sum(size for _, size in counted) + evaluated[1] + calibrated[1]
@@ -85,6 +87,14 @@ def _drop_search(connection: Connection, search_id: str) -> tuple[int, int]:
     dropped = _drop(connection, individuals, individuals.c.genome, individuals.c.search_id == search_id)
     connection.execute(delete(searches).where(searches.c.id == search_id))
     return dropped
+
+
+def _drop_shrinks(connection: Connection) -> None:
+    """Delete the shrinks that have made searches none of which is left."""
+    left = set(connection.execute(select(searches.c.name)).scalars())
+    for name, made in connection.execute(select(shrinks.c.name, shrinks.c.searches)).all():
+        if made and left.isdisjoint(made):
+            connection.execute(delete(shrinks).where(shrinks.c.name == name))
 
 
 def _drop(

@@ -10,7 +10,7 @@ import pytest
 from store_samples import ENGINE, MODEL, decided, digest, evaluation, individual, search, split
 
 from moevolve.store.errors import StoreError
-from moevolve.store.records import FULL_MODEL, UNBOUND, ExportRecord
+from moevolve.store.records import FULL_MODEL, UNBOUND, ExportRecord, StoredShrink
 from moevolve.store.repository import Store
 from moevolve.store.session import CHUNK
 
@@ -300,3 +300,13 @@ def test_a_search_without_weights_is_bound_once(store: Store) -> None:
         assert store.search(name) == before
     with pytest.raises(StoreError, match="no search"):
         store.bind_model("id-gamma", MODEL, "weights/here")
+
+
+def test_a_shrink_is_stored_by_its_last_state(store: Store) -> None:
+    first = StoredShrink("small", (), "{}", datetime(2026, 1, 2, tzinfo=UTC))
+    last = StoredShrink("small", ("small-4", "small-2"), '{"a": 1}', datetime(2026, 1, 3, tzinfo=UTC))
+    other = StoredShrink("other", (), "{}", datetime(2026, 1, 4, tzinfo=UTC))
+    for each in (first, last, other):
+        store.record_shrink(each)
+        store.record_shrink(each)
+    assert store.shrinks() == [other, last]

@@ -20,12 +20,12 @@ from store_samples import ENGINE, MODEL, decided, digest, evaluation, individual
 
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL, UNBOUND, ExportRecord, Lease
+from moevolve.store.records import FULL_MODEL, UNBOUND, ExportRecord, Lease, StoredShrink
 from moevolve.store.repository import Store
 from moevolve.store.tables import METADATA
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("searches", "controls", "running", "latest_events", "calibrations"), ()),
+    **dict.fromkeys(("searches", "controls", "running", "latest_events", "calibrations", "shrinks"), ()),
     **dict.fromkeys(("individual", "ancestors", "descendants"), ("alpha:0",)),
     **dict.fromkeys(("best", "full_score", "pareto"), ("rte",)),
     "search": ("alpha",),
@@ -51,6 +51,7 @@ WRITES: dict[str, Callable[[Store], Any]] = {
     "add_evaluations": lambda store: store.add_evaluations([evaluation(1, 0.5)]),
     "retry": lambda store: store.retry("id-alpha", 1),
     "add_calibration": lambda store: store.add_calibration("c" * 64, b"content"),
+    "record_shrink": lambda store: store.record_shrink(StoredShrink("other", (), "{}")),
     "add_export": lambda store: store.add_export("alpha:0", ExportRecord("here", "stock")),
 }
 """Each method that a store has beside, but those that begin transactions and make files smaller; one after another."""
@@ -62,6 +63,7 @@ def fill(store: Store) -> None:
     store.record("id-alpha", [decided(0, 0.5)], [evaluation(0, 0.5), full])
     store.create_search(search("beta", model_fingerprint=f"{UNBOUND}shapes"), [])
     store.add_calibration("k" * 64, b"known")
+    store.record_shrink(StoredShrink("small", ("alpha",), "{}"))
 
 
 def filled_file(path: Path) -> str:

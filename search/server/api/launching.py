@@ -20,13 +20,12 @@ from moevolve.search.server.dependencies import CHANGES, RefPath, SearchPath, Se
 from moevolve.search.server.planning import (
     LaunchPlan,
     RemoteLaunchRequest,
-    RemoteShrinkRequest,
     plan_launch,
     start_launch,
-    start_shrink,
 )
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.processes import RETRY_S, BusyError, Job
+from moevolve.search.server.shrinks import RemoteShrinkRequest, resume_shrink, start_shrink
 from moevolve.search.server.uploads import DataFile, UploadedFile, delete_upload, keep_upload, list_files
 
 _EXPORT_OPTIONS = tuple(fields_of(CheckpointRequest))
@@ -117,11 +116,7 @@ def resume(server: ServerDep, search: SearchPath) -> Job | None:
         if control.desired_state == "running":
             state = f"being run by {control.owner} already"
         raise BusyError(f"search {record.name} is {state}")
-    name = server.processes.maker(record.name)
-    command = server.processes.arguments(name)
-    if command[:1] != ("shrink",):  # which goes on to its checkpoint
-        name, command = record.name, ("resume", record.name)
-    return server.processes.start(name, command)
+    return resume_shrink(record.name, server) or server.processes.start(record.name, ["resume", record.name])
 
 
 @routes.post("/individuals/{ref}/export", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)

@@ -17,6 +17,8 @@ from moevolve.search.server.caches import MAX_POINTS, FitnessCurve
 from moevolve.search.server.dependencies import AfterQuery, LimitQuery, SearchPath, ServerDep
 from moevolve.search.server.feed import MAX_WATCHERS
 from moevolve.search.server.problems import READS
+from moevolve.search.server.shrinks import process_of
+from moevolve.search.shrink.record import ShrinkRecord, find_shrink, read_shrinks
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import NotFoundError
 from moevolve.store.records import Event, EventKind, IndividualRecord, Order
@@ -46,12 +48,27 @@ def list_individuals(
 def read_log(server: ServerDep, search: SearchPath) -> str:
     """The end of a search's log, from its start on; empty if the search wasn't launched by this server."""
     try:
-        name = server.processes.maker(server.store.search(search).name)
+        name = process_of(server, server.store.search(search).name)
     except NotFoundError:
-        if not server.processes.knows(search):
+        if not server.processes.knows(search) and find_shrink(server.store, search) is None:
             raise
         name = search  # it is being started, or failed to
     return server.processes.log(name)
+
+
+@routes.get("/shrinks", tags=["shrinks"])
+def list_shrinks(server: ServerDep) -> list[ShrinkRecord]:
+    """List the records of all shrinks, the one that changed last first."""
+    return read_shrinks(server.store)
+
+
+@routes.get("/shrinks/{name}", tags=["shrinks"])
+def read_shrink(server: ServerDep, name: SearchPath) -> ShrinkRecord:
+    """What a shrink has decided, done and found; the name may be that of one of its searches."""
+    found = find_shrink(server.store, name)
+    if found is None:
+        raise NotFoundError(f"no shrink {name!r}")
+    return found
 
 
 @routes.get("/searches/{search}/course", tags=["drawings"])

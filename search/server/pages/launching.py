@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
@@ -31,6 +33,7 @@ from moevolve.search.server.planning import (
     start_launch,
 )
 from moevolve.search.server.processes import Job
+from moevolve.search.server.shrinks import ShrinkState, state_of
 from moevolve.store.errors import NotFoundError
 from moevolve.store.records import SearchRecord
 
@@ -38,8 +41,6 @@ _JOBS = 20
 """Number of started searches on a page, the latest."""
 _LOG_LINES = 20
 """Number of lines of a log that are shown while its search starts."""
-_CHOSEN = re.compile(r"^the search is (\S+) in ", re.MULTILINE)
-"""The line of a shrink's page that names its search."""
 _SETTING = re.compile(r"\s*(?P<key>[^=\s]+)\s*=\s*(?P<value>.*?)\s*")
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -91,20 +92,15 @@ class FormField:
 
 @dataclass(frozen=True, slots=True)
 class StartedSearch:
-    """A search that this server started, and its record once there is one.
-
-    Attributes:
-        tries_sizes: Whether it is a shrink that makes several searches, none of which has its name.
-    """
+    """A search or a shrink that this server started, and the search's record once there is one."""
 
     job: Job
     search: SearchRecord | None
-    tries_sizes: bool
 
     @property
     def is_arriving(self) -> bool:
         """Whether its process runs, and hasn't recorded a search yet."""
-        return self.job.running and self.search is None and not self.tries_sizes
+        return self.job.running and self.search is None
 
     @property
     def state(self) -> str:
@@ -120,8 +116,7 @@ class StartedSearch:
         """A line that explains the state; None if there is nothing to add."""
         if self.job.running:
             return {None: None, "paused": "pauses then"}.get(self.job.asked, "asked to end")
-        stopped = None if self.tries_sizes else "while it started"
-        return {"stopped": stopped, "failed": f"with code {self.job.exit_code}"}.get(self.state)
+        return {"stopped": "while it started", "failed": f"with code {self.job.exit_code}"}.get(self.state)
 
     @property
     def tone(self) -> Tone:
@@ -177,9 +172,10 @@ async def take_form(request: Request, server: ServerDep, typed: TypedLaunch) -> 
 def show_arrival(request: Request, server: ServerDep, name: NameQuery) -> HTMLResponse:
     """State of a launch. Once its search is in the store, the browser is redirected to the search's page."""
     found = search_or_launch(server, name)
-    if isinstance(found, SearchRecord):
-        return HTMLResponse("", headers={"hx-redirect": f"/searches/{handle(found)}"})
-    return arrival_page(request, server, name, found)
+    if found is None or isinstance(found, Job):
+        return arrival_page(request, server, name, found)
+    page = f"/searches/{handle(found)}" if isinstance(found, SearchRecord) else f"/shrinks/{quote(found.name, '')}"
+    return HTMLResponse("", headers={"hx-redirect": page})
 
 
 @routes.get("/launch/started")
@@ -189,32 +185,18 @@ def show_started(request: Request, server: ServerDep) -> HTMLResponse:
 
 
 def arrival_page(request: Request, server: ServerState, name: str, job: Job | None) -> HTMLResponse:
-    """The state of a process that starts a search, until the search is in the store.
+    """Render the state of a process that starts a search, until the search is in the store.
 
-    None stands for a process that an earlier run of the server has started.
+    A job of None was started by an earlier server, and possibly still runs.
     """
-    log = server.processes.log(name)
-    lines = log.splitlines()[-_LOG_LINES:]
-    chosen = chosen_of(server, name)
-    names = [one.search.name for one in server.listings.summaries()]
-    return render(
-        request,
-        "launch_arrival.jinja",
-        name=name,
-        job=job,
-        made=any(each == name or each.startswith(f"{name}-") for each in names),
-        log="\n".join(lines),
-        page=last_stage(log)[1],
-        tries_sizes=server.processes.tries_sizes(name),
-        chosen=None if chosen is None else chosen.name,
-    )
+    lines = server.processes.log(name).splitlines()[-_LOG_LINES:]
+    return render(request, "launch_arrival.jinja", name=name, job=job, log="\n".join(lines))
 
 
-def search_or_launch(server: ServerState, name: str) -> SearchRecord | Job | None:
-    """What is shown for a name: its search; before that is stored, the process that starts it.
+def search_or_launch(server: ServerState, name: str) -> SearchRecord | ShrinkState | Job | None:
+    """Return the search of a name, or before that is stored, the shrink or the process that starts it.
 
-    Of a shrink of several searches whose process isn't known it is the search that stands for them (`chosen_of`). None
-    stands for a process that an earlier run of the server has started, and that may still run.
+    None stands for a process that an earlier server started, and that possibly still runs.
 
     Raises:
         NotFoundError: There is none of these.
@@ -222,30 +204,13 @@ def search_or_launch(server: ServerState, name: str) -> SearchRecord | Job | Non
     try:
         return server.store.search(name)
     except NotFoundError:
+        with suppress(NotFoundError):
+            return state_of(server, name)
         if server.processes.knows(name):
             return server.processes.job(name)
-        chosen = chosen_of(server, name)
-        if chosen is None and not server.processes.log(name):
+        if not server.processes.log(name):
             raise
-        return chosen
-
-
-def chosen_of(server: ServerState, shrink: str) -> SearchRecord | None:
-    """The search that a shrink of several has chosen, or until then its newest; None if there is none.
-
-    Whichever server started it.
-    """
-    named = [one.search for one in server.listings.summaries() if one.search.name.startswith(f"{shrink}-")]
-    made = [search for search in named if server.processes.maker(search.name) == shrink]
-    chosen = _CHOSEN.findall(server.processes.log(shrink)) if made else []
-    return next((search for search in made if search.name in chosen[-1:]), made[-1] if made else None)
-
-
-def last_stage(log: str) -> tuple[str, str]:
-    """The last stage of a shrink in its log, and what it printed after that: its page, or its error; empty without."""
-    _, found, rest = log.rpartition("\nshrink: ")
-    stage, _, page = rest.partition("\n")
-    return (stage, page.strip()) if found else ("", "")
+        return None
 
 
 def _fields(given: RunConfig) -> Iterator[FormField]:
@@ -315,4 +280,4 @@ def started_searches(server: ServerState) -> list[StartedSearch]:
     """Searches that this server started, the latest first."""
     jobs = [job for job in server.processes.jobs() if job.command != "export"][: -_JOBS - 1 : -1]
     known = {one.search.name: one.search for one in server.listings.summaries()} if jobs else {}
-    return [StartedSearch(job, known.get(job.name), server.processes.tries_sizes(job.name)) for job in jobs]
+    return [StartedSearch(job, known.get(job.name)) for job in jobs]

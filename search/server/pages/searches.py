@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, get_args
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -35,6 +36,8 @@ from moevolve.search.server.pages.views import (
     view_of_summary,
     workers_of,
 )
+from moevolve.search.server.processes import Job
+from moevolve.search.server.shrinks import ShrinkState, process_of
 from moevolve.store.records import SEARCH_STATUSES, Order, SearchRecord
 
 _SEARCHES, _ROWS, _EVENTS, _MANY_EVENTS = 50, 25, 10, 500
@@ -103,17 +106,13 @@ def show_comparison(
 def show_search(
     request: Request, server: ServerDep, search: SearchPath, order: Order = "best", after: AfterQuery = None
 ) -> Response:
-    """One search, without the parts that are slow to compute; before it is stored, the state of its launch.
-
-    A shrink that has made several searches is shown by the one that it chose, or else its newest, once no launch of it
-    is known.
-    """
-    record = search_or_launch(server, search)
-    if not isinstance(record, SearchRecord):
-        return arrival_page(request, server, search, record)
-    config, maker = config_of(record), server.processes.maker(record.name)
-    if search == maker != record.name:
-        return RedirectResponse(f"/searches/{handle(record)}", HTTPStatus.SEE_OTHER)
+    """One search, without the parts that are slow to compute; before it is stored, the state of its launch."""
+    found = search_or_launch(server, search)
+    if isinstance(found, ShrinkState):
+        return RedirectResponse(f"/shrinks/{quote(found.name, '')}", HTTPStatus.SEE_OTHER)
+    if found is None or isinstance(found, Job):
+        return arrival_page(request, server, search, found)
+    record, config = found, config_of(found)
     view = _view(server, record)
     return render(
         request,
@@ -128,7 +127,7 @@ def show_search(
         spans=[{"kind": span.kind, "start": span.start, "stop": span.stop} for span in spans_of(config)],
         readable=config is not None,
         at_once=view.individuals <= _MAX_INDIVIDUALS,
-        log=bool(server.processes.log(maker)),
+        log=bool(server.processes.log(process_of(server, record.name))),
         sizes=_has_sizes(server, record),
         **checkpoint_context(server, record),
     )
@@ -228,7 +227,7 @@ def show_settings(request: Request, server: ServerDep, search: SearchPath) -> HT
 def _view(server: ServerState, record: SearchRecord) -> SearchView:
     """The view of a search, with its winner's score on test, which listings know."""
     view = view_of_search(server.store, record, server.store.control(record.id))
-    name = server.processes.maker(record.name)
+    name = process_of(server, record.name)
     if view.actions and not view.control.alive and record.updated_at is not None and server.processes.knows(name):
         job = server.processes.job(name)
         # One that was started before has just ended it.

@@ -23,22 +23,19 @@ from moevolve.search.report.fitness import KEPT_CAPTION, kept_figure
 from moevolve.search.report.rendering import handle
 from moevolve.search.results.kept import SizePoint, kept_by_size
 from moevolve.search.server.dependencies import SearchPath, ServerDep, ServerState
-from moevolve.search.server.pages.launching import arrival_page, chosen_of, last_stage, started_searches
+from moevolve.search.server.pages.launching import started_searches
 from moevolve.search.server.pages.rendering import render, render_part, svg_document
-from moevolve.search.server.planning import SHRINK_OPTIONS, RemoteShrinkRequest, start_shrink
+from moevolve.search.server.shrinks import SHRINK_OPTIONS, RemoteShrinkRequest, ShrinkState, start_shrink, state_of
 from moevolve.search.server.uploads import list_files
+from moevolve.search.shrink.goal import AmountKind
 from moevolve.search.shrink.request import ShrinkRequest
+from moevolve.search.shrink.result import result_of
 from moevolve.store.errors import NotFoundError
 from moevolve.store.records import ExportRecord, SearchRecord
 from moevolve.workers.export.servers import loads_in
 
-Amount = Literal["experts", "neurons", "size", "keep_score", "active"]
-"""Parameters that say how much is kept; a request has one of them."""
+# Parameters that are always shown.
 _FIRST = ("repair", "time", "custom_code")
-"""Parameters that are always shown."""
-_SIZE_NOTE = re.compile(r"^(?:shrink: )?--keep-score (\S+): (.+)$", re.MULTILINE)
-"""Lines of a log about the sizes that keep a share of the score: the share, and what was found."""
-
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
@@ -50,7 +47,7 @@ class TypedShrink(BaseModel):
     model: str = ""
     data: str | list[str] = []
     tasks: str | list[str] = []
-    keep: Amount
+    keep: AmountKind
     amount: str
 
 
@@ -97,9 +94,9 @@ def show_shrink(request: Request, server: ServerDep) -> HTMLResponse:
         files=list_files(settings),
         upload_mb=None if settings.uploads is None else settings.upload_mb,
         tasks=list_tasks(),
-        amounts=[_field(name) for name in get_args(Amount)],
+        amounts=[_field(name) for name in get_args(AmountKind)],
         first=[_field(name) for name in _FIRST],
-        further=[_field(name) for name in SHRINK_OPTIONS if name not in (*get_args(Amount), *_FIRST)],
+        further=[_field(name) for name in SHRINK_OPTIONS if name not in (*get_args(AmountKind), *_FIRST)],
     )
 
 
@@ -111,7 +108,7 @@ def show_files(request: Request, server: ServerDep) -> HTMLResponse:
 
 
 @routes.post("/shrink")
-async def take_form(request: Request, server: ServerDep, typed: TypedShrink) -> HTMLResponse:
+async def take_form(server: ServerDep, typed: TypedShrink) -> HTMLResponse:
     """Start the shrink described by the form."""
     given: dict[str, Any] = {name: text.strip() for name, text in (typed.model_extra or {}).items() if text.strip()}
     given |= {"name": typed.name.strip(), "model": typed.model, typed.keep: typed.amount.strip()}
@@ -119,12 +116,19 @@ async def take_form(request: Request, server: ServerDep, typed: TypedShrink) -> 
     with one_line_errors():
         asked = RemoteShrinkRequest.model_validate(given)
     job = await start_shrink(asked, server)
-    return arrival_page(request, server, job.name, job)
+    return HTMLResponse("", headers={"hx-redirect": f"/shrinks/{quote(job.name, '')}"})
+
+
+@routes.get("/shrinks/{name}")
+def show_state(request: Request, server: ServerDep, name: SearchPath) -> HTMLResponse:
+    """How far a shrink is, and what it has found; the name may be that of one of its searches."""
+    state = state_of(server, name)
+    return render(request, "shrink_state.jinja", **shrink_context(server, state))
 
 
 @routes.get("/searches/{search}/checkpoint")
 def show_checkpoint(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
-    """The exports of a search's winner, and the state and the page of the shrink that made the search."""
+    """The exports of a search's winner, and the shrink that made the search."""
     record = server.store.search(search)
     here = f"/searches/{handle(record)}"
     context = checkpoint_context(server, record)
@@ -133,20 +137,15 @@ def show_checkpoint(request: Request, server: ServerDep, search: SearchPath) -> 
 
 @routes.get("/searches/{search}/kept")
 def show_kept(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
-    """What winners of different sizes keep of the full model's score, and how a shrink chose among them.
-
-    The name may be that of the shrink, which no search has.
-    """
-    record = chosen_of(server, search) or server.store.search(search)
-    shrink = server.processes.maker(record.name)
-    here, log = f"/searches/{quote(shrink, '')}", server.processes.log(shrink).rpartition(" UTC: moevolve ")[2]
+    """What winners of different sizes keep of the full model's score."""
+    record = server.store.search(search)
     context = {
         "points": _points(server, record),
         "caption": KEPT_CAPTION,
-        "notes": _SIZE_NOTE.findall(log),
         "records": {one.search.name: one.search for one in server.listings.summaries()},
     }
-    return render_part(request, "kept", "Score kept by size, of", shrink, here, search=record, **context)
+    here = f"/searches/{handle(record)}"
+    return render_part(request, "kept", "Score kept by size, of", record.name, here, search=record, **context)
 
 
 @routes.get("/searches/{search}/kept.svg")
@@ -166,14 +165,21 @@ def _points(server: ServerState, search: SearchRecord) -> tuple[SizePoint, ...]:
     return server.listings.cached(f"kept by {search.id}", partial(kept_by_size, server.store, search))
 
 
+def shrink_context(server: ServerState, state: ShrinkState) -> dict[str, Any]:
+    """Return the variables of `shrink_part.jinja`."""
+    record, stored = state.record, {one.search.name for one in server.listings.summaries()}
+    result = None if record is None else result_of(server.store, record)
+    trials = [] if record is None else [(trial, trial.search in stored) for trial in record.sizes]
+    searched = None if record is None or record.search not in stored else record.search
+    return {"shrink": state, "result": result, "trials": trials, "searched": searched}
+
+
 def checkpoint_context(server: ServerState, search: SearchRecord) -> dict[str, Any]:
-    """Variables of `checkpoint_part.jinja`."""
-    name = server.processes.maker(search.name)
-    job = next((job for job in server.processes.jobs() if job.name == name and job.command == "shrink"), None)
-    stage, page = last_stage(server.processes.log(name))
-    if job is not None:
-        stage, page = "", "" if job.running else page
-    return {"job": job, "stage": "" if page else stage, "page": page, "checkpoints": list(_checkpoints(server, search))}
+    """Return the variables of `checkpoint_part.jinja`."""
+    found: dict[str, Any] = {"shrink": None}
+    with suppress(NotFoundError):
+        found = shrink_context(server, state_of(server, search.name))
+    return found | {"checkpoints": list(_checkpoints(server, search))}
 
 
 def _checkpoints(server: ServerState, search: SearchRecord) -> Iterator[Checkpoint]:
@@ -199,7 +205,7 @@ def _field(name: str) -> OptionField:
     return OptionField(
         name,
         option_names(name, field)[0].lstrip("-"),
-        re.sub(r"`|--(?=[a-z])", "", field.description or ""),
+        re.sub(r"`|--(?=[a-z])", "", field.description or "").replace("repeatable", "several with blanks between them"),
         "checkbox" if bool in kinds else "number" if number else "text",
         next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ()),
         str(default) if number and default is not None else flag_of(field).metavar or "",

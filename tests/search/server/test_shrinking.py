@@ -7,7 +7,6 @@ import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,16 @@ from safetensors import safe_open
 from search_lab import run_config
 from served_here import in_thread, served_here
 from server_tokens import READ, WRITE
+from shrink_samples import put, shrink_record, stages_of
 from starlette.testclient import TestClient
 from waiting import PATIENT_S, until
 
+from moevolve.search.results.kept import Kept
 from moevolve.search.server.app import make_app
 from moevolve.search.server.connections import BoundedProtocol
-from moevolve.search.server.processes import Job, ProcessRunner
 from moevolve.search.server.settings import ServerSettings
 from moevolve.search.server.uploads import plain_name
+from moevolve.search.shrink.record import STAGES, SizeTrial
 from moevolve.store.records import FULL_MODEL, ExportRecord
 from moevolve.store.repository import Store
 from moevolve.workers.children.process import ChildProcess
@@ -293,11 +294,10 @@ def test_the_form_starts_what_the_api_does(client: TestClient, started: list[lis
     assert page.texts_of("option")[:2] == ["gone", "tiny"] and "such as 50% of the experts" in page.text
     assert [found["value"] for found in page.all("input") if found["name"] == "data"] == ["named"]
     typed = FORM | {"custom_code": "on", "repair": "none", "time": "2h", "seed": ""}
-    answer = client.post("/shrink?part=1", json=typed | {"tasks": ["boolq", "rte"], "guard_time": "2m"})
-    page = check(answer.text, whole=False)
-    assert answer.status_code == 200 and "process 7" in page.text and "/?text=small" not in page.links, "no search yet"
-    command = started[0]
-    for words in (["--experts", "25%"], ["--repair", "none"], ["--time", "2h"], ["--guard-time", "2m"]):
+    answer = client.post("/shrink?part=1", json=typed | {"tasks": ["boolq", "rte"], "guard_time": "7m"})
+    assert answer.status_code == 200 and answer.headers["hx-redirect"] == "/shrinks/small"
+    command = started[0][:-2]
+    for words in (["--experts", "25%"], ["--repair", "none"], ["--time", "2h"], ["--guard-time", "7m"]):
         assert command[command.index(words[0]) + 1] == words[1]
     assert "--custom-code" in command and command.count("--task") == 2
     for changes, said in (
@@ -316,9 +316,7 @@ def test_the_form_starts_what_the_api_does(client: TestClient, started: list[lis
     assert all("disabled" in found for found in reader.all("button", "fieldset", "select"))
 
 
-def test_a_searchs_page_has_what_became_of_its_winner(
-    client: TestClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_searchs_page_has_the_exports_of_its_winner(client: TestClient, store: Store, tmp_path: Path) -> None:
     store.create_search(samples.search("shrunk"), [samples.split()])
     assert "There is none yet." in page_of(client, "/searches/shrunk").text
     store.record("id-shrunk", [samples.decided(0, 0.5)])
@@ -330,24 +328,35 @@ def test_a_searchs_page_has_what_became_of_its_winner(
     for folder in ("new", "gone"):
         store.add_export("shrunk:0", ExportRecord(str(tmp_path / folder), "stock"))
     text = page_of(client, "/searches/shrunk").text
-    assert f"{tmp_path}/new stock transformers, vLLM, SGLang" in text and f"{tmp_path}/gone stock - " in text
-    log = "shrink: starting\nshrink: writing\nbest found 25%\nwrote small\n"
-    store.create_search(samples.search("lean-3"), [samples.split()])
-    monkeypatch.setattr(ProcessRunner, "log", lambda *_: log)
-    at = datetime.now(UTC)
-    for job, said, printed in (
-        (Job("shrunk", "shrink", at, 7, True, None, "wrote small"), "shrinking wrote small", False),
-        (Job("shrunk", "shrink", at, 7, False, 0, "wrote small"), "shrunk", True),
-        (Job("shrunk", "shrink", at, 7, False, 1, "wrote small"), "the shrink ended with code 1", True),
-    ):
-        monkeypatch.setattr(ProcessRunner, "jobs", lambda _, job=job: [job])
-        page = page_of(client, "/searches/shrunk/checkpoint?part=1")
-        assert said in page.text and (page.texts_of("code") == ["best found 25%\nwrote small"]) == printed
-        assert page.all("div")[0]["hx-trigger"] == ("every 2s" if job.running else "sse:drivers, started from:body")
-        monkeypatch.setattr(ProcessRunner, "job", lambda *_, job=job: job)
-        monkeypatch.setattr(ProcessRunner, "knows", lambda *_: True)
-        arrival = page_of(client, "/launch/arrival?name=lean&part=1")
-        assert ("best found 25%" in arrival.text) and "/?text=lean" in arrival.links
+    assert f"{tmp_path}/new stock transformers, " in text and f"{tmp_path}/gone stock - " in text
+
+
+def test_a_shrinks_page_shows_its_record_whatever_its_log_says(
+    client: TestClient, store: Store, settings: ServerSettings, tmp_path: Path
+) -> None:
+    """Every message of the command is another one in the second log, and the page stays the same."""
+    settings.logs.mkdir()
+    later = TestClient(make_app(store, settings), "http://localhost:8080", headers=HEADERS)
+    for stage, record in stages_of(tmp_path).items():
+        put(store, record)
+        shown = []
+        for log in ("shrink: searching\nwrote small\nthe search is small-6 in sqlite:///lab.db\n", "qwertz\n" * 30):
+            (settings.logs / "small.log").write_text(log)
+            shown += [server.get("/shrinks/small").text for server in (client, later)]
+        assert len(set(shown)) == 1, "after a restart of the server, too"
+        page = page_of(client, "/shrinks/small")
+        polls = [found for found in page.all("div") if "/shrinks/small" in found.get("hx-get", "")]
+        assert len(polls) == (record.status == "running"), stage
+        if record.status == "running":
+            assert STAGES[record.stage] in page.text
+        assert (record.failure or record.amount) in page.text and record.status in page.text
+        for trial in record.sizes:
+            assert f"{trial.size} one-shot choices 60.0 %" in page.text
+        assert client.get("/api/shrinks/small").json()["stage"] == record.stage
+        assert client.get("/searches/small", follow_redirects=False).headers["location"] == "/shrinks/small"
+    assert [found["name"] for found in client.get("/api/shrinks").json()] == ["small"]
+    for path in ("/shrinks/smal", "/api/shrinks/smal", "/searches/smal"):
+        assert client.get(path).status_code == 404
 
 
 def winner_keeps(store: Store, name: str, size: int, right: int) -> None:
@@ -366,76 +375,43 @@ def winner_keeps(store: Store, name: str, size: int, right: int) -> None:
 
 
 def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
-    client: TestClient, store: Store, settings: ServerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, store: Store, tmp_path: Path
 ) -> None:
-    script, little = tmp_path / "tries", "--keep-score 80%: 4 of 8 experts keep 60.0 %, too little"
-    script.write_text(f"#!/bin/sh\necho 'shrink: starting\nshrink: {little}'\nexec sleep 600\n")
-    script.chmod(0o700)
-    monkeypatch.setattr("sys.executable", str(script))
-    asked = {name: value for name, value in ASKED.items() if name != "experts"} | {"keep_score": "80%", "name": "least"}
-    assert client.post("/api/shrinks", json=asked).status_code == 202
-    until(lambda: little in client.get("/api/searches/least/log").text)
-    page = page_of(client, "/searches/least")
-    assert "Shrink least" in page.text and "tries sizes, each in a search of its own" in page.text
-    assert re.search(r"least \S+ \S+ running Stop", page_of(client, "/shrink").text)
     winner_keeps(store, "least-4", 4, 12)
     assert "There is nothing to draw yet" in page_of(client, "/searches/least-4/kept").text
     assert client.get("/searches/least-4/kept.svg").status_code == 404
     for name in ("least-6-one-shots", "least-6"):  # with one winner, which is drawn once
         winner_keeps(store, name, 6, 18)
-    page = page_of(client, "/searches/least-4")
-    assert {"/searches/least-4/kept", "/api/searches/least-4/log"} <= set(page.links)
+    kept = Kept(0.6, 0.4, 0.8)
+    trials = (SizeTrial(4, "least-4", False, kept, False), SizeTrial(6, "least-6", True, kept, True))
+    put(store, shrink_record(tmp_path, "least", unit="of 8 experts", sizes=trials, stage="checks"))
+    for name in ("least-4", "least-6"):
+        page = page_of(client, f"/searches/{name}")
+        assert f"/searches/{name}/kept" in page.links
+        assert "Sizes tried, of 8 experts" in page.text and "/searches/least-4" in page.links
     store.create_search(samples.search("elsewhere"), [samples.split("cb")])
     assert "/searches/elsewhere/kept" not in page_of(client, "/searches/elsewhere").links, "it has another task"
-    assert f"shrinking {little}" in page_of(client, "/searches/least-4/checkpoint").text
     kept = page_of(client, "/searches/least-4/kept")
-    assert kept.texts_of("p")[0] == f"To keep 80% of the full model's score: {little.partition(': ')[2]}"
     assert re.search(r"least-4 50.0 % 60.0 % \(41.0 . 82.8\) least-6 75.0 % 90.0 % \(", kept.text)
     figure = client.get("/searches/least-4/kept.svg")
     assert figure.headers["content-type"] == "image/svg+xml" and "score kept on the dev split" in figure.text
-    assert client.post("/api/searches/least/stop").status_code == 200
-    until(lambda: "/searches/least-6/kept" in page_of(client, "/searches/least").links)
-    later = TestClient(make_app(store, settings), "http://localhost:8080", headers=HEADERS)
-    for server in (client, later):
-        assert page_of(server, "/searches/least/kept").text == page_of(server, "/searches/least-6/kept").text
-    assert page_of(later, "/searches/least").texts_of("h1") == ["Search least-6"], "what is left of it after a restart"
-    assert f"log ends with: {little}" in page_of(later, "/searches/least-6/checkpoint").text
-    assert later.get("/launch/arrival?name=least&part=1").headers["hx-redirect"] == "/searches/least-6"
-    with (settings.logs / "least.log").open("a") as log:
-        log.write("the search is least-4 in sqlite:///lab.db; its settings are in run.yaml\n")
-    ended = page_of(client, "/searches/least")
-    assert "/searches/least-4" in ended.links
-    (figure,) = (each for each in ended.all("div") if each.get("hx-get") == "/searches/least-4/kept?part=1")
-    assert figure["hx-target"] == "this", "it would replace the whole answer to the form"
-    assert page_of(later, "/searches/least").texts_of("h1") == ["Search least-4"], "the one that was chosen"
-    assert "/searches/least" in page_of(later, "/searches/least-4/kept").links
-    assert later.get("/searches/leas").status_code == later.get("/searches/leas/kept").status_code == 404
-    store.set_status("id-least-4", "interrupted")
-    again = client.post("/api/searches/least-4/resume")
-    assert (again.json()["name"], again.json()["command"]) == ("least", "shrink")
-    client.post("/api/searches/least/stop")
 
 
 def test_a_shrink_that_was_stopped_is_resumed_as_a_whole_by_any_server(
-    client: TestClient, store: Store, settings: ServerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, store: Store, settings: ServerSettings, started: list[list[str]], tmp_path: Path
 ) -> None:
-    script = tmp_path / "ends"
-    script.write_text("#!/bin/sh\nexit 3\n")
-    script.chmod(0o700)
-    monkeypatch.setattr("sys.executable", str(script))
-    store.create_search(samples.search("stopped"), [samples.split()])
+    for name, folder in (("stopped", settings.exports), ("foreign", tmp_path)):
+        assert folder is not None
+        store.create_search(samples.search(name), [samples.split()])
+        put(store, shrink_record(folder, name, search=name, status="interrupted"))
     later = TestClient(make_app(store, settings), "http://localhost:8080", headers=HEADERS)
-    for server, path, asked in (
-        (client, "/api/shrinks", ASKED | {"name": "stopped"}),
-        (client, "/api/searches/stopped/resume", {}),
-        (later, "/api/searches/stopped/resume", {}),
-    ):
-        answer = server.post(path, json=asked)
+    for server in (client, later):
+        answer = server.post("/api/searches/stopped/resume", json={})
         assert answer.status_code == 202 and answer.json()["command"] == "shrink", answer.text
-        until(lambda server=server: not any(job["running"] for job in server.get("/api/launches").json()))
-    lines = client.get("/api/searches/stopped/log").text.splitlines()
-    (command,) = {line.partition("moevolve shrink ")[2] for line in lines}
-    assert len(lines) == 3 and command
+    last = ["--output", f"{settings.exports}/stopped", "--", "/models/tiny"]
+    assert started == [["shrink", *PLAIN, *last]] * 2
+    answer = client.post("/api/searches/foreign/resume", json={})
+    assert answer.json()["command"] == "resume", "the folder isn't this server's"
 
 
 @pytest.mark.slow
@@ -461,19 +437,18 @@ def test_from_an_uploaded_file_to_a_checkpoint(tmp_path: Path, chats: bytes) -> 
         assert browser.put("/api/data/chats.jsonl", content=chats).json() == {"name": "chats.jsonl", "rows": 100}
         assert [found["value"] for found in shown("/shrink").all("input") if found["name"] == "data"] == ["chats.jsonl"]
         typed = {"name": "small", "model": "demo", "data": "chats.jsonl", "keep": "experts", "amount": "50%"}
-        limits = {"repair": "none", "evaluations": "4", "guard_time": "1s", "force": "on"}
+        limits = {"repair": "none", "evaluations": "4", "guard_time": "5s", "force": "on"}
         answer = browser.post("/shrink?part=1", json=typed | limits)
         assert answer.status_code == 200, answer.text
-        part = check(answer.text, whole=False).all("div")[0]["hx-get"]
-        until(lambda: "hx-redirect" in browser.get(part).headers, why=lambda: browser.get(part).text)
-        assert browser.get(part).headers["hx-redirect"] == "/searches/small"
-        ended = "/searches/small/checkpoint?part=1"
-        until(lambda: "shrinking" not in shown(ended).text, why=lambda: shown(ended).text)
+        assert answer.headers["hx-redirect"] == "/shrinks/small"
+        state = "/shrinks/small?part=1"
+        until(lambda: "finished" in shown(state).text, why=lambda: shown(state).text)
         page = shown("/searches/small")
         folder = tmp_path / "exports" / "small"
-        assert "shrunk Exports of the winner" in page.text and f"{folder} stock transformers, vLLM" in page.text
-        printed = page.texts_of("code")
-        assert any(f"wrote {folder} (stock checkpoint of small:" in text for text in printed), printed
+        assert f"{folder} stock transformers, " in page.text
+        assert f"wrote {folder} (stock checkpoint of small:" in shown(state).text
+        record = browser.get("/api/shrinks/small").json()
+        assert record["status"] == "finished" and record["written"]["directory"] == str(folder)
     router = "model.layers.0.block_sparse_moe.gate.weight"
     with safe_open(folder / "model.safetensors", "np") as weights:
         assert weights.get_slice(router).get_shape()[0] == EXPERTS // 2

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture(scope="session", autouse=True)
 def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moevolve.search.shrink.shrink.measured_speed", lambda *_: None)
+        patch.setattr("moevolve.search.shrink.checkpoint.measured_speed", lambda *_: None)
         patch.setattr("moevolve.search.shrink.guard._PROMPTS", 7)
         patch.setattr("moevolve.search.shrink.guard._LONG", 16)
         patch.setattr("moevolve.search.shrink.guard._SHORT", 16)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +13,8 @@ from known_experts import known_split, save_known_model
 
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.shrink.findings import FirstLook
 from moevolve.search.shrink.first_look import first_look, kept_mass, wrong_task
-from moevolve.search.shrink.page import FirstLook
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 
@@ -27,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return ModelConfig(str(folder), device="cpu")
 
 
-def looked(model: ModelConfig, split: PreparedSplit, path: Path) -> FirstLook:
+def looked(model: ModelConfig, split: PreparedSplit) -> FirstLook:
     """A look at one task, without a process of its own."""
 
     def call(function: Callable[..., Any], *given: Any) -> Any:
@@ -36,7 +35,7 @@ def looked(model: ModelConfig, split: PreparedSplit, path: Path) -> FirstLook:
     section: Any = SimpleNamespace(prepared_splits=lambda *_, **__: {"search": split, "calibration": split}, weight=1.0)
     config: Any = SimpleNamespace(model=model, engine=EngineConfig(), tasks=[section])
     probe: Any = SimpleNamespace(call=call)
-    return first_look(config, None, probe, path / "look.json")
+    return first_look(config, None, probe)
 
 
 def under(fitness: str, **changes: Any) -> PreparedSplit:
@@ -45,13 +44,11 @@ def under(fitness: str, **changes: Any) -> PreparedSplit:
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "mean"])
-def test_answers_that_are_wrong_are_refused_whatever_grades_them(
-    model: ModelConfig, tmp_path: Path, metric: str
-) -> None:
+def test_answers_that_are_wrong_are_refused_whatever_grades_them(model: ModelConfig, metric: str) -> None:
     right = known_split("english")
     wrong = tuple(replace(example, references=("Wort1",)) for example in right.examples)
     split = replace(under("generate"), metric=metric, max_new_tokens=2, examples=wrong)
-    found = looked(model, split, tmp_path)
+    found = looked(model, split)
     (task,) = found.tasks
     assert (task.score, task.least, task.rows) == (0.0, 0.2, len(wrong))
     assert "the full model scores 0.0 % on" in (wrong_task(found) or "") and len(task.examples) == 3
@@ -59,11 +56,9 @@ def test_answers_that_are_wrong_are_refused_whatever_grades_them(
     assert "; write the answers as the model does" in (wrong_task(unseen) or ""), "lm-eval's answers aren't shown"
 
 
-def test_a_perplexity_is_shown_with_texts_and_refused_only_if_guessing_is_better(
-    model: ModelConfig, tmp_path: Path
-) -> None:
+def test_a_perplexity_is_shown_with_texts_and_refused_only_if_guessing_is_better(model: ModelConfig) -> None:
     split = under("perplexity")
-    found = looked(model, split, tmp_path)
+    found = looked(model, split)
     (task,) = found.tasks
     assert task.score is not None and 0 < task.least < task.score and wrong_task(found) is None
     line, *texts = found.lines()
@@ -73,8 +68,8 @@ def test_a_perplexity_is_shown_with_texts_and_refused_only_if_guessing_is_better
     assert f"it can't predict {split.examples[0].prompt!r} has " in (wrong_task(worse) or "")
 
 
-def test_answers_that_are_compared_are_shown_without_a_score(model: ModelConfig, tmp_path: Path) -> None:
-    found = looked(model, under("agreement", positions="answer"), tmp_path)
+def test_answers_that_are_compared_are_shown_without_a_score(model: ModelConfig) -> None:
+    found = looked(model, under("agreement", positions="answer"))
     (task,) = found.tasks
     assert task.score is None and len(task.examples) == 3 and wrong_task(found) is None
     assert found.lines()[0].endswith("candidates are compared with the full model")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,17 +11,17 @@ from known_experts import ENDS, GERMAN, SPARE, TOOLS, known_split, save_known_mo
 
 from moevolve.search.loop.scores import Score
 from moevolve.search.shrink import guard
+from moevolve.search.shrink.findings import TaskCheck, advice
 from moevolve.search.shrink.guard import (
     Probe,
     check_edit,
-    check_winner,
     checks_table,
     faults_of,
     general_set,
     structure_of,
 )
 from moevolve.search.shrink.loops import Loops
-from moevolve.search.shrink.page import TaskCheck, advice
+from moevolve.search.shrink.record import Checks
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.model.resident import ResidentModel
@@ -89,7 +88,8 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
     assert advice([GOOD, replace(lost, faults=())]) == [], "the first is no text that the data lacks"
     (said,) = advice([GOOD, lost])
     assert "general german: the data has no such text" in said and "--data FILE" in said
-    assert "| chats | 16 | 1 (full model 0) | 1 of 16 | 80.0 | 1.60 times | 90.0 |" in checks_table([GOOD], LOOPS)
+    table = checks_table(Checks("s:1", HOUR, (GOOD,), LOOPS))
+    assert "| chats | 16 | 1 (full model 0) | 1 of 16 | 80.0 | 1.60 times | 90.0 |" in table
 
 
 def test_a_winner_without_a_score_on_test_is_a_fault() -> None:
@@ -124,30 +124,6 @@ def test_a_task_that_names_its_fitness_is_compared_by_agreement(monkeypatch: pyt
     assert probe.split.window is None, "rows of a task that reads windows may be single lines"
     joined = "\n\n".join(each.prompt for each in probe.split.examples)
     assert joined == texts.running_text and all(len(each.prompt) >= 500 for each in probe.split.examples[:-1])
-
-
-def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-
-    def checked_anew(_: Any, edit: Any, *given: Any) -> guard.Checks:
-        made.append(edit)
-        return (GOOD,), LOOPS
-
-    monkeypatch.setattr(guard, "check_edit", checked_anew)
-    monkeypatch.setattr(guard, "_held_out", lambda *_: [])
-
-    def checked(winner: str, search: str = "one", seconds: float = HOUR) -> TaskCheck:
-        table: Any = SimpleNamespace(winner=winner)
-        subject: Any = SimpleNamespace(search=SimpleNamespace(id=search), edit=winner)
-        (found,), loops = check_winner(subject, table, seconds, tmp_path / "checks.json", lambda: None)
-        assert loops == LOOPS
-        return found
-
-    assert checked("s:1") == checked("s:1") == GOOD
-    assert checked("s:1", seconds=60.0) == GOOD and checked("s:2") == GOOD and made == ["s:1", "s:1", "s:2"]
-    assert checked("s:2", search="another") == GOOD and len(made) == 4, "of a store that was made anew"
-    (tmp_path / "checks.json").write_text("[[1], 2]")
-    assert checked("s:2") == GOOD and len(made) == 5, "another version's file"
 
 
 @pytest.fixture(autouse=True)

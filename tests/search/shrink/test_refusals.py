@@ -15,7 +15,8 @@ from commands_here import refusal
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups
-from moevolve.search.shrink.budget import kept_experts
+from moevolve.search.shrink.amounts import kept_experts
+from moevolve.search.shrink.goal import Amount
 
 DEMO = str(Path(__file__).parents[3] / "configs" / "demo" / "model")
 WRONG = {
@@ -32,7 +33,7 @@ WRONG = {
     },
     "two tasks of one name": (
         ["--task", "demo-kin", "--task", "demo-kin", "--experts", "50%"],
-        "--task demo-kin: there is another task 'demo-kin'",
+        "a task is named twice in demo-kin",
     ),
     "a misspelt key": (
         ["--task", "demo-kin", "--experts", "50%", "--set", "genome.expert=3"],
@@ -96,6 +97,6 @@ def test_a_full_disk_is_told_before_the_model_is_asked(
 
 def test_a_number_that_may_be_a_share_is_answered_by_it() -> None:
     with pytest.raises(UserError, match=r"--experts 50: did you mean 50%\? Otherwise give"):
-        kept_experts("50", 8, RoutingGroups())
+        kept_experts(Amount("experts", "50", number=50), 8, RoutingGroups())
     with pytest.raises(UserError, match="--experts 6: give"):
-        kept_experts("6", 16, RoutingGroups(4, 2, 2))
+        kept_experts(Amount("experts", "6", number=6), 16, RoutingGroups(4, 2, 2))

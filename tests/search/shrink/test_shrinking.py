@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 import moevolve
 from moevolve.search.config.files import load_run_config
-from moevolve.search.shrink import guard
+from moevolve.search.shrink import guard, shrink
 from moevolve.workers.checkpoints.loading import load_model
 from moevolve.workers.contract.settings import ModelConfig
 
@@ -74,18 +74,19 @@ def shrunk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 
 def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[str, Any]]) -> None:
     folder, page = shrunk
-    assert (page["experts_full"], page["experts"], page["written"]["form"]) == (8, 4, "source")
+    record = page["record"]
+    assert (page["experts_full"], page["experts"], record["written"]["form"]) == (8, 4, "source")
     labels = [entry["label"] for entry in page["table"]["entries"]]
     assert labels[0] == "full model" and labels[-1] == "best found"
-    assert list(page["seconds"]) == ["settings", "first look", "search", "checks", "export", "speed"]
-    kept, choice = page["choices"]
+    assert list(record["seconds"]) == ["data", "settings", "look", "plan", "search", "checks", "export", "speed"]
+    kept, choice = record["choices"]
     assert kept == "--experts 50%: every layer keeps 4 of 8 experts"
     assert choice.startswith("--time 1s: 4 candidates, the fewest that there can be, although they take longer")
     best = page["table"]["entries"][-1]
     assert best["parameters"] < page["table"]["parameters_full"]
     (test,) = (score for score in best["scores"] if score["split"] == "test")
     assert test["low"] <= test["score"] <= test["high"]
-    (look,), (routing,) = page["first_look"]["tasks"], page["first_look"]["routing"]
+    (look,), (routing,) = record["look"]["tasks"], record["look"]["routing"]
     assert look["score"] > 0.9 and look["least"] == 0.2 and look["rows"] == 30
     assert len(look["examples"]) == 3
     for line in look["examples"]:
@@ -94,14 +95,14 @@ def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[
     assert (
         routing["task"] == "chats" and 0.5 < routing["mass"] < 1 and routing["mass"] == pytest.approx(routing["alone"])
     )
-    check, *general = page["checks"]
+    check, *general = record["checks"]["tasks"]
     assert check["prompts"] == 7 and check["recovery"] > 0.5
-    loops = page["loops"]
-    assert loops["tokens"] == 16 and loops["prompts"] == sum(each["prompts"] for each in page["checks"])
+    loops = record["checks"]["loops"]
+    assert loops["tokens"] == 16 and loops["prompts"] == sum(each["prompts"] for each in record["checks"]["tasks"])
     assert [each["task"] for each in general] == [f"general {name}" for name in GENERAL]
     assert not any(each["faults"] for each in general)
     card = (folder / "small" / "README.md").read_text()
-    assert all(f"| {each['task']}" in card for each in page["checks"])
+    assert all(f"| {each['task']}" in card for each in record["checks"]["tasks"])
     assert f"answers of up to 16 tokens to {loops['prompts']} held-out prompts: the full model's 0.0%" in card
     assert (
         check["task"] == "chats" and check["perplexity"] > 0.5 and 0 < check["agreement"] <= 1 and check["faults"] == []
@@ -112,7 +113,7 @@ def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[
     assert "<td>8 in each of 5 layers</td>" in shown and "<td>4 in each of 5 layers</td>" in shown
     assert f"small (source checkpoint of {best['ref']})</p>" in shown and f"<p>{kept}</p>" in shown
     source, small = (load_file(folder / name / "model.safetensors") for name in ("packed", "small"))
-    assert page["written"]["weight_bytes"] == (folder / "small" / "model.safetensors").stat().st_size
+    assert record["written"]["weight_bytes"] == (folder / "small" / "model.safetensors").stat().st_size
     router = "model.layers.0.block_sparse_moe.gate.weight"
     assert small[router].shape[0] == 4 and source[router].shape[0] == 8
     expert = "model.layers.0.block_sparse_moe.experts.{}.w1.weight"
@@ -131,8 +132,8 @@ def test_every_step_is_said_from_the_start_and_the_pilots_evaluations_are_kept(
         "shrink: --time 1s: everything is to end by ",
         "shrink: starting",
         "shrink: reading the data",
-        "shrink: starting Ray",
         "shrink: choosing settings",
+        "shrink: starting Ray",
         "shrink: asking the full model",
         "shrink: pilot: evaluating",
         "shrink: --time 1s: 4 candidates, the fewest ",
@@ -148,27 +149,50 @@ def test_every_step_is_said_from_the_start_and_the_pilots_evaluations_are_kept(
     assert begun is not None and first[0].created_at is not None and first[0].created_at < begun
 
 
-def test_the_same_command_again_changes_nothing_and_names_what_is_beyond_the_limits(
+def test_the_same_command_again_prints_what_is_recorded(
     shrunk: tuple[Path, dict[str, Any]], in_process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, page = shrunk
-    monkeypatch.setattr(guard, "_LEAST_RECOVERY", 2.0)
-    monkeypatch.setattr(guard, "_MOST_PERPLEXITY", 1.0)
-    (folder / "small.shrink" / "checks.json").unlink()
+    monkeypatch.setattr(shrink, "ModelProbe", None)  # nothing is loaded
     again = in_process(*COMMAND, cwd=folder)
     assert again.returncode == 0, again.stderr
     said = " ".join(again.stdout.split())
     assert page["gain"]["over"].startswith("the best one-shot choice (") and page["code_gain"] is None
-    assert said.split(" The search ")[-1].startswith("gained ")
-    assert "best found" in said and "wrote small (source checkpoint of small:" in said
-    kept = f"keeps {100 * page['checks'][0]['recovery']:.0f} % of the full model's score, less than 200%"
-    assert f"chats: the candidate {kept}" in said
-    assert page["checks"][0]["perplexity"] > 1 and "the full model's perplexity" not in said, "its answers are graded"
+    assert "best found" in said and "small (source checkpoint of small:" in said
     config = load_run_config(folder / "small.shrink" / "run.yaml")
     assert [task.name for task in config.tasks] == [str(folder / "small.shrink" / "tasks" / "chats.yaml")]
     with moevolve.open_reader(f"sqlite:///{folder / 'moevolve.db'}") as store:
         assert store.search("small").config_hash == config.config_hash
         assert len(store.individual(page["table"]["winner"]).exports) == 1
+
+
+def test_what_is_beyond_the_limits_is_named(
+    shrunk: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, page = shrunk
+    check = TypeAdapter(moevolve.ShrinkResult).validate_python(page).record.checks.tasks[0]
+    monkeypatch.setattr(guard, "_LEAST_RECOVERY", 2.0)
+    monkeypatch.setattr(guard, "_MOST_PERPLEXITY", 1.0)
+    (fault,) = guard.faults_of(check)
+    assert fault == f"keeps {100 * check.recovery:.0f} % of the full model's score, less than 200%"
+    assert check.perplexity > 1, "its answers are graded, so that it isn't judged"
+
+
+def test_another_request_of_the_same_name_is_refused_by_what_differs(
+    shrunk: tuple[Path, dict[str, Any]], in_process: Any
+) -> None:
+    folder, _ = shrunk
+    run_file = folder / "small.shrink" / "run.yaml"
+    before = run_file.read_bytes()
+    other = [word if word != "50%" else "25%" for word in map(str, COMMAND)]
+    done = in_process(*other, cwd=folder)
+    assert done.returncode == 2 and "--experts was 50%, not 25%" in " ".join(done.stderr.split())
+    rows = (folder / "chats.jsonl").read_text()
+    (folder / "chats.jsonl").write_text(rows + rows.splitlines()[0] + "\n")
+    done = in_process(*COMMAND, cwd=folder)
+    (folder / "chats.jsonl").write_text(rows)
+    assert done.returncode == 2 and "--data chats.jsonl has changed" in " ".join(done.stderr.split())
+    assert run_file.read_bytes() == before
 
 
 def test_the_checkpoint_is_pushed_once(
@@ -226,7 +250,7 @@ def test_a_full_model_without_a_right_answer_passes_no_guard(tmp_path: Path, in_
     said = "can't be compared with the full model on `test`: the full model's own score is 0"
     assert said in " ".join(done.stdout.split()) and said in (tmp_path / "small" / "README.md").read_text()
     done = in_process(*command, cwd=tmp_path)
-    assert done.returncode == 2, "nothing but --force goes on"
+    assert done.returncode == 0 and said in " ".join(done.stdout.split()), "what is recorded is printed again"
 
 
 def test_a_folder_that_is_taken_is_refused_before_anything_runs(tmp_path: Path, in_process: Any) -> None:

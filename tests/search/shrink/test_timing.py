@@ -16,17 +16,9 @@ from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.counts import final_models
 from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.records import Pilot
-from moevolve.search.shrink.budget import seconds_of
-from moevolve.search.shrink.choosing import parsed, with_evaluations
+from moevolve.search.shrink.goal import goal_of, seconds_of
 from moevolve.search.shrink.request import ShrinkRequest
-from moevolve.search.shrink.timing import (
-    chosen,
-    fewest,
-    guard_plan,
-    guard_seconds,
-    plan_time,
-    shortened,
-)
+from moevolve.search.shrink.timing import chosen, fewest, plan_time, shortened
 from moevolve.store.records import Progress
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo" / "model"
@@ -65,21 +57,21 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
     besides = 2.0 + 7.0 + 5.0
     for extra in (2, 17, 100):
         time = needed + extra * 3.0 / 2
-        count, takes, _ = chosen(f"{time + 0.01:.3f}s", config, found, besides)
+        count, takes, _ = chosen("--time", time + 0.01, config, found, besides)
         assert count == 3 + extra and takes == pytest.approx(time)
     calibrated = replace(found, other_seconds=14.0, calibration_seconds=4.0)
-    count, takes, _ = chosen(f"{needed + 3.5:.3f}s", config, calibrated, besides)
+    count, takes, _ = chosen("--time", needed + 3.5, config, calibrated, besides)
     assert (count, takes) == (5, pytest.approx(needed + 3.0)), "a calibration is kept, too"
-    count, takes, _ = chosen(f"{needed + 3.5 - 25.0 / 2:.3f}s", config, kept, besides)
+    count, takes, _ = chosen("--time", needed + 3.5 - 25.0 / 2, config, kept, besides)
     assert (count, takes) == (5, pytest.approx(needed + 3.0 - 25.0 / 2)), "workers still have what they repaired"
     measured = replace(found, counts={"prune": 3, "repair": 1})
-    least = [chosen("1s", config, each, besides) for each in (found, measured)]
+    least = [chosen("--time 1s", 1.0, config, each, besides) for each in (found, measured)]
     assert [count for count, *_ in least] == [4, 4]
     assert least[0][1] - least[1][1] == 6.0 + 3.0, "nothing of the shortest search is left but its scores"
-    count, _, said = chosen("30d", config, found, besides)
+    count, _, said = chosen("--time 30d", 30 * 86400.0, config, found, besides)
     assert count == 10 * 27 and "10 times the preset's" in said
     slower = replace(found, workers=1)
-    by_one, by_two = (chosen("10m", config, each, besides)[0] for each in (slower, found))
+    by_one, by_two = (chosen("--time 10m", 600.0, config, each, besides)[0] for each in (slower, found))
     assert by_one < by_two
     (first, last) = shortened(config.phases, 4)
     assert (first.evaluations, last.evaluations) == (3, 1)
@@ -96,29 +88,20 @@ def test_the_longest_phase_is_cut_or_extended() -> None:
 def test_all_one_shot_choices_are_tried_however_little_time_there_is() -> None:
     for preset, least in (("repaired", 5), ("counts", 4), ("prune", 4)):
         genome = {"neuron_share": 0.25} if preset == "counts" else {"experts": 4}
-        data = {
-            "name": "s",
-            "model": {"path": "m"},
-            "tasks": [{"name": "demo-kin"}],
-            "genome": genome,
-            "preset": preset,
-        }
-        phases = parsed(data).phases
+        settings = {"name": "s", "model": {"path": "m"}, "tasks": [{"name": "demo-kin"}], "genome": genome}
+        phases = parse_run_config(with_preset(settings | {"preset": preset}, "test"), "test").phases
         assert fewest(phases) == least
-        with_evaluations(data, least)
+        assert sum(phase.evaluations for phase in shortened(phases, least)) == least
 
 
 def test_times_have_units() -> None:
     assert [seconds_of(text) for text in ("2h", "90 min", "1.5d", "30s")] == [7200, 5400, 129600, 30]
     asked = ShrinkRequest("model", experts="50%", data=("chats.jsonl",))
     timed = replace(asked, time="5h")
-    guards = (asked, timed, replace(timed, guard_time="2m"))
-    assert [guard_seconds(request, 1000.0) for request in guards] == [250, 1800, 120]
-    assert [guard_seconds(asked, searched) for searched in (0.0, 100.0, 1e6)] == [60, 60, 1800]
-    assert guard_plan(timed).endswith("at most 1800 s (--guard-time), besides loading and repairs")
-    assert "at most 25% of the time that the search takes, but from 60 s to 1,800 s" in guard_plan(asked)
-    with pytest.raises(UserError, match="--guard-time soon: give a number with a unit"):
-        guard_seconds(replace(asked, guard_time="soon"))
+    free, limited, given = (goal_of(request) for request in (asked, timed, replace(timed, guard_time="2m")))
+    assert [goal.guard_seconds(1000.0) for goal in (free, limited, given)] == [250, 1800, 120]
+    assert [free.guard_seconds(searched) for searched in (0.0, 100.0, 1e6)] == [60, 60, 1800]
+    assert "at most 1800 s" in limited.guard_plan() and "from 60 s to 1,800 s" in free.guard_plan()
     for text in ("2", "h", "0h", "2 weeks"):
         with pytest.raises(UserError, match=r"--time .*: give a number with a unit"):
             seconds_of(text)
@@ -149,7 +132,6 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
         "model": {"path": str(DEMO), "device": "cpu"},
         "tasks": [{"name": "demo-count"}],
         "genome": {"experts": 2},
-        "store": f"sqlite:///{tmp_path / 'kept.db'}",
     }
     config = parse_run_config(with_preset(settings, "test"), "test")
     probe: Any = SimpleNamespace(call=None)
@@ -157,15 +139,17 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
     now = [100.0]
     monkeypatch.setattr("moevolve.search.shrink.timing.time", SimpleNamespace(monotonic=lambda: now[0]))
     observer = Observer(on_note=notes.append)
-    asked = ShrinkRequest("model", experts="50%", data=("chats.jsonl",), time="30s")
+    asked = goal_of(ShrinkRequest("model", experts="50%", data=("chats.jsonl",), time="30s"))
+    keep: Any = SimpleNamespace(url=config.store)
     with pytest.raises(UserError, match=r"--time 30s: 5 candidates, the fewest .*, everything about .* such as 1m, or"):
-        plan_time(asked, config, now[0], probe, no_pool, observer)
+        plan_time(asked, config, now[0], probe, no_pool, observer, keep)
     assert not notes
     for late, done in (("on_stage", "no"), ("on_progress", "1 of 7")):
         now[0] = 100.0
         waiting = replace(observer, **{late: lambda _: now.append(now.pop() + 16)})
         with pytest.raises(UserError, match=f"50% of it is over, and {done} candidates are measured; .* as 2m, or"):
-            plan_time(asked, config, 100.0, probe, no_pool, waiting)
-    count, said = plan_time(replace(asked, force=True, dry_run=True), config, now[0], probe, no_pool, observer)
-    assert count == 5 and notes[0].startswith(f"{said}, until ")
-    assert kept == [config.store, None], "a dry run makes no store"
+            plan_time(asked, config, 100.0, probe, no_pool, waiting, keep)
+    forced = replace(asked, request=replace(asked.request, force=True))
+    planned = plan_time(forced, config, now[0], probe, no_pool, observer, None)
+    assert planned.evaluations == 5 and notes[0].startswith(f"{planned.sentence}, until ")
+    assert kept == [config.store, None], "a dry run keeps nothing"

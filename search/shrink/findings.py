@@ -1,28 +1,13 @@
-"""Records that answer a request to shrink a checkpoint."""
+"""What the steps of a shrink find: answers of the full model, checks of the winner, the checkpoint and its speed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import SCALES, ScaleName
-from moevolve.search.loop.final_table import FinalTable
-from moevolve.search.results.gain import Gain
-from moevolve.search.results.kept import SizePoint
-from moevolve.search.shrink.loops import Loops
-from moevolve.search.text import duration, html_lines, html_table, memory_size, parameter_count, percent
-
-
-@dataclass(frozen=True, slots=True)
-class ShrinkPlan:
-    """The run file of a dry run, for `moevolve launch`, and its content."""
-
-    __repr__ = short_repr
-
-    run_file: Path
-    content: str
+from moevolve.search.text import percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +107,6 @@ class TaskCheck:
         return f"{SCALES[self.scale].value(self.recovery):.2f} times"
 
 
-def faults_found(checks: Sequence[TaskCheck], loops: Loops | None) -> list[str]:
-    """What the checks of a winner have found, as sentences."""
-    found = [f"{check.task}: the candidate {fault}" for check in checks for fault in check.faults]
-    return found if loops is None or loops.fault is None else [*found, f"all prompts: the candidate {loops.fault}"]
-
-
 def advice(checks: Sequence[TaskCheck]) -> list[str]:
     """Say what to do about text outside the data that got too much worse; empty if none did."""
     lost = [check.task for check in checks if check.general and check.faults]
@@ -208,118 +187,3 @@ class FirstLook:
         """The same as lines for people."""
         lines = [text for task in self.tasks for text in (str(task), *(f"  {each}" for each in task.examples))]
         return [*lines, *map(str, self.routing)]
-
-
-@dataclass(frozen=True)
-class ShrinkResult:
-    """A shrunk model, or a search without a candidate to export.
-
-    Attributes:
-        choices: Sentences about what was chosen: what is kept, and how it follows from the score or the time that was
-            given.
-        experts_full, experts: Experts per layer before and after; the former is 0 for a dense model, the latter 1 for a
-            narrower one and None without a winner.
-        layers: Layers that have them.
-        weight_bytes: Size of the checkpoint's weight files.
-        first_look: What the full model makes of the data.
-        gain: What the search gained over the best one-shot choice; None without a winner, or without such a choice.
-        code_gain: What a winner that needs its own code gains over the best of those that don't; None without both.
-        sizes: What winners of different sizes keep of the full model's score, with --keep-score; else empty.
-        seconds: Duration of each stage by its title; those of a search that was continued are of its last part.
-        checks: What the winner's answers are like, by task; empty without a winner.
-        loops: How often it repeats itself; None without a winner.
-        written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
-        speed: Measured speeds; None if nothing was written, or they couldn't be measured.
-        pushed: URL of the repository of the hub that has the new checkpoint; None without one.
-    """
-
-    __repr__ = short_repr
-
-    model: str
-    run_file: Path
-    choices: tuple[str, ...]
-    store: str
-    table: FinalTable = field(repr=False)
-    experts_full: int
-    experts: int | None
-    layers: int
-    weight_bytes: int
-    first_look: FirstLook
-    gain: Gain | None
-    code_gain: Gain | None
-    sizes: tuple[SizePoint, ...]
-    seconds: Mapping[str, float]
-    checks: tuple[TaskCheck, ...] = ()
-    loops: Loops | None = None
-    written: Written | None = None
-    speed: Speed | None = None
-    pushed: str | None = None
-
-    def sides(self) -> list[dict[str, str]]:
-        """The model before and after, as rows of a table; empty if nothing was written."""
-        best, written, speed = self.table.best, self.written, self.speed
-        if best is None or written is None:
-            return []
-        layers = f"in each of {self.layers} layers"
-        full, kept = f"{self.experts_full} {layers}", f"{self.experts} {layers}"
-        if not self.experts_full:
-            full, kept = "dense", kept if self.experts != 1 else "dense, narrower"
-        names = ["model", "experts", "parameters", "weight files"]
-        before = ["before", full, parameter_count(self.table.parameters_full), memory_size(self.weight_bytes)]
-        after = ["after", kept, parameter_count(best.parameters), memory_size(written.weight_bytes)]
-        if speed is not None:
-            names += ["tokens/s", "peak memory"]
-            before += [f"{speed.full:.4g}", memory_size(speed.full_bytes)]
-            after += [f"{speed.shrunk:.4g} ({speed.times:.2f}x)", memory_size(speed.shrunk_bytes)]
-        return [dict(zip(names, cells, strict=True)) for cells in (before, after)]
-
-    def size_rows(self) -> list[dict[str, str]]:
-        """What winners of different sizes keep, as rows of a table."""
-        return [
-            {
-                "winner of": each.search,
-                "parameters": f"{percent(each.parameters)} %",
-                "score kept on dev": str(each.kept),
-            }
-            for each in self.sizes
-        ]
-
-    def lines(self) -> list[str]:
-        """The sentences of the page: what the checks found, what was written, how it is used, and how it came about."""
-        lines, judged = [], [check for check in self.checks if check.known]
-        unknown = [check.task for check in self.checks if not check.known]
-        if unknown:
-            lines.append(f"not judged, since the full model doesn't know them: {', '.join(unknown)}")
-        if judged:
-            lines.append(f"least like the full model: {min(judged, key=lambda check: check.agreement).task}")
-        lines += faults_found(self.checks, self.loops)
-        lines += advice(self.checks)
-        lines += [] if self.loops is None else [str(self.loops)]
-        if self.table.best is None:
-            lines.append("every candidate failed; see `moevolve searches` and `moevolve show` for the reasons")
-        elif self.written is None:
-            lines.append(f"{self.table.winner} was not exported; --force exports it all the same")
-        else:
-            lines += self._written_lines(self.written)
-        lines.append(f"the search is {self.table.search} in {self.store}; its settings are in {self.run_file}")
-        lines += [str(gain) for gain in (self.code_gain, self.gain) if gain is not None]
-        return lines if self.pushed is None else [*lines, f"uploaded to {self.pushed}"]
-
-    def _written_lines(self, written: Written) -> Iterator[str]:
-        from moevolve.workers.export.folder import how_to_load, how_to_quantise  # which takes a while
-
-        if self.speed is not None:
-            yield f"tokens/s and memory are those of plain transformers and one sequence on {self.speed.device}"
-        yield f"took {', '.join(f'{stage} {duration(seconds)}' for stage, seconds in self.seconds.items())}"
-        yield from self.choices
-        yield f"wrote {written.directory} ({written.form} checkpoint of {self.table.winner})"
-        yield from (f"{title}: {names}" for title, names in written.changes)
-        if written.directory.is_dir():
-            yield from how_to_load(written.directory, written.form).splitlines()
-            yield from how_to_quantise(written.directory, written.form)
-        else:
-            yield "it has been removed since"
-
-    def _repr_html_(self) -> str:
-        tables = [html_table(rows) for rows in (self.sides(), self.size_rows()) if rows]
-        return "".join([self.table._repr_html_(), *tables, html_lines(self.lines())])

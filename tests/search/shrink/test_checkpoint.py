@@ -10,8 +10,8 @@ import pytest
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.running.observer import Observer
-from moevolve.search.shrink.page import Written
-from moevolve.search.shrink.speed import measured_speed
+from moevolve.search.shrink.checkpoint import measured_speed
+from moevolve.search.shrink.findings import Written
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.profiling.report import ProfiledModel
 

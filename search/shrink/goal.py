@@ -1,0 +1,235 @@
+"""What a request to shrink asks for, read once: how much to keep, in how much time, and where the result goes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import JsonValue
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import override_lines, settings_of
+from moevolve.search.config.run import RunConfig
+from moevolve.search.text import clock, quantity
+from moevolve.workers.export.push import check_login
+
+if TYPE_CHECKING:
+    from moevolve.search.shrink.request import ShrinkRequest
+
+AmountKind = Literal["experts", "neurons", "size", "keep_score", "active"]
+_AMOUNTS: tuple[AmountKind, ...] = ("experts", "neurons", "size", "keep_score", "active")
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_DURATIONS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+# Parameters that a search's settings depend on, besides its data and the overrides.
+_DECIDING = ("model", *_AMOUNTS, "kind", "tasks", "columns", "metric")
+_DECIDING += ("evaluations", "time", "repair", "custom_code", "seed")
+# The guard takes a share of --time, or of the search's time within limits. A loop shows in answers of a hundred tokens.
+_GUARD_SHARE, _GUARD_OF_SEARCH, _GUARD_LEAST, _GUARD_MOST = 0.1, 0.25, 60, 1800
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much of a model is kept.
+
+    Attributes:
+        kind: The parameter that says so.
+        text: Its value as the user gave it.
+        share: A share in (0, 1); None for a number of experts, or a size.
+        number: A number of experts, or bytes; 0 for a share.
+    """
+
+    kind: AmountKind
+    text: str
+    share: float | None = None
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"--{self.kind.replace('_', '-')} {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A request whose values are known to be sensible, whatever the model and the data are.
+
+    Attributes:
+        name: Name of the shrink, and of its search.
+        folder: Folder of the new checkpoint.
+        files: Folder of the run file and the task files, beside it.
+        store: URL of the store.
+        seconds: Time for everything; None if it isn't limited.
+    """
+
+    request: ShrinkRequest
+    amount: Amount
+    name: str
+    folder: Path
+    files: Path
+    store: str
+    seconds: float | None
+
+    def announce(self, on_note: Callable[[str], None]) -> None:
+        """Say when everything is to end, if that is limited."""
+        if self.seconds is not None:
+            on_note(f"--time {self.request.time}: everything is to end by {clock(self.seconds)}")
+
+    def guard_seconds(self, searched: float = 0.0) -> float:
+        """Return the longest time for the answers of the guard, after a search of so many seconds."""
+        if self.request.guard_time is not None:
+            return seconds_of(self.request.guard_time, "--guard-time")
+        if self.seconds is not None:
+            return _GUARD_SHARE * self.seconds
+        return min(max(_GUARD_OF_SEARCH * searched, _GUARD_LEAST), _GUARD_MOST)
+
+    def guard_plan(self) -> str:
+        """Say how long the guard's answers may take, before the search."""
+        limit = f"{self.guard_seconds():.0f} s"
+        if self.request.guard_time is None and self.seconds is None:
+            limit = f"{_GUARD_OF_SEARCH:.0%} of the time that the search takes, but from {limit} to {_GUARD_MOST:,} s"
+        return f"then both models answer held-out prompts: at most {limit} (--guard-time), besides loading and repairs"
+
+    def parameters(self) -> dict[str, JsonValue]:
+        """Return the request's parameters by name, but for the store: what gives the same request again."""
+        found = self.request.arguments() | {"output": self.folder.resolve()}
+        del found["store"]
+        return {name: json.loads(json.dumps(value, default=str)) for name, value in found.items()}
+
+    def signature(self) -> dict[str, str]:
+        """Return what the settings of the search depend on, by option, each as text; a file by its content.
+
+        Raises:
+            UserError: A file of requests can't be read.
+        """
+        found = {name: getattr(self.request, name) for name in _DECIDING}
+        options = {
+            f"--{name.replace('_', '-')}": value if isinstance(value, str) else json.dumps(value, default=str)
+            for name, value in found.items()
+        }
+        files = {f"--data {path}": _digest(Path(path)) for path in self.request.data}
+        return options | files | {f"--set {line}": "" for line in override_lines(self.request.overrides)}
+
+
+def goal_of(request: ShrinkRequest) -> Goal:
+    """Read a request, and refuse what would fail after hours of searching.
+
+    Raises:
+        UserError: The request is wrong, whatever the model and the data are.
+    """
+    if not request.data and not request.tasks:
+        raise UserError("say what the model is for: --data PATH, or --task NAME")
+    if request.metric is not None and not request.data:
+        raise UserError(
+            f"--metric {request.metric} requires --data; a task names its own function: "
+            "matching: {function: FILE.py:NAME}"
+        )
+    amount = _amount_of(request)
+    if request.kind is not None and amount.kind != "active":
+        raise UserError(f"--kind {request.kind} requires --active")
+    if amount.kind == "keep_score" and request.dry_run:
+        raise UserError("--keep-score finds the size by searching, which --dry-run leaves out; give one of them")
+    if request.time is not None and request.evaluations is not None:
+        raise UserError("--time and --evaluations both set the number of candidates; give one of them")
+    if request.push is not None:
+        check_login(request.push)
+    folder, settings = _folder(request, amount), settings_of(override_lines(request.overrides))
+    # The folder's name, without what names of searches can't have.
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).lstrip("-._") or "shrink"
+    given = request.store if isinstance(request.store, str) or request.store is None else request.store.url
+    goal = Goal(
+        request,
+        amount,
+        name=str(settings.get("name", slug)),
+        folder=folder,
+        files=(folder if folder.name else folder.resolve()).with_name(f"{folder.resolve().name}.shrink"),
+        store=given or str(settings.get("store", RunConfig.model_fields["store"].default)),
+        seconds=None if request.time is None else seconds_of(request.time),
+    )
+    goal.guard_seconds()
+    return goal
+
+
+def _amount_of(request: ShrinkRequest) -> Amount:
+    """Return how much is kept.
+
+    Raises:
+        UserError: The request says it in several ways or in none, or asks for nothing or for all.
+    """
+    values = (request.experts, request.neurons, request.size, request.keep_score, request.active)
+    given = [(kind, text) for kind, text in zip(_AMOUNTS, values, strict=True) if text is not None]
+    if len(given) != 1:
+        raise UserError(
+            "give one of --experts (for example 50%), --neurons (for example 12.5%), --size (for example 16GiB) and "
+            "--keep-score (for example 99%), or of a dense model --active (for example 50%)"
+        )
+    kind, text = given[0]
+    amount, share = Amount(kind, text), _share(text)
+    if kind == "size":
+        size = quantity(text.lower(), _UNITS)
+        if size is None:
+            raise UserError(f"{amount}: give a number with a unit, such as 16GiB, 700MB or 1.5TB")
+        return Amount(kind, text, number=int(size))
+    if kind == "experts" and share is None:
+        if not (text.strip().isdecimal() and int(text)):
+            raise UserError(f"{amount}: give a number such as 8, or a share such as 50%")
+        return Amount(kind, text, number=int(text))
+    if kind == "keep_score" and (share is None or share == 1):
+        raise UserError(f"{amount}: give a share below 100%, such as 99%; no number of rows shows that nothing is lost")
+    if share == 1:
+        raise UserError(f"{amount} keeps everything; give a smaller share")
+    if share is None:
+        raise UserError(f"{amount}: give a share such as 12.5%")
+    return Amount(kind, text, share)
+
+
+def _share(text: str) -> float | None:
+    """Read a share such as `12.5%` as a number in (0, 1]; None if it isn't one."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+    return float(found[1]) / 100 if found is not None and 0 < float(found[1]) <= 100 else None
+
+
+def seconds_of(text: str, option: str = "--time") -> float:
+    """Read a duration such as `2h` or `90min`, the value of an option, in seconds.
+
+    Raises:
+        UserError: It isn't one.
+    """
+    found = quantity(text, _DURATIONS)
+    if found is None:
+        raise UserError(f"{option} {text}: give a number with a unit, such as 2h, 90min or 1.5d")
+    return found
+
+
+def _folder(request: ShrinkRequest, amount: Amount) -> Path:
+    """Return the folder of the new checkpoint."""
+    if request.output is not None:
+        return Path(request.output)
+    model = Path(request.model)
+    stem = model.stem if model.suffix == ".gguf" else model.resolve().name if model.exists() else model.name
+    return Path(f"{stem}-{amount.text.strip().replace('%', 'pct')}")
+
+
+def _digest(path: Path) -> str:
+    """Return SHA-256 (hex) of a file's content, or of all files in a folder; empty for a data set of the hub."""
+    found = hashlib.sha256()
+    try:
+        for file in _files(path):
+            found.update(f"{file.relative_to(path)}\n".encode())
+            with file.open("rb") as content:
+                while block := content.read(_BLOCK):
+                    found.update(block)
+    except OSError as error:
+        raise UserError(f"--data {path}: {error.strerror}") from None
+    return found.hexdigest() if path.exists() else ""
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        yield from (each for each in sorted(path.rglob("*")) if each.is_file())
+    elif path.exists():
+        yield path

@@ -1,0 +1,265 @@
+"""The settings of a search that suit a model, the data and this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import (
+    PRESET,
+    apply_override,
+    override_lines,
+    parse_run_config,
+    resolve_paths,
+    with_preset,
+)
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.repaired import base_space
+from moevolve.search.pools.ray_actor import ModelProbe
+from moevolve.search.running.set_up import pinned
+from moevolve.search.shrink.amounts import Chosen, fitting_experts, fitting_share, kept_experts, possible_experts
+from moevolve.search.shrink.dense import dense_settings
+from moevolve.search.shrink.goal import Goal
+from moevolve.search.shrink.places import Place, placed
+from moevolve.search.shrink.timing import fewest, shortened
+from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, weight_bytes
+from moevolve.workers.contract.facts import FileSizes, ModelFacts
+from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.families.registry import only_inside
+
+# Most experts of all layers together whose subsets are searched without repairs: with 384 of them 300 candidates still
+# improve on the formula that they start from, with 768 none does (`search/strategies/README.md`). Of more, formulas'
+# choices alone are compared, unless --evaluations asks for others.
+_MOST_CHOICES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the choice of settings needs to know of a model.
+
+    Attributes:
+        facts: The model's facts.
+        quantised: True if the checkpoint's weights are packed.
+        own_form: True if smaller checkpoints can only have the checkpoint's own form, so that experts keep their width.
+        narrows: False if the checkpoint has to be stock, and a stock one can't have narrower experts.
+        files: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own form if it has to be that.
+    """
+
+    facts: ModelFacts
+    quantised: bool
+    own_form: bool
+    narrows: bool
+    files: FileSizes
+
+
+def provisional(goal: Goal, tasks: Sequence[str] = ("chats",)) -> RunConfig:
+    """Return settings of a search before the model is known, for what describes the model."""
+    return _assembled(goal, tasks, Chosen({"experts": 1}), Place())
+
+
+def settings_for(
+    goal: Goal, tasks: Sequence[str], probe: ModelProbe, on_stage: Callable[[str], None]
+) -> tuple[RunConfig, str]:
+    """Choose the settings of a request's search.
+
+    Args:
+        goal: What is asked for.
+        tasks: Names or paths of the tasks.
+        probe: Process that describes the model.
+        on_stage: Called with a line about each stage.
+
+    Returns:
+        The settings, and a sentence about what is kept; with --keep-score the settings at the largest size, and no
+        sentence.
+
+    Raises:
+        UserError: A task has no `test` split, or the amount suits neither the model nor this machine.
+    """
+    config = provisional(goal, tasks)
+    _refuse_unchecked(config)
+    on_stage("starting Ray")
+    gpus = probe.gpus(config)
+    place = Place(workers={"count": max(1, gpus), "num_gpus": 1 if gpus else 0})
+    config = _assembled(goal, tasks, Chosen({"experts": 1}), place)
+    sizes: Sizes = probe.call(sizes_of, config, not goal.request.custom_code)
+    dense = sizes.facts.dense
+    chosen = _of_experts(goal, sizes) if dense is None else dense_settings(goal, dense)
+    config = _assembled(goal, tasks, chosen, place)
+    sentence = chosen.sentence or _kept(goal, config, sizes.facts)
+    if goal.request.evaluations is not None and goal.request.evaluations < fewest(config.phases):
+        raise UserError(
+            f"--evaluations {goal.request.evaluations}: the preset has {fewest(config.phases)} one-shot choices; give "
+            "at least as many"
+        )
+    place = placed(goal, config, place, probe)
+    return _assembled(goal, tasks, chosen, place), "" if goal.amount.kind == "keep_score" else sentence
+
+
+def _assembled(goal: Goal, tasks: Sequence[str], chosen: Chosen, place: Place) -> RunConfig:
+    """Put the settings of a search together: the request's, the chosen ones, the preset's, and the user's overrides."""
+    data: dict[str, Any] = {
+        "name": goal.name,
+        "seed": goal.request.seed,
+        "model": {"path": goal.request.model},
+        "tasks": [{"name": task} for task in tasks],
+        "genome": dict(chosen.genome),
+        "window": place.window,
+    }
+    if place.experts is not None:
+        data["model"]["expert_offload"] = place.experts
+    if place.threads is not None:
+        data["engine"] = {"threads": place.threads}
+    if place.workers:
+        data["workers"] = dict(place.workers)
+    if chosen.preset is not None:
+        data[PRESET] = chosen.preset
+    resolve_paths(data, Path.cwd())
+    lines = override_lines(goal.request.overrides)
+    of_phases = [line for line in lines if line.startswith("phases.")]  # which the preset has
+    for line in lines:
+        if line not in of_phases:
+            apply_override(data, line)
+    data = with_preset(data, "shrink")
+    for line in of_phases:
+        apply_override(data, line)
+    config = parse_run_config(data, "shrink")
+    phases = config.phases
+    if not chosen.repaired:
+        phases = tuple(phase.model_copy(update={"repair": None}) for phase in phases if phase.kind != "repair")
+    evaluations = goal.request.evaluations or (fewest(phases) if chosen.only_formulas else None)
+    if evaluations is not None:
+        phases = shortened(phases, evaluations)
+    return config if phases == config.phases else config.model_copy(update={"phases": phases})
+
+
+def refuse_wrong_settings(goal: Goal) -> None:
+    """Raise UserError for settings and tasks that are wrong whatever the model and the data are."""
+    if goal.request.tasks:
+        _refuse_unchecked(provisional(goal, goal.request.tasks))
+    else:
+        provisional(goal)
+
+
+def _refuse_unchecked(config: RunConfig) -> None:
+    """Raise UserError if a task has no rows that the smaller model could be checked on, or two have one name."""
+    names = set[str]()
+    for section in config.tasks:
+        task = section.task()
+        if "test" not in task.splits:
+            raise UserError(f"{task.origin}: there is no `test` split, which the smaller model is checked on")
+        if task.name in names:
+            raise UserError(f"--task {section.name}: another task has this name; rename the file, or leave one out")
+        names.add(task.name)
+
+
+def _of_experts(goal: Goal, sizes: Sizes) -> Chosen:
+    """Choose what is searched of a mixture of experts."""
+    facts, amount = sizes.facts, goal.amount
+    if amount.kind == "active":
+        raise UserError(
+            f"{amount}: this model is a mixture of experts, of which a token uses {facts.active} of {facts.experts}; "
+            "give --experts or --neurons, and beside --experts fewer per token with --set "
+            f"genome.active={max(1, facts.active // 2)}"
+        )
+    repairs = facts.unrepairable is None and not sizes.quantised
+    repaired = goal.request.repair == "auto" or (goal.request.repair is None and repairs)
+    narrows = repaired and not sizes.own_form and sizes.narrows
+    if amount.kind == "neurons":
+        _check_narrowing(goal, sizes, repaired)
+        assert amount.share is not None
+        return Chosen({"neuron_share": amount.share}, "counts")
+    if amount.kind == "size" and narrows:
+        return Chosen({"neuron_share": fitting_share(amount, sizes.files, facts.experts)}, "counts")
+    count, groups = facts.experts, facts.rule.groups
+    if amount.kind == "size":
+        kept = fitting_experts(amount, sizes.files, count, groups)
+    elif amount.kind == "experts":
+        kept = kept_experts(amount, count, groups)
+    else:  # the largest, until the smallest that keeps the score is found
+        kept = possible_experts(count, groups)[-2]
+    many = not repaired and len(facts.moe_layers) * count > _MOST_CHOICES
+    return Chosen({"experts": kept}, "repaired" if repaired else "prune", only_formulas=many)
+
+
+def _check_narrowing(goal: Goal, sizes: Sizes, repaired: bool) -> None:
+    """Raise UserError if experts can't be made narrower."""
+    if not repaired or sizes.own_form:
+        raise UserError(
+            f"{goal.amount}: narrower experts require a repair, unquantised weights, and a model whose text part "
+            "transformers loads alone; give --experts or --size"
+        )
+    if not sizes.narrows:
+        raise UserError(
+            f"{goal.amount} makes experts narrower, and in this family other parts' width follows from theirs, so that "
+            "servers don't load it; add --custom-code, or give --experts or --size"
+        )
+
+
+def _kept(goal: Goal, config: RunConfig, facts: ModelFacts) -> str:
+    """Say how many experts are kept, and if they are narrower how wide, and what share of the model's neurons that is.
+
+    Raises:
+        UserError: The neurons are too few for any number of experts.
+    """
+    try:
+        space = base_space(config.space(facts))
+    except UserError as error:
+        raise UserError(f"{goal.amount}: {error}") from None
+    if not isinstance(space, EepSpace) or space.neuron_share is None:
+        kept = config.genome.model_dump()["experts"]
+        return f"{goal.amount}: every layer keeps {kept} of {facts.experts} experts"
+    spaces = [space.keeping(count) for count in space.counts]
+    ways = [f"{each.retained} with {each.width} ({each.kept_share:.1%})" for each in spaces]
+    return (
+        f"{goal.amount}: of {facts.experts} experts with {facts.expert_neurons} neurons, every layer keeps "
+        f"{' or '.join(ways)}"
+    )
+
+
+def sizes_of(config: RunConfig, stock: bool) -> Sizes:
+    """Return what the headers and the config of a run's checkpoint say; `stock` if a smaller one has to be stock."""
+    from moevolve.workers.checkpoints.loading import load_config, packing
+    from moevolve.workers.export.sizes import file_sizes
+    from moevolve.workers.methods.eep.export import width_obstacle
+    from moevolve.workers.model.describe import meta_model
+    from moevolve.workers.profiling.outline import outline_model
+
+    model = pinned(config.model)
+    outline = outline_model(model)
+    facts, quantised = outline.facts, packing(model, load_config(model)) is not None
+    own_form = quantised or only_inside(facts.family)
+    files = file_sizes(model, "source" if own_form else "stock") if facts.experts else FileSizes(0, 0, 0)
+    narrows = not (stock and facts.experts) or width_obstacle(meta_model(model)) is None
+    return Sizes(facts, quantised, own_form, narrows, files)
+
+
+def planned_bytes(config: RunConfig) -> int:
+    """Return about how many bytes the weight files of a search's checkpoint take, at most.
+
+    A dense model becomes plain numbers, and a mixture of experts keeps its format.
+    """
+    from moevolve.search.genomes.registry import costs_of
+    from moevolve.search.running.plan.counts import described_as, model_sizes
+    from moevolve.workers.profiling.outline import outline_model
+
+    model = pinned(config.model)
+    outline = outline_model(model)
+    facts, costs = outline.facts, costs_of(config.space(outline.facts), outline)
+    size = model_sizes(outline, costs, described_as(config.phases))[-1]
+    kept = size.parameters or (size.active_parameters if size.experts == 1 else facts.parameters)
+    whole = source_bytes(model) if facts.experts else facts.parameters * facts.dtype_bytes
+    return whole * kept // facts.parameters
+
+
+def source_bytes(model: ModelConfig) -> int:
+    """Return the bytes of a checkpoint's weight files."""
+    from moevolve.workers.checkpoints.loading import checkpoint_folder
+
+    file = gguf_file(model)
+    if file is not None:
+        return sum(part.stat().st_size for part in gguf_parts(file))
+    return weight_bytes(checkpoint_folder(model))
