@@ -16,7 +16,7 @@ from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.genomes.contract.base import GenomeSpace
-from moevolve.search.genomes.contract.phases import MOST_EVALUATIONS, EvolutionSection, Phase, Section, StrategySection
+from moevolve.search.genomes.contract.phases import MOST_EVALUATIONS, Phase, Section, Strategy
 from moevolve.search.genomes.registry import AnyGenomeSection, make_space
 from moevolve.store.session import without_password
 from moevolve.workers.contract.facts import ModelFacts
@@ -170,7 +170,7 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     tasks: tuple[TaskSection, ...]
     task_aggregation: Literal["mean", "worst"] = "mean"
-    strategy: StrategySection = EvolutionSection()
+    strategy: Strategy = "evolution"
     phases: tuple[Phase, ...]
     window: int = Field(8, ge=1, le=100_000)
     skip_phases_at: float | None = Field(None, gt=0, le=100)

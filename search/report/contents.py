@@ -16,7 +16,6 @@ from moevolve.evaluators.scales import ScaleName
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import Genome
-from moevolve.search.genomes.contract.phases import StrategySection
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import Entry, FinalTable, build_final_table
 from moevolve.search.loop.scores import SearchScores, full_fitness
@@ -189,19 +188,13 @@ def facts_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> lis
         phases = []
         for phase in config.phases:
             initial = f", {phase.initial} of them initial" if phase.initial else ""
-            own = f", by {_strategy(phase.strategy)}" if phase.strategy else ""
+            own = f", by {phase.strategy}" if phase.strategy else ""
             phases.append(f"{phase.kind}: {phase.evaluations} individuals{initial}{own}")
         facts.append(("phases", "; ".join(phases)))
-        strategy = config.strategy
-        facts += [("strategy", f"{_strategy(strategy)}, window {config.window}"), ("seed", str(config.seed))]
+        facts += [("strategy", f"{config.strategy}, window {config.window}"), ("seed", str(config.seed))]
     batch = f"{engine.batch_tokens:,} tokens per batch, {engine.threads} thread" + "s" * (engine.threads > 1)
     cut = "" if engine.max_prompt_tokens is None else f", prompts cut to {engine.max_prompt_tokens} tokens"
     return [*facts, ("engine", batch + cut), ("software", f"moevolve {search.software_version}")]
-
-
-def _strategy(section: StrategySection) -> str:
-    detail = getattr(section, "mode", None) or getattr(section, "optimizer", None)
-    return f"{section.kind} ({detail})" if detail else section.kind
 
 
 def _leaders(store: StoreReader, search: SearchRecord, limit: int) -> list[Leader]:

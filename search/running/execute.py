@@ -155,7 +155,7 @@ def _run(
         store.set_status(heartbeat.lease, "paused" if paused else "running")
 
     def workers_due(control: Control) -> int:
-        return setup.config.workers.most(setup.schedule.in_flight) if control.workers is None else control.workers
+        return setup.config.workers.most(setup.schedule.window) if control.workers is None else control.workers
 
     pool = ControlledPool(partial(make_pool, setup), workers_due, lambda: heartbeat.control, on_pause)
 

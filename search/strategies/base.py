@@ -8,10 +8,15 @@ from collections.abc import Container, Iterator
 from typing import Any, Literal
 
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
-from moevolve.search.genomes.contract.phases import START, PhaseConfig, ThresholdParents, TopKParents
+from moevolve.search.genomes.contract.phases import START, Parents, PhaseConfig
 from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.store.records import IndividualRecord
 
+# The EEP authors' numbers, there in percentage points: how far from the best individual in fitness parents may be, and
+# how many of the best may be crossed whatever their distance.
+_MUTATION_MARGIN = 0.03
+_CROSSOVER_MARGIN = 0.01
+_CROSSOVER_LEAST = 6
 # Tolerance of margins: in floats 0.9 - 0.87 > 0.03.
 _ROUNDING = 1e-9
 RankKey = tuple[float, float, int]
@@ -29,14 +34,12 @@ def rank_key(one: IndividualRecord) -> RankKey:
 
 
 def eligible(
-    ranked: list[IndividualRecord], rule: TopKParents | ThresholdParents, operator: Literal["crossover", "mutation"]
+    ranked: list[IndividualRecord], rule: Parents, operator: Literal["crossover", "mutation"]
 ) -> list[IndividualRecord]:
     """Return the individuals of `ranked`, best first, that may become parents of an operator under a rule."""
-    if isinstance(rule, TopKParents):
-        return ranked[: rule.k]
-    margin, least = (
-        (rule.mutation_margin, 0) if operator == "mutation" else (rule.crossover_margin, rule.crossover_least)
-    )
+    if isinstance(rule, int):
+        return ranked[:rule]
+    margin, least = (_MUTATION_MARGIN, 0) if operator == "mutation" else (_CROSSOVER_MARGIN, _CROSSOVER_LEAST)
     values = [-rank_key(one)[0] for one in ranked]
     within = sum(values[0] - value <= margin + _ROUNDING for value in values)
     return ranked[: max(within, least)]
@@ -46,11 +49,11 @@ class Ranking:
     """The individuals of one phase that can still become parents, best first.
 
     Individuals are added in order of index. Failed ones are ignored, and so are repeated edits unless
-    `allow_duplicates`. `top_k` keeps the k best; a threshold keeps all within its wider margin, however many they are.
-    With either rule an individual that is dropped can't become a parent later, since the best fitness only rises.
+    `allow_duplicates`. A number keeps as many of the best, and a threshold all within its wider margin. With either
+    rule an individual that is dropped can't become a parent later, since the best fitness only rises.
     """
 
-    def __init__(self, rule: TopKParents | ThresholdParents, allow_duplicates: bool = False) -> None:
+    def __init__(self, rule: Parents, allow_duplicates: bool = False) -> None:
         self._rule, self._allow_duplicates = rule, allow_duplicates
         self._individuals: dict[int, IndividualRecord] = {}
         self._keys: list[RankKey] = []
@@ -71,12 +74,12 @@ class Ranking:
             self._hashes.discard(dropped.phenotype_hash)
 
     def _surplus(self) -> bool:
-        if isinstance(self._rule, TopKParents):
-            return len(self._keys) > self._rule.k
-        if len(self._keys) <= self._rule.crossover_least:
+        if isinstance(self._rule, int):
+            return len(self._keys) > self._rule
+        if len(self._keys) <= _CROSSOVER_LEAST:
             return False
         best, worst = self._keys[0], self._keys[-1]
-        return worst[0] - best[0] > max(self._rule.crossover_margin, self._rule.mutation_margin) + _ROUNDING
+        return worst[0] - best[0] > _MUTATION_MARGIN + _ROUNDING
 
 
 DRAWS = 32

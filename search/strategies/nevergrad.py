@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.contract.operators import generator
-from moevolve.search.genomes.contract.phases import NevergradSection, PhaseConfig
+from moevolve.search.genomes.contract.phases import NEVERGRAD, PhaseConfig
 from moevolve.search.strategies.base import PhaseStrategy, fixed_offspring
 from moevolve.store.records import IndividualRecord
 
@@ -41,7 +41,8 @@ class NevergradPhase(PhaseStrategy):
 
     Args:
         position: Position of the phase in the search.
-        in_flight: Largest number of candidates under evaluation at once.
+        optimizer: Name of the optimiser in nevergrad's registry.
+        window: Largest number of candidates under evaluation at once.
 
     Raises:
         UserError: Nevergrad has no such optimiser, it needs a package that isn't installed, it can't make that many
@@ -53,17 +54,17 @@ class NevergradPhase(PhaseStrategy):
         space: GenomeSpace[Any],
         position: int,
         phase: PhaseConfig,
-        section: NevergradSection,
+        optimizer: str,
         seed: int,
-        in_flight: int,
+        window: int,
         first: int = 0,
     ) -> None:
         super().__init__(space, phase, seed, first)
-        self._position, self._section, self._in_flight = position, section, in_flight
-        self._name = f"nevergrad:{section.optimizer}"
-        self._factory = _find(section.optimizer)
-        if in_flight > 1 and self._factory.no_parallelization:
-            raise UserError(f"strategy {self._name}: it makes one candidate at a time; set window: 1, not {in_flight}")
+        self._position, self._window = position, window
+        self._name = f"{NEVERGRAD}{optimizer}"
+        self._factory = _find(optimizer)
+        if window > 1 and self._factory.no_parallelization:
+            raise UserError(f"strategy {self._name}: it makes one candidate at a time; set window: 1, not {window}")
         self._optimizer: Any = None
         self._start: IndividualRecord | None = None
         self._open: dict[int, Any] = {}
@@ -109,10 +110,10 @@ class NevergradPhase(PhaseStrategy):
 
         self._start = start
         point = ng.p.Array(init=self._point(rng, start))
-        point.set_mutation(sigma=self._section.sigma or _SIGMA[self._phase.kind])
+        point.set_mutation(sigma=_SIGMA[self._phase.kind])
         point.random_state = np.random.RandomState(_word(self._seed, self._position, "nevergrad"))
         with self._calling(self._position, "begin"):
-            self._optimizer = self._factory(point, budget=self._phase.evaluations, num_workers=self._in_flight)
+            self._optimizer = self._factory(point, budget=self._phase.evaluations, num_workers=self._window)
 
     def _point(self, rng: np.random.Generator, start: IndividualRecord | None) -> NDArray[np.float64]:
         """The optimiser's starting point: float64 [coordinates]."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
-from moevolve.search.genomes.contract.phases import EvolutionSection, NevergradSection, RepairPhase
+from moevolve.search.genomes.contract.phases import NEVERGRAD, RepairPhase
 from moevolve.search.genomes.repaired import RepairedSpace
 from moevolve.search.strategies.base import PhaseStrategy, rank_key
 from moevolve.search.strategies.evolution import Evolution
@@ -60,18 +60,19 @@ def make_strategy(config: RunConfig, space: GenomeSpace[Any], schedule: Schedule
     """Return the strategy of a configuration; phases that name none use the search's.
 
     Raises:
-        UserError: There is no such strategy, or it doesn't suit the phase.
+        UserError: Nevergrad has no such optimiser, or it doesn't suit the phase.
     """
     phases: list[PhaseStrategy] = []
     for position, phase in enumerate(config.phases):
-        section, first = phase.strategy or config.strategy, schedule.spans[position].start
+        name, first = phase.strategy or config.strategy, schedule.spans[position].start
         if isinstance(phase, RepairPhase):
             assert isinstance(space, RepairedSpace), "a search with a repair phase has a space for it"
             phases.append(RepairStrategy(space, phase, config.phases[position - 1], config.seed))
-        elif isinstance(section, EvolutionSection):
+        elif name == "evolution":
             phases.append(Evolution(space, phase, config.seed, first))
-        elif isinstance(section, NevergradSection):
-            phases.append(NevergradPhase(space, position, phase, section, config.seed, schedule.in_flight, first))
+        elif name == "surrogate":
+            phases.append(Surrogate(space, phase, config.seed, first))
         else:
-            phases.append(Surrogate(space, phase, section, config.seed, first))
+            optimizer = name.removeprefix(NEVERGRAD)
+            phases.append(NevergradPhase(space, position, phase, optimizer, config.seed, schedule.window, first))
     return PhasedStrategy(phases, schedule)

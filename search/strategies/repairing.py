@@ -8,7 +8,7 @@ from typing import Any
 
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.operators import generator
-from moevolve.search.genomes.contract.phases import PhaseConfig, RepairPhase, TopKParents
+from moevolve.search.genomes.contract.phases import PhaseConfig, RepairPhase
 from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace
 from moevolve.search.strategies.base import DRAWS, PhaseStrategy, Ranking
 from moevolve.store.records import IndividualRecord
@@ -29,7 +29,7 @@ class RepairStrategy(PhaseStrategy):
         super().__init__(space, phase, seed)
         self._before = before
         # Twice as many as are repaired: formulas, which an earlier phase may have repaired alike, may be among them.
-        most = TopKParents(k=2 * phase.evaluations)
+        most = 2 * phase.evaluations
         self._comparable, self._others = Ranking(most), Ranking(most)
 
     def tell_before(self, individual: IndividualRecord) -> None:

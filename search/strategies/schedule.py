@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.contract.phases import EvolutionSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +27,17 @@ class Schedule:
 
     Attributes:
         spans: Phases in order, without gaps.
-        window: Without `generation`, child i depends on individuals 0 .. i - window.
-        generation: Individuals per generation. Child i depends on all individuals before its own generation; a phase's
-            initial individuals are its first generation. None for steady state.
+        window: Child i depends on individuals 0 .. i - window.
         separate: A phase's individuals depend on all individuals of the phases before it, so that these are all
             evaluated before the phase begins. A repair phase's always do, since it repairs the best of them.
     """
 
     spans: tuple[PhaseSpan, ...]
     window: int
-    generation: int | None = None
     separate: bool = False
 
     @classmethod
-    def of(
-        cls, phases: Sequence[tuple[str, int, int]], window: int, generation: int | None = None, separate: bool = False
-    ) -> Schedule:
+    def of(cls, phases: Sequence[tuple[str, int, int]], window: int, separate: bool = False) -> Schedule:
         """Build a schedule from (kind, evaluations, initial) triples."""
         stops = list(accumulate(evaluations for _, evaluations, _ in phases))
         starts = [0, *stops][:-1]
@@ -51,7 +45,7 @@ class Schedule:
             PhaseSpan(position, kind, start, stop, initial)
             for position, ((kind, _, initial), start, stop) in enumerate(zip(phases, starts, stops, strict=True))
         )
-        return cls(spans, window, generation, separate)
+        return cls(spans, window, separate)
 
     @property
     def total(self) -> int:
@@ -70,30 +64,14 @@ class Schedule:
     def visible(self, index: int) -> int:
         """Return how many individuals child `index` depends on: exactly 0 .. visible - 1."""
         span = self.span(index)
-        if self.generation is None:
-            waits = self.separate or span.kind == "repair"
-            return max(span.start if waits else 0, index - self.window + 1)
-        first = span.start + span.initial
-        if index < first:
-            return span.start
-        return first + (index - first) // self.generation * self.generation
-
-    @property
-    def in_flight(self) -> int:
-        """Largest number of individuals under evaluation at once."""
-        if self.generation is None:
-            return self.window
-        return max(self.generation, *(span.initial for span in self.spans))
+        waits = self.separate or span.kind == "repair"
+        return max(span.start if waits else 0, index - self.window + 1)
 
 
 def make_schedule(config: RunConfig) -> Schedule:
     """Return the schedule of a configuration."""
-    section = config.strategy
     phases = [(phase.kind, phase.evaluations, phase.initial) for phase in config.phases]
-    generation = None
-    if isinstance(section, EvolutionSection) and section.mode == "generations":
-        generation = section.generation
-    return Schedule.of(phases, config.window, generation, config.skip_phases_at is not None)
+    return Schedule.of(phases, config.window, config.skip_phases_at is not None)
 
 
 FEWEST_ROUNDS = 8
@@ -103,12 +81,11 @@ FEWEST_ROUNDS = 8
 def rounds_notes(config: RunConfig) -> tuple[str, ...]:
     """Return a warning for users for each phase with fewer than `FEWEST_ROUNDS` rounds.
 
-    A round is the number of individuals that are made before the first of them can be a parent: a window or a
-    generation. Phases without children have no rounds.
+    A round is a window, the number of individuals that are made before the first of them can be a parent. Phases
+    without children have no rounds. `capacity` phases need few, since they start from formulas.
     """
     schedule = make_schedule(config)
-    size, setting = schedule.generation or schedule.window, "strategy.generation" if schedule.generation else "window"
-    found = []
+    size, found = schedule.window, []
     for span in schedule.spans:
         evaluations = span.stop - span.start
         rounds, most = -(-evaluations // size), (evaluations - 1) // (FEWEST_ROUNDS - 1)
@@ -117,7 +94,7 @@ def rounds_notes(config: RunConfig) -> tuple[str, ...]:
         needed = (FEWEST_ROUNDS - 1) * size + 1
         found.append(
             f"warning: phases.{span.position} ({span.kind}) makes {evaluations} individuals in {rounds} rounds of "
-            f"{size}, and those of a round can't learn from each other; for {FEWEST_ROUNDS} rounds set {setting}: "
+            f"{size}, and those of a round can't learn from each other; for {FEWEST_ROUNDS} rounds set window: "
             f"{most}, or phases.{span.position}.evaluations: {needed}"
         )
     return tuple(found)

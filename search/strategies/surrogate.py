@@ -8,7 +8,7 @@ with many more parts than scores, whole draws would choose almost at random.
 Sources: Bayesian linear regression as in Bishop, Pattern Recognition and Machine Learning (2006), Sec. 3.3; with
 Thompson sampling of binary choices it is BOCS (Baptista and Poloczek, arXiv 1806.08838), which also has products of
 pairs. Weights are drawn as in Bhattacharya, Chakraborty and Mallick (arXiv 1506.04778), by solving as many equations as
-there are individuals or features, whichever are fewer. The target and the `evolution_share` were chosen by trials.
+there are individuals or features, whichever are fewer. The target and the share of evolution were chosen by trials.
 
 What the calibration says of the parts (`GenomeSpace.importance`) enters as further features: the sum of each statistic
 over a genome's parts. So a few scores tell which statistics to trust, where there are many more parts than scores.
@@ -28,11 +28,15 @@ import numpy as np
 from moevolve.evaluators.types import Floats
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.contract.operators import generator
-from moevolve.search.genomes.contract.phases import PhaseConfig, SurrogateSection
+from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.strategies.base import DRAWS, PhaseStrategy
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.store.records import IndividualRecord
 
+# Share of the children that evolution makes: the best of those that were tried.
+_EVOLUTION_SHARE = 0.3
+# Number of newest individuals that the model is fitted to, which bounds the time to make a child.
+_MEMORY = 1000
 # Prior standard deviation of the model's prediction, for any number of features. Both this and `_NOISE` are near the
 # maximum of the marginal likelihood of pruning a small MoE (6 layers, 2 of 8 experts, 31 to 190 individuals), where
 # the targets' own standard deviation is between 1.4 and 2.
@@ -106,14 +110,11 @@ class Surrogate(PhaseStrategy):
     Evolution makes the initial individuals, a share of the children, and all children before two scores are known.
     """
 
-    def __init__(
-        self, space: GenomeSpace[Any], phase: PhaseConfig, section: SurrogateSection, seed: int, first: int = 0
-    ) -> None:
+    def __init__(self, space: GenomeSpace[Any], phase: PhaseConfig, seed: int, first: int = 0) -> None:
         super().__init__(space, phase, seed, first)
-        self._section = section
         self._evolution = Evolution(space, phase, seed, first)
         self._chooses = space.selects_subset(phase)
-        self._history: deque[tuple[IndividualRecord, Floats]] = deque(maxlen=section.memory)
+        self._history: deque[tuple[IndividualRecord, Floats]] = deque(maxlen=_MEMORY)
 
     def tell(self, individual: IndividualRecord) -> None:
         """Add one evaluated individual to the history; failed ones have no score to learn from."""
@@ -130,7 +131,7 @@ class Surrogate(PhaseStrategy):
         """Make a child by the model, or by evolution if the model only repeats earlier individuals."""
         rng = generator(self._seed, index, "surrogate")
         made = None
-        if self._chooses and not initial and len(self._history) > 1 and rng.random() >= self._section.evolution_share:
+        if self._chooses and not initial and len(self._history) > 1 and rng.random() >= _EVOLUTION_SHARE:
             made = self._learned(rng, taken)
         return made or self._evolution.ask(index, initial, start, taken)
 

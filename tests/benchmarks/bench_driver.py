@@ -64,9 +64,7 @@ def main() -> None:
     parser.add_argument("--individuals", type=int, nargs="+", default=[5000, 20000])
     parser.add_argument("--window", type=int, default=64)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16], help="answers per poll")
-    parser.add_argument(
-        "--threshold", type=float, default=None, help="threshold rule with this for both margins, else top-k"
-    )
+    parser.add_argument("--threshold", action="store_true", help="parents within a threshold of the best, else top-k")
     parser.add_argument("--profile", action="store_true", help="print the 25 functions that take longest")
     options = parser.parse_args()
     for individuals in options.individuals:
@@ -80,7 +78,7 @@ def measure(
     individuals: int,
     window: int,
     batch: int,
-    threshold: float | None,
+    threshold: bool,
     profile: bool,
 ) -> None:
     """One search up to its last window, then one resume of it."""

@@ -9,10 +9,9 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 
-def set_up(individuals: int, window: int, threshold: float | None = None) -> SearchSetup:
-    """A fifth of the individuals prune, the others merge; parents by threshold if one is given, else the best."""
-    margins = {"crossover_margin": threshold, "mutation_margin": threshold}
-    parents = {"rule": "top_k"} if threshold is None else {"rule": "threshold", **margins}
+def set_up(individuals: int, window: int, threshold: bool = False) -> SearchSetup:
+    """A fifth of the individuals prune, the others merge; parents within a threshold, or the best."""
+    parents: object = "threshold" if threshold else 10
     phases = [
         {"kind": "prune", "evaluations": individuals // 5, "parents": parents},
         {"kind": "merge", "evaluations": individuals - individuals // 5, "parents": parents},

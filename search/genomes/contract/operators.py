@@ -56,11 +56,15 @@ def gaussian_noise(
     return (matrix + np.where(rng.random(matrix.shape) < rate, noise, 0.0)).astype(np.float32)
 
 
+FIRST_PARENT = 0.6
+"""Probability that a unit of a matrix comes from the first parent, as in the authors' released configuration; the order
+of the parents is drawn."""
+
+
 def matrix_crossover(
     rng: np.random.Generator,
     first: NDArray[np.float32],
     second: NDArray[np.float32],
-    first_parent_rate: float,
     units: Literal["whole", "rows", "entries"],
 ) -> NDArray[np.float32]:
     """Combine two matrices, float32 [n', n], unit by unit.
@@ -68,12 +72,11 @@ def matrix_crossover(
     Source: EEP (arXiv 2407.00945), Sec. 4.3 (entries, whole matrices) and App. C (rows).
 
     Args:
-        first_parent_rate: Probability that a unit comes from the first parent.
         units: Parts that are inherited as a whole.
     """
     rows, columns = first.shape
     shape = {"whole": (1, 1), "rows": (rows, 1), "entries": (rows, columns)}[units]
-    return np.where(rng.random(shape) < first_parent_rate, first, second)
+    return np.where(rng.random(shape) < FIRST_PARENT, first, second)
 
 
 def normalise_rows(matrix: NDArray[np.float32], smallest: float = 1e-3) -> NDArray[np.float32]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from moevolve.workers.methods.repair.edit import RepairSettings
 
@@ -46,91 +46,20 @@ class Section(BaseModel):
         return data
 
 
-class TopKParents(Section):
-    """Parents are the `k` best individuals so far (the paper)."""
-
-    rule: Literal["top_k"] = "top_k"
-    k: int = Field(10, ge=1, le=MOST_EVALUATIONS)
+Parents = Annotated[int, Field(ge=1, le=MOST_EVALUATIONS)] | Literal["threshold"]
+"""How many of the best individuals so far may become parents (the paper), or the `threshold` of the authors' code."""
 
 
-class ThresholdParents(Section):
-    """Parents are all individuals whose fitness is within a margin of the best; each operator has its own margin.
-
-    The rule and its numbers are those of the EEP authors' code (there in percentage points).
-
-    Attributes:
-        crossover_margin: Largest distance in fitness, in [0, 1], between the best individual and a crossover's parents.
-        crossover_least: Number of best individuals that may be crossed whatever their distance.
-        mutation_margin: Largest distance in fitness between the best individual and a mutation's parent.
-    """
-
-    rule: Literal["threshold"] = "threshold"
-    crossover_margin: float = Field(0.01, ge=0, le=1e6)
-    crossover_least: int = Field(6, ge=1, le=MOST_EVALUATIONS)
-    mutation_margin: float = Field(0.03, ge=0, le=1e6)
+def _known_strategy(name: str) -> str:
+    if name in ("evolution", "surrogate") or (name.startswith(NEVERGRAD) and name != NEVERGRAD):
+        return name
+    raise ValueError(f"{name} is unknown; there are evolution, surrogate, {NEVERGRAD}<Optimizer>")
 
 
-Parents = Annotated[
-    TopKParents | ThresholdParents,
-    Field(discriminator="rule"),
-    BeforeValidator(lambda value: {"rule": "top_k"} | value if isinstance(value, dict) else value),
-]
-
-
-class EvolutionSection(Section):
-    """EEP's evolutionary loop.
-
-    Attributes:
-        mode: `steady` makes a child as soon as the window allows; `generations` waits for each generation.
-        generation: Individuals per generation in `generations` mode.
-    """
-
-    kind: Literal["evolution"] = "evolution"
-    mode: Literal["steady", "generations"] = "steady"
-    generation: int = Field(16, ge=1, le=MOST_EVALUATIONS)
-
-
-class NevergradSection(Section):
-    """An optimiser of nevergrad on the flattened genome.
-
-    Attributes:
-        optimizer: Name in nevergrad's registry, for example `DiagonalCMA`.
-        sigma: Standard deviation of the first steps; None takes the default of the phase's kind.
-    """
-
-    kind: Literal["nevergrad"] = "nevergrad"
-    optimizer: str
-    sigma: float | None = Field(None, gt=0, le=1000)
-
-
-class SurrogateSection(Section):
-    """A Bayesian linear model of the fitness proposes children in phases whose genomes choose parts, such as experts.
-
-    In other phases evolution makes all children. See `moevolve.search.strategies.surrogate`.
-
-    Attributes:
-        evolution_share: Share of the children that evolution makes. The default was the best that was tried.
-        memory: Number of newest individuals that the model is fitted to; bounds the time to make a child.
-    """
-
-    kind: Literal["surrogate"] = "surrogate"
-    evolution_share: float = Field(0.3, ge=0, le=1)
-    memory: int = Field(1000, ge=2, le=MOST_EVALUATIONS)
-
-
-def _by_name(value: Any) -> Any:
-    """Read `evolution`, `surrogate` and `nevergrad:<Optimizer>` as sections; the default kind is `evolution`."""
-    if isinstance(value, dict):
-        return {"kind": "evolution"} | value
-    if not isinstance(value, str):
-        return value
-    kind, colon, optimizer = value.partition(":")
-    return {"kind": kind, "optimizer": optimizer} if colon else {"kind": kind}
-
-
-StrategySection = Annotated[
-    EvolutionSection | NevergradSection | SurrogateSection, Field(discriminator="kind"), BeforeValidator(_by_name)
-]
+NEVERGRAD = "nevergrad:"
+"""Prefix of strategies that are optimisers of nevergrad, whose names in its registry follow."""
+Strategy = Annotated[str, AfterValidator(_known_strategy)]
+"""EEP's loop (`evolution`), a model that learns the value of each part of a genome (`surrogate`), or an optimiser."""
 
 
 def _by_default(value: Any) -> Any:
@@ -163,8 +92,8 @@ class PhaseBase(Section):
 
     evaluations: int = Field(ge=1, le=MOST_EVALUATIONS)
     initial: int = Field(0, ge=0, le=MOST_EVALUATIONS)
-    parents: Parents = TopKParents()
-    strategy: StrategySection | None = None
+    parents: Parents = 10
+    strategy: Strategy | None = None
     crossover_rate: float = Field(0.3, ge=0, le=1)
     group_rate: float = Field(0.25, ge=0, le=1)
     init: tuple[str, ...] = Field(("random",), min_length=1)
@@ -188,8 +117,6 @@ class PhaseBase(Section):
             raise ValueError(f"initial {self.initial} is less than the {len(self.named)} individuals that init names")
         if self.initial > self.evaluations:
             raise ValueError(f"initial {self.initial} is more than evaluations {self.evaluations}")
-        if isinstance(self.strategy, EvolutionSection) and self.strategy.mode == "generations":
-            raise ValueError("strategy: only the whole search can wait for generations, not one phase")
         return self
 
 
@@ -223,8 +150,6 @@ class MergePhase(PhaseBase):
             are drawn until one of either is.
         crossover: The unit that a changed matrix takes from either parent: `rows` (App. C) or `entries` (Sec. 4.3).
             Other matrices come whole from one parent.
-        first_parent_rate: Probability that a row, entry or whole matrix is the first parent's; the order of the parents
-            is drawn.
         entry_rate: Probability that an entry of a changed matrix is perturbed.
         sigma: Standard deviation of the perturbation.
         normalise_rate: Probability that the rows of all groups' expert mergings are scaled to sum 1.
@@ -234,7 +159,6 @@ class MergePhase(PhaseBase):
     start: Literal["best", "all"] = "best"
     group_rate: float = Field(0.25, ge=0.01, le=1)
     crossover: Literal["rows", "entries"] = "rows"
-    first_parent_rate: float = Field(0.6, ge=0, le=1)
     entry_rate: float = Field(0.25, ge=0, le=1)
     sigma: float = Field(0.065, gt=0, le=1000)
     normalise_rate: float = Field(0.1, ge=0, le=1)

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.kind import Baseline
-from moevolve.search.genomes.contract.phases import PhaseConfig, PrunePhase, SurrogateSection
+from moevolve.search.genomes.contract.phases import PhaseConfig, PrunePhase
 from moevolve.search.genomes.eep.section import EepSection, token_limit
 from moevolve.search.genomes.eep.space import SCORES, EepGenome, EepSpace
 from moevolve.search.genomes.eep.subsets import mean_shares
@@ -216,7 +216,7 @@ def expert_measurements(
     tokens = token_limit(section.calibration_tokens)
     needed = [BASELINES[name] for phase in phases for name in phase.baselines if name in BASELINES]
     statistics: set[Statistic] = {name for baseline in needed for name in baseline.statistics}
-    if any(isinstance(phase, PrunePhase) and isinstance(phase.strategy, SurrogateSection) for phase in phases):
+    if any(isinstance(phase, PrunePhase) and phase.strategy == "surrogate" for phase in phases):
         statistics |= {"usage", "importance", "pairs"}  # for `EepSpace.importance`
     # Errors are those of `importance`, whatever is measured with it.
     measured = tuple(sorted({"importance", *statistics} - {"mean_outputs"}))

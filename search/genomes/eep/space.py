@@ -317,7 +317,7 @@ class EepSpace(ArraySpace[EepGenome]):
         for index in np.ndindex(mutated.shape):
             if len(both) == 2:
                 units = phase.crossover if mutated[index] else "whole"
-                child[index] = matrix_crossover(rng, both[0][index], both[1][index], phase.first_parent_rate, units)
+                child[index] = matrix_crossover(rng, both[0][index], both[1][index], units)
             if mutated[index]:
                 child[index] = gaussian_noise(rng, child[index], phase.entry_rate, phase.sigma)
         if rng.random() < phase.normalise_rate:

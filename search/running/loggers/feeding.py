@@ -122,7 +122,7 @@ class _Feeder:
                 self._logged.add(index)
                 self._put({"fitness": self._scale.value(fitness)}, index)
         # No individual before these can still be under evaluation; those that failed have no fitness.
-        self._first = max(self._first, max(self._logged, default=0) - self._setup.schedule.in_flight)
+        self._first = max(self._first, max(self._logged, default=0) - self._setup.schedule.window)
         self._logged = {index for index in self._logged if index >= self._first}
 
     def _parameters(self, index: int) -> float:

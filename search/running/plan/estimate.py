@@ -15,7 +15,7 @@ from moevolve.search.running.plan.memory import worker_memory
 from moevolve.search.running.plan.records import Estimate
 from moevolve.search.running.plan.repairs import RepairWork, repair_works
 from moevolve.search.running.plan.workload import Prompts, SplitWork, WorkloadReader
-from moevolve.search.strategies.schedule import make_schedule, rounds_notes
+from moevolve.search.strategies.schedule import rounds_notes
 from moevolve.workers.contract.capacity import WorkerMemory
 from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.profiling.outline import ModelOutline, outline_model
@@ -48,7 +48,7 @@ def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOu
                 f"task {split.task}, split {split.split}: prompts and answers reach {longest} tokens, the model "
                 f"has {outline.positions} positions; set engine.max_prompt_tokens, or give fewer"
             )
-    busy, least = make_schedule(config).in_flight, config.workers.least
+    busy, least = config.window, config.workers.least
     idle = [f"the run's window keeps {busy} of {least} workers busy"] if busy < least else []
     repairs = repair_works(config, costs, outline)
     final = final_models(config)

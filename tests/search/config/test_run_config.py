@@ -68,6 +68,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("phases: a prune phase", {"phases": PLAIN["phases"][::-1]}),
     ("phases.1: crossover_rate: a repair phase has only", {"phases": [PRUNING, MENDING | {"crossover_rate": 1}]}),
     ("phases.0.repair.ridge_lambdas: ", {"phases": [PRUNING | {"repair": {"ridge_lambdas": []}}]}),
+    ("strategy: nevergrad: is unknown; there are evolution, ", {"strategy": "nevergrad:"}),
+    ("phases.0.strategy: grid is unknown", {"phases": [PRUNING | {"strategy": "grid"}]}),
     ("workers: `count`", {"workers": {"count": True}}),
     ("engine.threads", {"name": "huge", "engine": {"threads": "9" * 4000}}),
     ("genome.naee_subsets", {"name": "huge", "genome": {"experts": 2, "naee_subsets": 10**18}}),
@@ -158,7 +160,7 @@ HASHED: dict[str, Any] = {
     "genome.router_space": "logits",
     "phases.0.replace_rate": 0.3,
     "phases.0.init": ["reap"],
-    "strategy.mode": "generations",
+    "strategy": "surrogate",
     "tasks.0.weight": 2.0,
     "tasks.0.counts": {"search": 8},
     "engine.batch_tokens": 64,
@@ -207,17 +209,6 @@ def test_the_hash_is_the_same_from_another_folder() -> None:
     assert first not in {hashed(model, task) for model, task in others}
     harness = [hashed("m", f"lm_eval:/{folder}/own.yaml#acc") for folder in "ab"]
     assert harness[0] == harness[1] != hashed("m", "lm_eval:own.yaml#acc2")
-
-
-def test_a_strategy_is_named_or_spelt_out() -> None:
-    data = PLAIN | {"tasks": [{"name": "rte"}]}
-    for name, spelt in {
-        "surrogate": {"kind": "surrogate"},
-        "nevergrad:DiagonalCMA": {"kind": "nevergrad", "optimizer": "DiagonalCMA"},
-    }.items():
-        config = RunConfig.model_validate(data | {"strategy": name})
-        own = RunConfig.model_validate(data | {"phases": [PLAIN["phases"][0] | {"strategy": spelt}]})
-        assert config.strategy == own.phases[0].strategy and config.strategy.kind == spelt["kind"]
 
 
 def test_a_stored_configuration_is_without_the_password_of_its_store(tmp_path: Path) -> None:

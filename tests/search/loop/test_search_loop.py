@@ -34,17 +34,14 @@ IN_MEMORY = "sqlite:///:memory:"
 SIZES = {"evaluations": 30, "initial": 8}, {"evaluations": 30}
 MODES: dict[str, dict[str, Any]] = {
     "steady": {},
-    "generations of two tasks": {
-        "strategy": {"kind": "evolution", "mode": "generations", "generation": 7},
-        "tasks": [{"name": "one", "weight": 2}, {"name": "two"}],
-    },
+    "two tasks": {"tasks": [{"name": "one", "weight": 2}, {"name": "two"}]},
     "authors": {
         "phases": [
             phase | size for phase, size in zip(read_yaml(presets()["authors"])["eep"]["phases"], SIZES, strict=True)
         ]
     },
     "nevergrad": {"strategy": "nevergrad:TwoPointsDE"},
-    "surrogate that forgets": {"strategy": {"kind": "surrogate", "memory": 20}},
+    "surrogate": {"strategy": "surrogate"},
 }
 
 
@@ -77,7 +74,7 @@ def test_order_and_number_of_completions_change_nothing(mode: str, calm: list[tu
             drive(store, setup, pool)
             assert population(store) == calm
             # One more for the full model.
-            assert pool.busiest <= setup.schedule.in_flight + 1
+            assert pool.busiest <= setup.schedule.window + 1
 
 
 def test_a_driver_that_is_stopped_again_and_again_comes_to_the_same_end(

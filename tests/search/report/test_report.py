@@ -142,7 +142,7 @@ def test_costs_add_up_and_individuals_say_how_they_were_made(lab: Store) -> None
         assert part.evaluations == contents.costs.phenotypes + 1  # and the full model
         assert part.seconds == pytest.approx(0.1 * part.evaluations)
     facts = dict(contents.facts)
-    assert "evolution (steady), window 6" in facts.values(), facts
+    assert "evolution, window 6" in facts.values(), facts
     assert any("40 individuals, 10 of them initial, by surrogate" in fact for fact in facts.values()), facts
     learned = [row for row in history if row.operator == "surrogate"]
     assert learned

@@ -182,7 +182,7 @@ def test_who_reads_slowly_gets_everything_and_a_connection_ends(served: Served) 
     ("setting", "value"),
     [
         *(("phases.0.evaluations", "1" + 18 * "0"), ("seed", 4000 * "9"), ("workers.count", "1000000000")),
-        *(("workers.timeout_s", '"inf"'), ("final.rerank", "1e18"), ("strategy.generation", "1e18")),
+        *(("workers.timeout_s", '"inf"'), ("final.rerank", "1e18"), ("window", "1e18")),
     ],
 )
 def test_a_number_beyond_all_use_is_refused_where_it_is_set(served: Served, setting: str, value: str) -> None:

@@ -12,7 +12,7 @@ from strategy_lab import Score, asked_and_told, by_hash
 
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.operators import generator
-from moevolve.search.genomes.contract.phases import MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
+from moevolve.search.genomes.contract.phases import MergePhase, PhaseConfig, PrunePhase
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.strategies.base import rank_key
@@ -22,8 +22,8 @@ from moevolve.search.strategies.schedule import Schedule
 from moevolve.store.records import FULL_MODEL, IndividualRecord
 
 PHASES: tuple[PhaseConfig, ...] = (
-    PrunePhase(evaluations=30, initial=10, parents=TopKParents(k=4)),
-    MergePhase(evaluations=30, parents=TopKParents(k=4)),
+    PrunePhase(evaluations=30, initial=10, parents=4),
+    MergePhase(evaluations=30, parents=4),
 )
 
 
@@ -73,12 +73,10 @@ def test_parents_are_among_the_best_of_the_visible_history_and_never_failed(wind
 
 
 def test_pruned_individuals_that_merging_cannot_beat_stay_the_only_parent() -> None:
-    rule = ThresholdParents(crossover_margin=0.2, crossover_least=1, mutation_margin=0.2)
-
     def score(proposal: IndividualRecord) -> tuple[float, float]:
         return (1.0 - proposal.index / 100, -1.0) if proposal.phase == "0" else (0.1, -1.0)
 
-    members = evolve((PHASES[0], MergePhase(evaluations=20, parents=rule)), window=1, score=score)
+    members = evolve((PHASES[0], MergePhase(evaluations=20, parents=1)), window=1, score=score)
     assert {proposal.parents for proposal in members[30:]} == {(0,)}
 
 
@@ -150,31 +148,30 @@ def test_the_crossover_rate_decides_on_the_second_parent() -> None:
 
 
 def test_each_operator_has_its_own_margin() -> None:
-    """Scores of 0.90, 0.89 ... 0.80: three are within crossover's margin, which takes four, nine within mutation's."""
-    rule = ThresholdParents(crossover_margin=0.02, crossover_least=4, mutation_margin=0.08)
-    phases = (PrunePhase(evaluations=250, initial=11, parents=rule),)
+    """Scores of 0.900, 0.896 ...: three are within crossover's margin, which takes six, eight within mutation's."""
+    phases = (PrunePhase(evaluations=250, initial=11, parents="threshold"),)
 
     def score(proposal: IndividualRecord) -> tuple[float, float]:
-        return (0.9 - proposal.index / 100 if proposal.index < 11 else 0.1), -1.0
+        return (0.9 - proposal.index / 250 if proposal.index < 11 else 0.1), -1.0
 
     members = evolve(phases, window=1, score=score)
     crossed = [proposal.parents for proposal in members[11:] if len(proposal.parents) == 2]
     mutated = [proposal.parents for proposal in members[11:] if len(proposal.parents) == 1]
-    assert {parent for parents in crossed for parent in parents} == {0, 1, 2, 3}
-    assert {parent for parents in mutated for parent in parents} == set(range(9))
+    assert {parent for parents in crossed for parent in parents} == set(range(6))
+    assert {parent for parents in mutated for parent in parents} == set(range(8))
 
 
 def test_merging_may_start_from_all_that_pruning_left() -> None:
     """Those within the margin are parents from the first child on, as long as merging finds nothing better."""
-    phases = (PHASES[0], MergePhase(evaluations=60, start="all", parents=ThresholdParents(mutation_margin=0.05)))
+    phases = (PHASES[0], MergePhase(evaluations=60, start="all", parents="threshold"))
 
     def score(proposal: IndividualRecord) -> tuple[float, float]:
-        return (0.9 - proposal.index / 100 if proposal.phase == "0" else 0.1), -1.0
+        return (0.9 - proposal.index / 200 if proposal.phase == "0" else 0.1), -1.0
 
     members = evolve(phases, window=4, score=score)
     mutated = {proposal.parents[0] for proposal in members[30:] if len(proposal.parents) == 1}
     crossed = {parent for proposal in members[30:] if len(proposal.parents) == 2 for parent in proposal.parents}
-    assert mutated <= set(range(6)) and len(mutated) > 3
+    assert mutated <= set(range(7)) and len(mutated) > 3
     assert crossed <= set(range(6)) and len(crossed) > 3
     best_only = (PHASES[0], phases[1].model_copy(update={"start": "best"}))
     alone = evolve(best_only, window=4, score=lambda one: score(one) if one.phase == "0" else None)
@@ -194,9 +191,9 @@ def test_generators_are_apart_by_seed_index_and_stream_and_the_same_everywhere()
 
 
 THREE = (
-    PrunePhase(evaluations=20, initial=8, parents=TopKParents(k=4)),
-    MergePhase(evaluations=12, parents=TopKParents(k=4)),
-    MergePhase(evaluations=12, parents=TopKParents(k=4), sigma=0.01),
+    PrunePhase(evaluations=20, initial=8, parents=4),
+    MergePhase(evaluations=12, parents=4),
+    MergePhase(evaluations=12, parents=4, sigma=0.01),
 )
 
 

@@ -13,7 +13,8 @@ from strategy_lab import Score, asked_and_told
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.contract.phases import MergePhase, NevergradSection
+from moevolve.search.genomes.contract.phases import MergePhase
+from moevolve.search.strategies import nevergrad
 from moevolve.search.strategies.base import rank_key
 from moevolve.search.strategies.nevergrad import NevergradPhase
 from moevolve.search.strategies.phased import make_strategy
@@ -66,9 +67,9 @@ def test_it_climbs() -> None:
     assert members != run(run_config(phases=phases, strategy="nevergrad:DiagonalCMA", seed=9))
 
 
-def test_points_beyond_float32_are_cut() -> None:
-    wide = NevergradSection.model_construct(optimizer="CMA", sigma=1e30)  # as wide as CMA may make its steps by itself
-    phase = NevergradPhase(SPACE, 0, MergePhase(evaluations=4), wide, 0, 1)
+def test_points_beyond_float32_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(nevergrad._SIGMA, "merge", 1e30)  # as wide as CMA may make its steps by itself
+    phase = NevergradPhase(SPACE, 0, MergePhase(evaluations=4), "CMA", 0, 1)
     genome: Any = phase.ask(0, False, None, ()).genome
     assert np.isfinite(genome.expert_merging).all()
 
@@ -77,7 +78,7 @@ def test_every_optimiser_begins_or_is_refused_for_a_missing_package_at_once() ->
     small, phase, refused = eep_space(2, 1, experts=2, layers=1), MergePhase(evaluations=9), {}
     for name in sorted(ng.optimizers.registry):
         try:
-            made = NevergradPhase(small, 0, phase, NevergradSection(optimizer=name), 0, 1)
+            made = NevergradPhase(small, 0, phase, name, 0, 1)
         except UserError as error:
             refused[name] = str(error)
         else:

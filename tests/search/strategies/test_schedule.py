@@ -16,9 +16,7 @@ stretches = st.lists(
     min_size=1,
     max_size=4,
 )
-schedules = st.builds(
-    Schedule.of, stretches, st.integers(1, 20), st.one_of(st.none(), st.integers(1, 20)), st.booleans()
-)
+schedules = st.builds(Schedule.of, stretches, st.integers(1, 20), st.booleans())
 
 
 @many
@@ -35,7 +33,7 @@ def test_spans_cover_every_index_once(schedule: Schedule) -> None:
 
 @many
 @given(schedules)
-def test_an_individual_sees_ever_more_earlier_ones_and_no_more_than_in_flight_can_wait(schedule: Schedule) -> None:
+def test_an_individual_sees_ever_more_earlier_ones_and_no_more_than_a_window_can_wait(schedule: Schedule) -> None:
     seen = [schedule.visible(index) for index in range(schedule.total)]
     assert all(0 <= visible <= index for index, visible in enumerate(seen))
     assert seen == sorted(seen)
@@ -43,14 +41,14 @@ def test_an_individual_sees_ever_more_earlier_ones_and_no_more_than_in_flight_ca
         # All before the frontier are complete, the frontier itself is not: these may be under way.
         open_indices = [i for i in range(frontier, schedule.total) if seen[i] <= frontier]
         assert open_indices[0] == frontier, "the search would never end"
-        assert len(open_indices) <= schedule.in_flight
+        assert len(open_indices) <= schedule.window
 
 
 def test_a_steady_window_hides_exactly_the_last_ones() -> None:
     schedule = Schedule.of([("prune", 6, 2), ("merge", 4, 0)], window=3)
     assert [schedule.visible(index) for index in range(10)] == [0, 0, 0, 1, 2, 3, 4, 5, 6, 7]
     sequential = Schedule.of([("prune", 6, 2), ("merge", 4, 0)], window=1)
-    assert [sequential.visible(index) for index in range(10)] == list(range(10)) and sequential.in_flight == 1
+    assert [sequential.visible(index) for index in range(10)] == list(range(10))
 
 
 def test_phases_wait_for_each_other_if_a_search_may_end_between_them() -> None:
@@ -63,20 +61,11 @@ def test_a_repair_phase_waits_for_those_whose_best_it_repairs() -> None:
     assert [schedule.visible(index) for index in range(10)] == [0, 0, 0, 1, 4, 4, 4, 5, 6, 7]
 
 
-def test_generations_wait_for_each_other() -> None:
-    schedule = Schedule.of([("prune", 9, 3), ("merge", 5, 0)], window=3, generation=4)
-    assert [schedule.visible(index) for index in range(14)] == [0, 0, 0, 3, 3, 3, 3, 7, 7, 9, 9, 9, 9, 13]
-    assert schedule.in_flight == 4
-
-
 def test_the_schedule_of_a_configuration() -> None:
     phases = [{"kind": "prune", "evaluations": 40}, {"kind": "merge", "evaluations": 160}]
     steady = make_schedule(run_of(phases, window=5))
-    assert (steady.total, steady.window, steady.generation) == (200, 5, None)
+    assert (steady.total, steady.window) == (200, 5)
     assert [span.initial for span in steady.spans] == [31, 0]
-    strategy = {"kind": "evolution", "mode": "generations", "generation": 10}
-    waiting = make_schedule(run_of(phases, strategy=strategy))
-    assert (waiting.generation, waiting.in_flight) == (10, 31)
 
 
 def run_of(phases: list[dict[str, Any]], **settings: Any) -> RunConfig:
@@ -98,9 +87,6 @@ def test_a_phase_of_few_rounds_is_warned_of_with_the_setting_that_would_do() -> 
     )
     assert not rounds_notes(run_of(PAPER, window=10)) and rounds_notes(run_of(PAPER, window=11))
     assert len(rounds_notes(run_of(PAPER, window=23))) == 2
-    strategy = {"kind": "evolution", "mode": "generations", "generation": 16}
-    (warned,) = rounds_notes(run_of(PAPER, window=1, strategy=strategy))  # generations are rounds
-    assert "phases.0" in warned and "set strategy.generation: 10, or" in warned
 
 
 def test_some_phases_have_no_rounds_to_count() -> None:

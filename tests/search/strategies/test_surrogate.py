@@ -14,9 +14,10 @@ from store_samples import decided
 from strategy_lab import Score, asked_and_told
 
 from moevolve.search.genomes.contract.base import GenomeSpace
-from moevolve.search.genomes.contract.phases import MergePhase, PhaseConfig, PrunePhase, SurrogateSection
+from moevolve.search.genomes.contract.phases import MergePhase, PhaseConfig, PrunePhase
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.search_loop import individual_record
+from moevolve.search.strategies import surrogate
 from moevolve.search.strategies.base import rank_key
 from moevolve.search.strategies.phased import PhasedStrategy
 from moevolve.search.strategies.schedule import Schedule
@@ -26,7 +27,6 @@ from moevolve.workers.contract.edits import Calibration
 
 PRUNING = PrunePhase(evaluations=50, initial=12)
 MERGING = MergePhase(evaluations=20)
-LEARNING = SurrogateSection()
 EVOLUTION = {"random", "mutation", "crossover+mutation"}
 
 
@@ -53,7 +53,6 @@ def best_of(space: EepSpace) -> float:
 def run(
     space: GenomeSpace[Any],
     phases: tuple[PhaseConfig, ...],
-    section: SurrogateSection,
     score: Score,
     window: int = 4,
     seed: int = 0,
@@ -64,7 +63,7 @@ def run(
     def strategy() -> PhasedStrategy:
         firsts = [span.start for span in schedule.spans]
         pairs = zip(phases, firsts, strict=True)
-        return PhasedStrategy([Surrogate(space, phase, section, seed, first) for phase, first in pairs], schedule)
+        return PhasedStrategy([Surrogate(space, phase, seed, first) for phase, first in pairs], schedule)
 
     return asked_and_told(strategy, space, schedule, score, resumed_at)
 
@@ -104,14 +103,14 @@ def test_targets_are_normal_scores_of_fitness_and_tie_break() -> None:
 
 def test_where_worth_adds_up_it_finds_the_best_choice_of_all() -> None:
     space = eep_space(2, 4, layers=6)
-    members = run(space, (PrunePhase(evaluations=120, initial=31),), LEARNING, planted(space, failing=0))
+    members = run(space, (PrunePhase(evaluations=120, initial=31),), planted(space, failing=0))
     found = min(members, key=rank_key).tie_break
     assert found == pytest.approx(best_of(space), abs=1e-3)
 
 
 def test_experts_of_every_routing_group_are_learned_apart() -> None:
     space = eep_space(8, 3, facts=deepseek())
-    members = run(space, (PrunePhase(evaluations=90, initial=31),), LEARNING, planted(space, failing=0))
+    members = run(space, (PrunePhase(evaluations=90, initial=31),), planted(space, failing=0))
     for proposal in members:
         space.from_kept(space.kept(space.from_bytes(proposal.genome)))  # as many of each group, or it raises
     found = min(members, key=rank_key).tie_break
@@ -119,7 +118,9 @@ def test_experts_of_every_routing_group_are_learned_apart() -> None:
 
 
 @pytest.mark.parametrize(("sign", "told"), [(1, True), (-1, True), (1, False)])
-def test_what_the_calibration_says_of_experts_is_believed_as_far_as_scores_agree(sign: int, told: bool) -> None:
+def test_what_the_calibration_says_of_experts_is_believed_as_far_as_scores_agree(
+    sign: int, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """256 experts in eight layers, scores of 24 choices, and a statistic that is right or the reverse of right."""
     space = eep_space(8, "per_layer", layers=8, experts=32)
     worth = np.random.default_rng(3).standard_normal((8, 32))  # as in `planted`
@@ -130,15 +131,16 @@ def test_what_the_calibration_says_of_experts_is_believed_as_far_as_scores_agree
     measured = {"counts": np.exp(known), "importance_sums": sums, "pair_norms": np.exp(noise[4])[:, :, None]}
     if told:
         space = space.calibrated(Calibration(measured))
+    monkeypatch.setattr(surrogate, "_EVOLUTION_SHARE", 0.0)
     phase = PrunePhase(evaluations=32, initial=24)
-    members = run(space, (phase,), SurrogateSection(evolution_share=0.0), planted(space, failing=0), window=1)
+    members = run(space, (phase,), planted(space, failing=0), window=1)
     made = np.mean([one.tie_break or 0.0 for one in members[24:]]) / best_of(space)
     assert made > 0.5 if told else made < 0.3
 
 
 def test_who_makes_what() -> None:
     space = eep_space(layers=4)
-    members = run(space, (PRUNING, MERGING), LEARNING, planted(space))
+    members = run(space, (PRUNING, MERGING), planted(space))
     assert {one.operator for one in members[:12]} == {"random"}
     learned = [one for one in members[12:] if one.operator.startswith("surrogate")]
     assert {one.operator for one in members[12:]} - {one.operator for one in learned} <= EVOLUTION
@@ -151,37 +153,40 @@ def test_who_makes_what() -> None:
     assert failed and not failed & {parent for one in members for parent in one.parents}
 
 
-def test_a_share_of_the_children_is_evolution_s() -> None:
+def test_a_share_of_the_children_is_evolution_s(monkeypatch: pytest.MonkeyPatch) -> None:
     space = eep_space(groups="per_layer", layers=8)
     phases = (PrunePhase(evaluations=70, initial=10),)
 
-    def bred(section: SurrogateSection) -> float:
-        return float(np.mean([one.operator in EVOLUTION for one in run(space, phases, section, planted(space))[20:]]))
+    def bred() -> float:
+        return float(np.mean([one.operator in EVOLUTION for one in run(space, phases, planted(space))[20:]]))
 
-    assert bred(LEARNING) == pytest.approx(0.3, abs=0.15)
-    assert bred(SurrogateSection(evolution_share=1.0)) == 1.0
-    assert bred(SurrogateSection(evolution_share=0.0)) == 0.0
+    assert bred() == pytest.approx(0.3, abs=0.15)
+    for share in (0.0, 1.0):
+        monkeypatch.setattr(surrogate, "_EVOLUTION_SHARE", share)
+        assert bred() == share
 
 
-def test_no_individual_repeats_an_earlier_one_while_there_are_others() -> None:
-    space, alone = eep_space(2, 2, layers=4), SurrogateSection(evolution_share=0.0)  # 784 in all
-    members = run(space, (PrunePhase(evaluations=100, initial=20),), alone, planted(space), 7)
+def test_no_individual_repeats_an_earlier_one_while_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = eep_space(2, 2, layers=4)  # 784 in all
+    with monkeypatch.context() as patch:
+        patch.setattr(surrogate, "_EVOLUTION_SHARE", 0.0)
+        members = run(space, (PrunePhase(evaluations=100, initial=20),), planted(space), 7)
     assert len({one.phenotype_hash for one in members}) == len(members)
     space = eep_space(7, 1, layers=4)
-    members = run(space, (PrunePhase(evaluations=30, initial=10),), LEARNING, planted(space, failing=0))
+    members = run(space, (PrunePhase(evaluations=30, initial=10),), planted(space, failing=0))
     assert len({one.phenotype_hash for one in members}) == 8 and len(members) == 30
     for score in (lambda _: None, lambda _: (0.5, 0.0)):  # where everything fails, or scores the same
-        members = run(eep_space(layers=4), (PRUNING,), LEARNING, score)
+        members = run(eep_space(layers=4), (PRUNING,), score)
         assert len({one.phenotype_hash for one in members}) == len(members)
 
 
 def test_skipping_what_is_stored_changes_no_later_answer() -> None:
     space = eep_space(layers=4)
-    whole = run(space, (PRUNING, MERGING), LEARNING, planted(space), resumed_at=33)
-    assert whole != run(space, (PRUNING, MERGING), LEARNING, planted(space), seed=1, resumed_at=61)
+    whole = run(space, (PRUNING, MERGING), planted(space), resumed_at=33)
+    assert whole != run(space, (PRUNING, MERGING), planted(space), seed=1, resumed_at=61)
 
 
-def test_only_the_newest_are_remembered() -> None:
+def test_only_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """And failed ones are not among them."""
     space = eep_space(layers=4)
     rng = np.random.default_rng(0)
@@ -190,9 +195,11 @@ def test_only_the_newest_are_remembered() -> None:
     members = [decided(row, float(rng.random()), 0.0) for row in rows]
     members[38] = decided(rows[38], None)
 
+    monkeypatch.setattr(surrogate, "_EVOLUTION_SHARE", 0.0)
+    monkeypatch.setattr(surrogate, "_MEMORY", 10)
+
     def answer(told: list[IndividualRecord]) -> Any:
-        section = SurrogateSection(memory=10, evolution_share=0.0)
-        strategy = Surrogate(space, PrunePhase(evaluations=50, initial=0), section, 0)
+        strategy = Surrogate(space, PrunePhase(evaluations=50, initial=0), 0)
         for one in told:
             strategy.tell(one)
             strategy.ask(one.index, False, None, ())
