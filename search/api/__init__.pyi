@@ -38,7 +38,6 @@ from ._verbs import serve as serve
 from ._verbs import show as show
 from ._verbs import shrink as shrink
 from ._verbs import stop as stop
-from ._verbs import stored_answers as stored_answers
 from ._verbs import study as study
 from ._verbs import watch as watch
 from .evaluators.errors import UserError as UserError
@@ -48,7 +47,6 @@ from .search.config.study import Study as Study
 from .search.genomes.contract.outline import GenomeOutline as GenomeOutline
 from .search.interface.answers import Answers as Answers
 from .search.interface.answers import AskedRow as AskedRow
-from .search.interface.answers import StoredAnswers as StoredAnswers
 from .search.interface.control import SearchState as SearchState
 from .search.interface.evaluate import Evaluation as Evaluation
 from .search.interface.import_eep import Imported as Imported

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moevolve._asking import function_of, watched
-from moevolve.search.interface.answers import AnswersRequest, PromptsRequest, StoredAnswersRequest
+from moevolve.search.interface.answers import AnswersRequest, PromptsRequest
 from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest, WatchRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
 from moevolve.search.interface.export import ExportRequest
@@ -47,7 +47,6 @@ lineage = function_of(LineageRequest)
 evaluate = watched(function_of(EvaluateRequest))
 answers = watched(function_of(AnswersRequest))
 prompts = function_of(PromptsRequest)
-stored_answers = function_of(StoredAnswersRequest)
 analyse = function_of(AnalyseRequest)
 export = watched(function_of(ExportRequest))
 recipe = function_of(RecipeRequest)

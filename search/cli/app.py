@@ -88,7 +88,7 @@ _EXAMPLES = {
     "show": ("moevolve show demo", "moevolve show demo:137", "moevolve show demo:137 --genome"),
     "best": ("moevolve best --task boolq --experts 4", "moevolve best --search demo --csv > best.csv"),
     "pareto": ("moevolve pareto boolq", "moevolve pareto boolq --size active_parameters"),
-    "answers": ("moevolve answers demo:137 --task boolq", "moevolve answers demo:137 --task boolq --stored"),
+    "answers": ("moevolve answers demo:137 --task boolq", "moevolve answers demo:137 --task boolq --only lost"),
     "export": ("moevolve export demo:137 ./smaller",),
     "profile": ("moevolve profile demo:137",),
     "db.copy": ("moevolve db copy demo --to sqlite:///copy.db",),

@@ -10,14 +10,14 @@ from rich.text import Text
 import moevolve
 from moevolve.evaluators.preparation.registry import split_fitness
 from moevolve.evaluators.scales import SCALES, Scale
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, asked, option, shows, takes
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, asked, shows, takes
 from moevolve.search.cli.output.console import output, print_json, print_table
-from moevolve.search.interface.answers import AnswersRequest, StoredAnswersRequest
+from moevolve.search.interface.answers import AnswersRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
 from moevolve.search.interface.results import AnalyseRequest
 
 if TYPE_CHECKING:
-    from moevolve import Analysis, Answers, Evaluation, StoredAnswers
+    from moevolve import Analysis, Answers, Evaluation
     from moevolve.evaluators.fitness.scoring import Answer
     from moevolve.search.interface.answers import AnswerFilter
     from moevolve.workers.contract.usage import Usage
@@ -49,18 +49,11 @@ def answers(
             help="Show prompts and scored answers as the model reads them, with special tokens; run nothing.",
         ),
     ] = False,
-    stored: Annotated[
-        bool, typer.Option("--stored", help="Show which rows stored evaluations have right; run nothing.")
-    ] = False,
-    against: Annotated[str, option(StoredAnswersRequest, "against", "With --stored.")] = "full",
-    offset: Annotated[int, option(StoredAnswersRequest, "offset", "With --stored.")] = 0,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
     if prompts:
         _answer_prompts(request, whole, store, as_json)
-    elif stored:
-        _answer_stored(request, against, offset, whole, store, as_json)
     else:
         found = asked(store, request)
         if as_json:
@@ -93,20 +86,6 @@ def _answer_prompts(request: AnswersRequest, whole: bool, store: str, as_json: b
     print_table(f"{request.task} ({request.split})", ">row | prompt | scored", cells, range(len(cells)))
 
 
-def _answer_stored(request: AnswersRequest, against: str, offset: int, whole: bool, store: str, as_json: bool) -> None:
-    if len(request.individuals) > 1 or request.rows:
-        raise moevolve.UserError("--stored: name one individual and no rows; --against names what it is compared with")
-    same = {name: getattr(request, name) for name in ("task", "split", "only", "limit")}
-    found = moevolve.stored_answers(store, request.individuals[0], **same, against=against, offset=offset)
-    if as_json:
-        print_json(found)
-        return
-    counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in found.counts.items())
-    _print_answered(f"{found.task} ({found.split}), {found.examples:,} rows: {counts}", found, request.only, whole)
-    if found.note:
-        output.print(found.note, soft_wrap=True)
-
-
 @takes(AnalyseRequest)
 def analyse(request: AnalyseRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     analysis = moevolve.ask(store, request)
@@ -117,9 +96,9 @@ def analyse(request: AnalyseRequest, store: StoreOption = DEFAULT_STORE, as_json
     _print_words(analysis.after)
 
 
-def _print_answered(title: str, found: Answers | StoredAnswers, only: AnswerFilter | None, whole: bool) -> None:
+def _print_answered(title: str, found: Answers, only: AnswerFilter | None, whole: bool) -> None:
     if not found.rows:
-        output.print(f"{title}; {'there are no more rows' if only is None else f'no row is {only}'}", soft_wrap=True)
+        output.print(f"{title}; no row is {only}", soft_wrap=True)
         return
     lines: list[list[str | Text]] = []
     ends = []

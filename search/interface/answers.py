@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
-import numpy as np
 from pydantic import Field
 
 from moevolve.evaluators.errors import CandidateError, UserError
@@ -14,11 +13,8 @@ from moevolve.evaluators.fitness.scoring import Answer
 from moevolve.evaluators.metrics import scale_of, score
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName
-from moevolve.evaluators.types import Example, Split
-from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.interface.parameters import (
     IndividualOrFull,
-    IndividualRef,
     ModelDevice,
     ModelDtype,
     ModelPath,
@@ -28,33 +24,31 @@ from moevolve.search.interface.parameters import (
     Threads,
 )
 from moevolve.search.interface.request import Flag, Request, about, record
-from moevolve.search.loop.scores import FULL, outcomes_of
+from moevolve.search.loop.scores import FULL
 from moevolve.search.running.candidates import find_candidate, prepared_split
 from moevolve.search.running.observer import SILENT, Observer
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualDetail
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import engine_fingerprint
 
-AnswerFilter = Literal["differing", "lost", "gained", "wrong", "both_wrong"]
+AnswerFilter = Literal["differing", "lost", "gained", "wrong"]
 Only = Annotated[
     AnswerFilter | None,
     about(
         "Only rows where an individual answers otherwise than the model it is compared with "
-        "(`differing`), scores below (`lost`) or above it (`gained`), isn't fully right (`wrong`), or neither is "
-        "(`both_wrong`). The whole split is run then, unless rows are named."
+        "(`differing`), scores below (`lost`) or above it (`gained`), or isn't fully right (`wrong`). The whole split "
+        "is run then, unless rows are named."
     ),
 ]
 
 
-SELECTS: Mapping[AnswerFilter, Callable[[Any, Any], Any]] = {
+# Which pairs of outcomes, of the full model and of an individual, a filter selects.
+_SELECTS: Mapping[AnswerFilter, Callable[[float, float], bool]] = {
     "differing": lambda full, other: other != full,
     "lost": lambda full, other: other < full,
     "gained": lambda full, other: other > full,
     "wrong": lambda full, other: other < 1,
-    "both_wrong": lambda full, other: (full < 1) & (other < 1),
 }
-"""Which pairs of outcomes a filter selects, given as numbers or as arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +68,6 @@ class AnsweredRow:
     references: tuple[str, ...]
     choices: tuple[str, ...]
     answers: tuple[Answer, ...]
-
-    @classmethod
-    def of(cls, row: int, example: Example, answers: tuple[Answer, ...]) -> Self:
-        """Make a row of an example and its answers."""
-        return cls(row, example.prompt, example.references, example.choices, answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +164,10 @@ class AnswersRequest(Request):
                 found += worker.answer(edit, prepared)
             except CandidateError as error:
                 raise UserError(f"{name} can't be run: {error}") from None
-        answered = map(AnsweredRow.of, places, prepared.examples, zip(*found, strict=True))
+        answered = (
+            AnsweredRow(place, each.prompt, each.references, each.choices, answers)
+            for place, each, answers in zip(places, prepared.examples, zip(*found, strict=True), strict=True)
+        )
         rows = [row for row in answered if self.only is None or _matches(row, self.only)]
         return Answers(
             task=prepared.task,
@@ -203,123 +195,9 @@ class AnswersRequest(Request):
 def _matches(row: AnsweredRow, only: AnswerFilter) -> bool:
     full, *others = row.answers
     return any(
-        SELECTS[only](full.outcome, other.outcome) or (only == "differing" and other.text != full.text)
+        _SELECTS[only](full.outcome, other.outcome) or (only == "differing" and other.text != full.text)
         for other in others or [full]
     )
-
-
-@dataclass(frozen=True, slots=True)
-class StoredAnswers:
-    """On which rows of a split two models are right.
-
-    Attributes:
-        models: The model that the individual is compared with, and the individual.
-        examples: Number of rows of the split.
-        counts: Number of rows by what `only` may be.
-        found: Number of rows that the request selects, of which `rows` are shown.
-        rows: Rows with outcomes and without answers' texts.
-        note: Why there are no prompts; empty if there are.
-        scale: Scale that outcomes are shown on.
-    """
-
-    __repr__ = short_repr
-
-    task: str
-    split: Split
-    models: tuple[str, str]
-    examples: int
-    counts: dict[str, int]
-    found: int
-    rows: tuple[AnsweredRow, ...] = field(repr=False)
-    note: str = ""
-    scale: ScaleName = "percent"
-
-
-@record
-class StoredAnswersRequest(Request):
-    """Show on which rows an individual and another model are right, from stored evaluations. Nothing is run.
-
-    Prompts and right answers are read from the task's data; where those can't be had, only the outcomes are shown.
-
-    Raises:
-        UserError: one of the two wasn't scored on the split, or its outcomes weren't kept.
-        StoreError: there is no such store or individual.
-    """
-
-    route = "/individuals/{individual}/answers"
-    individual: IndividualRef
-    _: KW_ONLY
-    task: Task
-    split: TaskSplit = "test"
-    against: Annotated[
-        str,
-        about(
-            "The model to compare with: `full`, or another individual as SEARCH:INDEX.", max_length=LONGEST_NAME + 20
-        ),
-    ] = "full"
-    only: Only = None
-    limit: Annotated[int, about("Show at most this many rows, those first where the models differ.", ge=1, le=1000)] = (
-        25
-    )
-    offset: Annotated[int, about("Leave this many of the rows out that would come first.", ge=0)] = 0
-
-    def answer(self, store: StoreReader) -> StoredAnswers:
-        detail = store.individual(self.individual)
-        mine, theirs = self._stored_pair(store, detail)
-        pair = np.stack([outcomes_of(theirs), outcomes_of(mine)])
-        chosen = {name: np.flatnonzero(selects(*pair)) for name, selects in SELECTS.items()}
-        differing = chosen["differing"]
-        same = np.setdiff1d(np.arange(pair.shape[1]), differing)
-        places = np.concatenate([differing, same]) if self.only is None else chosen[self.only]
-        shown = places[self.offset : self.offset + self.limit].tolist()
-        examples, note = _examples(store, detail.ref, mine)
-        answered = [tuple(Answer(None, (), outcome) for outcome in pair[:, row].tolist()) for row in shown]
-        asked = [Example("", ()) if examples is None else examples[row] for row in shown]
-        return StoredAnswers(
-            task=mine.task,
-            split=self.split,
-            models=(self.against, detail.ref),
-            examples=pair.shape[1],
-            counts={name: len(rows) for name, rows in chosen.items()},
-            found=len(places),
-            rows=tuple(map(AnsweredRow.of, shown, asked, answered)),
-            note=note,
-            scale=mine.scale,
-        )
-
-    def _stored_pair(self, store: StoreReader, detail: IndividualDetail) -> tuple[EvaluationRecord, EvaluationRecord]:
-        """The evaluations of an individual and of the model that it is compared with, on the same rows."""
-        wanted = [one for one in detail.evaluations if (one.task, one.split) == (self.task, self.split)]
-        mine = self._with_outcomes(wanted, detail.ref)
-        if self.against == FULL:
-            search, phenotype = detail.search, FULL_MODEL
-        else:
-            other = store.individual(self.against)
-            search, phenotype = other.search, other.individual.phenotype_hash
-        prints = search.model_fingerprint, search.engine_fingerprint
-        found = store.evaluations(phenotype, *prints, [mine.task_fingerprint])
-        return mine, self._with_outcomes(found, self.against)
-
-    def _with_outcomes(self, found: Sequence[EvaluationRecord], name: str) -> EvaluationRecord:
-        """The last evaluation that has outcomes."""
-        kept = [one for one in found if one.outcomes]
-        if not kept:
-            command = f"moevolve evaluate {name} --task {self.task} --split {self.split}"
-            raise UserError(f"{name} has no stored outcomes on {self.task} ({self.split}): `{command}` stores them")
-        return kept[-1]
-
-
-def _examples(store: StoreReader, ref: str, evaluation: EvaluationRecord) -> tuple[Sequence[Example] | None, str]:
-    """The examples that an evaluation was about; or None, and why they can't be had."""
-    try:
-        prepared = prepared_split(find_candidate(store, ref, weights=False), evaluation.task, evaluation.split)
-    except UserError as error:
-        return None, f"The prompts can't be read: {error}"
-    if prepared.window is not None:
-        return None, "Outcomes are of windows of running text, which have no prompts."
-    if prepared.fingerprint != evaluation.task_fingerprint:
-        return None, "The task's data is another one now than that which was scored."
-    return prepared.examples, ""
 
 
 @dataclass(frozen=True, slots=True)

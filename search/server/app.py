@@ -20,7 +20,6 @@ from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.guard import Guard
 from moevolve.search.server.pages import (
-    answering,
     health,
     individuals,
     rankings,
@@ -91,7 +90,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     for module in (reading, launching):
         app.include_router(module.routes, prefix="/api", dependencies=[NEEDS_TOKEN])
     app.include_router(metrics.routes)
-    for pages in (searches, individuals, answering, rankings, launch_pages, shrinking, health):
+    for pages in (searches, individuals, rankings, launch_pages, shrinking, health):
         app.include_router(pages.routes)
     app.include_router(rendering.routes)
     files = _RevalidatedFiles(directory=rendering.FOLDER / "static", packages=[("moevolve.search.report", "static")])

@@ -13,12 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from moevolve.evaluators.types import Split
 from moevolve.store.leases import this_process
 from moevolve.store.records import (
-    FULL_MODEL,
     EvaluationRecord,
     IndividualRecord,
     SearchRecord,
@@ -119,14 +116,6 @@ def scored(store: Store, search_id: str, index: int, score: float | None, **othe
     if score is not None:
         found = evaluation(index, score, phenotype_hash=one.phenotype_hash, gold_logprob=gold, **shape)
     store.record(search_id, [decided(one, score, gold)], [found])
-
-
-def judged(store: Store) -> None:
-    """Makes a search `judged` of one individual, with its outcomes and the full model's on rte/search."""
-    full, mine = (np.array(values, dtype="<f4").tobytes() for values in ((1, 0, 0), (0, 1, 0)))
-    store.create_search(search("judged"), [split()])
-    found = [evaluation("judged", 0.3, outcomes=mine), evaluation(0, 0.3, phenotype_hash=FULL_MODEL, outcomes=full)]
-    store.record("id-judged", [decided(individual(0, phenotype="judged"), 0.3)], found)
 
 
 @contextmanager

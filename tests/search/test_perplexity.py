@@ -80,7 +80,6 @@ def client(searched: Searched) -> Iterator[TestClient]:
         (["effects", "texts"], False),
         (["evaluate", "BEST", "--task", "TASK", "--split", "search"], True),
         (["answers", "BEST", "--task", "TASK", "--limit", "3"], False),
-        (["answers", "BEST", "--task", "TASK", "--stored", "--limit", "3"], False),
         (["report", "texts", "-o", "report.html"], True),
         (["plot", "texts", "-o", "plot.svg"], False),
     ],
@@ -102,7 +101,6 @@ def test_commands(searched: Searched, arguments: list[str], has_winner: bool) ->
         *("/searches/texts", "/searches/texts/now", "/searches/texts/course", "/searches/texts/standings"),
         *("/searches/texts/individuals", "/searches/texts/effects", "/searches/texts/events"),
         *("/individuals/BEST", "/individuals/BEST/lineage", "/individuals/BEST/lineage.svg"),
-        "/individuals/BEST/answers",
     ],
 )
 def test_pages(searched: Searched, client: TestClient, page: str) -> None:

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
 from moevolve.search.genomes.contract.phases import refuse_flags_as_numbers
-from moevolve.search.interface.answers import StoredAnswersRequest
 from moevolve.search.interface.control import (
     CancelRequest,
     ControlRequest,
@@ -52,7 +51,6 @@ REQUESTS: tuple[type[Request], ...] = (
     ShowRequest,
     GenomeRequest,
     LineageRequest,
-    StoredAnswersRequest,
     PauseRequest,
     StopRequest,
     CancelRequest,

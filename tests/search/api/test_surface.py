@@ -40,9 +40,8 @@ FUNCTIONS = {
         "show",
         "shrink",
         "stop",
-        "stored_answers",
     ),
-    *("stored_answers", "study", "tasks", "watch"),
+    *("study", "tasks", "watch"),
 }
 RECORDS = {
     *("Analysis", "Answers", "AskedRow", "BestRow", "Study", "StudyRow", "Comparison", "Control"),
@@ -59,9 +58,8 @@ RECORDS = {
         "ShrinkResult",
         "Store",
         "StoreReader",
-        "StoredAnswers",
     ),
-    *("StoredAnswers", "TaskConfig"),
+    *("TaskConfig",),
 }
 DB_FUNCTIONS = {"check", "copy", "prune", "upgrade"}
 ERRORS = {"ExportError", "PoolError", "ProfileError", "StoreError", "UserError"}

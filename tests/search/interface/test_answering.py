@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -137,69 +136,6 @@ def test_rows_by_number(found: Answers, all_kinds: str, tiny: Any) -> None:
     beyond = found.examined
     with pytest.raises(UserError, match=f"has {beyond} rows, counted from 0; {beyond} isn't one"):
         moevolve.answers(all_kinds, ["eep:0"], task=task, rows=[0, beyond])
-
-
-def test_stored_outcomes_are_told_apart(all_kinds: str) -> None:
-    """By loops over the outcomes that the search stored; prompts are those of the answers."""
-    task = "pick"
-    with moevolve.open_reader(all_kinds) as store:
-        detail = store.individual("eep:20")
-        (mine,) = [one for one in detail.evaluations if one.split == "search"]
-        of = (detail.search.model_fingerprint, detail.search.engine_fingerprint, [mine.task_fingerprint])
-        (full,) = store.evaluations("full", *of)
-        (other,) = store.evaluations(store.individual("eep:0").individual.phenotype_hash, *of)
-    values = {"full": full, "eep:0": other, "eep:20": mine}
-    numbers = {name: list(struct.unpack(f"<{one.examples_seen}f", one.outcomes or b"")) for name, one in values.items()}
-    for against in ("full", "eep:0"):
-        pairs = list(zip(numbers[against], numbers["eep:20"], strict=True))
-        rows: dict[Any, list[int]] = {
-            "differing": [row for row, (theirs, ours) in enumerate(pairs) if theirs != ours],
-            "lost": [row for row, (theirs, ours) in enumerate(pairs) if ours < theirs],
-            "gained": [row for row, (theirs, ours) in enumerate(pairs) if ours > theirs],
-            "wrong": [row for row, (_, ours) in enumerate(pairs) if ours < 1],
-            "both_wrong": [row for row, (theirs, ours) in enumerate(pairs) if theirs < 1 and ours < 1],
-        }
-        for only in (None, *rows):
-            found = moevolve.stored_answers(all_kinds, "eep:20", task=task, split="search", against=against, only=only)
-            expected = rows[only] if only else sorted(range(len(pairs)), key=lambda row: row not in rows["differing"])
-            assert found.counts == {name: len(each) for name, each in rows.items()}
-            assert (found.models, found.examples, found.found) == ((against, "eep:20"), len(pairs), len(expected))
-            assert [row.row for row in found.rows] == expected[:25]
-            assert [tuple(each.outcome for each in row.answers) for row in found.rows] == [
-                pairs[i] for i in expected[:25]
-            ]
-    assert rows["wrong"], "or else nothing is shown"
-    page = moevolve.stored_answers(all_kinds, "eep:20", task=task, split="search", limit=2, offset=3)
-    asked = moevolve.prompts(all_kinds, "eep:20", task=task, split="search", limit=None)
-    whole = moevolve.stored_answers(all_kinds, "eep:20", task=task, split="search")
-    assert page.rows == whole.rows[3:5] and page.note == ""
-    assert all(row.prompt in asked[row.row].prompt for row in page.rows)
-    with pytest.raises(UserError, match=r"eep:20 has no stored outcomes on nothing \(search\): `moevolve evaluate"):
-        moevolve.stored_answers(all_kinds, "eep:20", task="nothing", split="search")
-
-
-def test_the_command_prints_stored_outcomes(all_kinds: str) -> None:
-    command = [
-        "answers",
-        "eep:20",
-        "--stored",
-        "--task",
-        "pick",
-        "--split",
-        "search",
-        "--store",
-        all_kinds,
-        "--limit",
-        "2",
-    ]
-    done = CliRunner().invoke(app, command)
-    found = moevolve.stored_answers(all_kinds, "eep:20", task="pick", split="search", limit=2)
-    assert done.exit_code == 0, done.output
-    assert f"{found.examples} rows: {found.counts['differing']} differing, " in " ".join(done.output.split())
-    several = CliRunner().invoke(app, [*command, "eep:0"])
-    assert "name one individual" in str(several.exception)
-    beyond = CliRunner().invoke(app, [*command, "--offset", "1000"])
-    assert beyond.exit_code == 0 and "there are no more rows" in " ".join(beyond.output.split())
 
 
 @pytest.mark.parametrize(("fitness", "logprobs"), [("rank", 4), ("agreement", 0)])

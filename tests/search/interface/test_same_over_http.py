@@ -11,12 +11,11 @@ from pydantic import TypeAdapter
 from search_lab import UnrulyPool, drive, run_config, start
 from server_tokens import WRITE
 from starlette.testclient import TestClient
-from store_samples import judged, scored, search, split
+from store_samples import scored, search, split
 
 import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.interface.answers import StoredAnswersRequest
 from moevolve.search.interface.control import CancelRequest, ControlRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.request import one_line_errors
@@ -46,7 +45,6 @@ QUESTIONS: list[Any] = [
     GenomeRequest("lab:7"),
     LineageRequest("lab:50", depth=2),
     LineageRequest("lab:1", descendants=True),
-    StoredAnswersRequest("judged:0", task="rte", split="search", only="lost"),
     PauseRequest("beta"),
     StopRequest("beta"),
     ScaleRequest("beta", 3),
@@ -65,7 +63,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
             opened.create_search(search(name), [split()])
         for index, score in enumerate((0.5, 0.75, 0.25)):
             scored(opened, "id-alpha", index, score)
-        judged(opened)
         opened.acquire("id-beta", "driver", 3600)
         yield opened
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_samples import judged
 from waiting import PATIENT_S
 
 from moevolve.store.repository import Store
@@ -35,13 +34,10 @@ with Store.open(url) as store:
     paths = [path for path, methods in app.openapi()["paths"].items() if "get" in methods]
     paths += ["/", "/searches/{search}", "/individuals/{ref}", "/individuals/{ref}/lineage", "/health", "/best"]
     paths += ["/individuals/{ref}/genome", "/individuals/{ref}/genome.svg", "/launch?configuration=small", "/metrics"]
-    paths += ["/individuals/judged:0/answers"]
     paths += ["/searches/{search}/standings", "/searches/{search}/checkpoint", "/searches/{search}/kept", "/shrink"]
     for path in paths:
         if path != "/api/news":  # which has no end
             path += {"/api/pareto": "?task=one", "/api/compare": "?searches=lab"}.get(path, "")
-            if path.startswith("/api/individuals") and path.endswith("/answers"):
-                path = path.format(individual="judged:0") + "?task=rte&split=search"
             answers[path] = client.get(path.format(**here)).status_code
     before = megabytes()
     check = client.post("/api/searches/check", json={"configuration": "small"})
@@ -67,7 +63,6 @@ print(json.dumps({
 def test_no_request_loads_a_model_stack(lab_store: Store, tiny: Any, tmp_path: Path) -> None:
     """Genomes are read with the facts stored at the launch, from a store whose model is nowhere."""
     tiny.write_run(tmp_path / "small.yaml", "calm")
-    judged(lab_store)
     command = [sys.executable, "-c", PROGRAM, lab_store.url, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENT_S)
     found = json.loads(done.stdout)

@@ -18,7 +18,6 @@ from search_lab import reranked_search
 from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 
-from moevolve.search.interface.answers import StoredAnswersRequest
 from moevolve.search.loop.scores import interval
 from moevolve.search.report.rendering import FOLDER as REPORT
 from moevolve.search.report.rendering import duration, handle
@@ -109,19 +108,6 @@ def test_all_links_work_and_all_pages_are_valid(client: TestClient) -> None:
     assert report.status_code == 200 and "nanomoe" in report.text
     assert "sandbox" in report.headers["content-security-policy"]
     assert len(seen) > 80 and {"/searches/eep?", "/individuals/nanomoe:N?", "/searches/nanomoe/costs?"} < seen
-
-
-def test_answers_are_shown_row_by_row(client: TestClient, store: Store) -> None:
-    found = StoredAnswersRequest("eep:20", task="pick", split="search", only="wrong", limit=3).answer(store)
-    path = "/individuals/eep:20/answers?task=pick&split=search&only=wrong&limit=3"
-    page = page_of(client, path)
-    for count, name in ((found.examples, "rows"), (found.counts["both_wrong"], "both wrong")):
-        assert f"{count} {name}" in page.text
-    prompts = [" ".join(row.prompt.split()) for row in found.rows]
-    assert len(prompts) == 3 and all(each in " ".join(page.text.split()) for each in prompts)
-    assert "no stored outcomes" in page_of(client, path.replace("search&", "test&against=eep:0&")).text
-    assert "Answers, row by row" in page_of(client, "/individuals/eep:20").text
-    assert "No outcomes are stored" in page_of(client, "/individuals/evil:0/answers").text
 
 
 def test_searches_are_filtered_sorted_labelled_and_saved(client: TestClient, store: Store) -> None:

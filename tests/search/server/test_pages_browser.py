@@ -33,7 +33,6 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 MORE = (
-    "/individuals/eep:11/answers",
     "/compare?searches=eep",
     "/launch?configuration=small",
     "/shrink",
