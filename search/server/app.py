@@ -30,16 +30,14 @@ from moevolve.search.server.pages import (
 from moevolve.search.server.pages import launching as launch_pages
 from moevolve.search.server.problems import answer_errors
 from moevolve.search.server.processes import ProcessRunner
-from moevolve.search.server.queues import SerialQueue
+from moevolve.search.server.queues import ChildQueue, SerialQueue
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.repository import Store
 from moevolve.workers.children.process import ChildProcess
 
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-_PREVIEW_LIMIT_S = 120.0
-"""Longest time that a preview of a launch may take."""
-_PREVIEW_IDLE_S = 300.0
-"""Time without a preview after which the process that makes them gives its memory back."""
+# Longest time of a check, and time without one after which the process that makes them gives its memory back.
+_CHECK_LIMIT_S, _CHECK_IDLE_S = 120.0, 300.0
 
 
 def make_app(store: Store, settings: ServerSettings) -> Guard:
@@ -59,8 +57,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         writer=store,
         settings=settings,
         drawings=SerialQueue("drawings"),
-        previews=SerialQueue("checks of launches"),
-        preview_process=ChildProcess(environment=_OFFLINE, limit_s=_PREVIEW_LIMIT_S, idle_s=_PREVIEW_IDLE_S),
+        checks=ChildQueue("checks", ChildProcess(environment=_OFFLINE, limit_s=_CHECK_LIMIT_S, idle_s=_CHECK_IDLE_S)),
         feed=Feed(store),
         curves=FitnessCurves(store),
         processes=processes,
@@ -71,7 +68,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await server.feed.close()
-        server.preview_process.close()
+        server.checks.close()
 
     app = FastAPI(
         title="moevolve",

@@ -15,11 +15,10 @@ from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.server.caches import FitnessCurves, Listings
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.processes import ProcessRunner
-from moevolve.search.server.queues import SerialQueue
+from moevolve.search.server.queues import ChildQueue, SerialQueue
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
-from moevolve.workers.children.process import ChildProcess
 
 _UNSTORABLE = "the body has a character that can't be stored: an unpaired surrogate or a NUL"
 
@@ -31,8 +30,7 @@ class ServerState:
     writer: Store
     settings: ServerSettings
     drawings: SerialQueue
-    previews: SerialQueue
-    preview_process: ChildProcess
+    checks: ChildQueue
     feed: Feed
     curves: FitnessCurves
     processes: ProcessRunner

@@ -24,7 +24,6 @@ from moevolve.search.server.processes import Job
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.errors import NameTakenError, NotFoundError
 from moevolve.store.reader import StoreReader
-from moevolve.workers.children.process import ChildError, ChildProcess
 
 T = TypeVar("T")
 
@@ -79,7 +78,7 @@ async def plan_launch(asked: RemoteLaunchRequest, server: ServerState) -> Launch
     """Plan a launch; nothing is started.
 
     Raises:
-        NotFoundError, UserError: see `resolve`; also, the model is missing or doesn't fit the genome's settings.
+        NotFoundError, UserError: see `resolve` and `preview`.
         NameTakenError: see `stored_status`.
         HTTPException: status 503, if too many plans are being made.
     """
@@ -89,23 +88,8 @@ async def plan_launch(asked: RemoteLaunchRequest, server: ServerState) -> Launch
         return config, stored_status(server.store, config)
 
     config, status = await run_in_threadpool(check)
-    takes = await server.previews.run(previewed, server.preview_process, config)
+    takes = await server.checks.call(preview, config)
     return LaunchPlan(config.name, status, settings_text(config.canonical_json()), takes)
-
-
-def previewed(process: ChildProcess, config: RunConfig) -> Preview:
-    """Preview a run in a child process.
-
-    Raises:
-        UserError: The model is missing or doesn't fit the genome's settings, or counting fails or takes too long.
-    """
-    try:
-        return process.call(preview, config)
-    except ChildError as error:
-        raise UserError(
-            f"search {config.name}: counting what it takes failed: {error}; the server's log may have a reason, and "
-            "`moevolve plan` counts without a limit"
-        ) from None
 
 
 def start_launch(asked: RemoteLaunchRequest, server: ServerState) -> Job:

@@ -20,7 +20,6 @@ from moevolve.search.server.settings import ServerSettings
 from moevolve.search.shrink.record import STAGES, ShrinkRecord, find_shrink
 from moevolve.search.shrink.request import ShrinkRequest, refuse_wrong
 from moevolve.store.errors import NotFoundError
-from moevolve.workers.children.process import ChildError, ChildProcess
 
 # Parameters of a shrink that the server chooses, that are names here, that are programs, or that publish.
 _CHOSEN_HERE = ("model", "data", "tasks", "output", "store", "overrides", "dry_run", "metric", "push")
@@ -126,7 +125,7 @@ async def start_shrink(asked: RemoteShrinkRequest, server: ServerState) -> Job:
         HTTPException: Status 503, if too many requests are being checked.
     """
     request = await run_in_threadpool(_resolve, asked, server.settings)
-    await server.previews.run(refuse_in_child, server.preview_process, request)
+    await server.checks.call(refuse_wrong, request)
     return await run_in_threadpool(server.processes.start, asked.name, _command(request))
 
 
@@ -144,18 +143,6 @@ def resume_shrink(search: str, server: ServerState) -> Job | None:
 def _command(request: ShrinkRequest) -> list[str]:
     options = [name for name in fields_of(ShrinkRequest) if name != "model"]
     return ["shrink", *options_of(ShrinkRequest, request, options), "--", request.model]
-
-
-def refuse_in_child(process: ChildProcess, request: ShrinkRequest) -> None:
-    """Refuse a wrong request by what a child process finds, which may import what this one doesn't.
-
-    Raises:
-        UserError: The request is wrong, or finding that out fails.
-    """
-    try:
-        process.call(refuse_wrong, request)
-    except ChildError as error:
-        raise UserError(f"checking the request failed: {error}; the server's log may have a reason") from None
 
 
 def _resolve(asked: RemoteShrinkRequest, settings: ServerSettings) -> ShrinkRequest:

@@ -19,7 +19,6 @@ from moevolve.search.server.processes import BusyError
 from moevolve.search.server.settings import ServerSettings
 from moevolve.search.shrink.domains import TEXT_FILES, usable_rows
 from moevolve.store.errors import NameTakenError, NotFoundError
-from moevolve.workers.children.process import ChildError, ChildProcess
 
 _SUFFIXES = (*ROW_FILES, *TEXT_FILES)
 
@@ -80,7 +79,10 @@ async def keep_upload(given: str, content: AsyncIterator[bytes], server: ServerS
         async for piece in content:
             await run_in_threadpool(file.write, piece)
         file.flush()
-        rows = await server.previews.run(checked_rows, server.preview_process, Path(file.name), name)
+        try:
+            rows = await server.checks.call(usable_rows, Path(file.name))
+        except UserError as error:
+            raise UserError(str(error).replace(file.name, name)) from None
         _publish(Path(file.name), folder / name, taken=name in server.settings.data)
     return UploadedFile(name, rows)
 
@@ -115,20 +117,6 @@ def plain_name(given: str) -> str:
     if Path(name).suffix.lower() not in _SUFFIXES:
         raise UserError(f"{given!r}: the name of a file of requests must end in one of {', '.join(_SUFFIXES)}")
     return name
-
-
-def checked_rows(process: ChildProcess, path: Path, name: str) -> int:
-    """Read a file of requests in a child process, and count its rows.
-
-    Raises:
-        UserError: Its rows can't be used, or reading them fails or takes too long. The message calls it by its name.
-    """
-    try:
-        return process.call(usable_rows, path)
-    except UserError as error:
-        raise UserError(str(error).replace(str(path), name)) from None
-    except ChildError as error:
-        raise UserError(f"{name}: reading it failed: {error}") from None
 
 
 def _publish(file: Path, target: Path, taken: bool) -> None:

@@ -18,12 +18,12 @@ import uvicorn
 from killing import Forked
 from waiting import PATIENT_S
 
-from moevolve.search.running.plan.preview import preview
-from moevolve.search.server import planning, processes
+from moevolve.search.server import processes
 from moevolve.search.server.app import make_app
 from moevolve.search.server.connections import BoundedProtocol
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.repository import Store
+from moevolve.workers.children.process import ChildProcess
 
 
 @contextmanager
@@ -31,12 +31,12 @@ def served_here(settings: ServerSettings, pool: str) -> Iterator[str]:
     """The URL of a server on a free port.
 
     The commands that it starts are processes of their own, forked from one which has imported torch and its like, and
-    their searches have a pool of `disturbed_lab`. It previews launches in this process, which has torch.
+    their searches have a pool of `disturbed_lab`. It checks launches in this process, which has torch.
     """
     with pytest.MonkeyPatch.context() as patch, Store.open(settings.store) as store:
         popen = partial(forked_command, pool)
         patch.setattr(processes, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
-        patch.setattr(planning, "previewed", lambda _, config: preview(config))
+        patch.setattr(ChildProcess, "call", lambda _, function, *arguments: function(*arguments))
         app = make_app(store, settings)
         with in_thread(app, http=BoundedProtocol, ws="none", timeout_graceful_shutdown=1) as (port, _):
             yield f"http://127.0.0.1:{port}"

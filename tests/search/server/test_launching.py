@@ -21,12 +21,12 @@ from starlette.testclient import TestClient
 import moevolve
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.running.plan.preview import preview
 from moevolve.search.server.app import make_app
 from moevolve.search.server.processes import Job, ProcessRunner
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.records import ExportRecord
 from moevolve.store.repository import Store
+from moevolve.workers.children.process import ChildProcess
 
 EVIL = "<b>'\"&"
 HEADERS = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1", "accept": "text/html"}
@@ -78,9 +78,9 @@ def bare(store: Store, tmp_path_factory: pytest.TempPathFactory) -> TestClient:
 
 
 @pytest.fixture(autouse=True)
-def preview_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Previews in this process, which has torch; `test_light_server` has a server start its own."""
-    monkeypatch.setattr("moevolve.search.server.planning.previewed", lambda _, config: preview(config))
+def check_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks in this process, which has torch; `test_light_server` has a server start its own."""
+    monkeypatch.setattr(ChildProcess, "call", lambda _, function, *arguments: function(*arguments))
 
 
 def stored(store: Store, config: RunConfig, name: str) -> None:
