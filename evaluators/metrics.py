@@ -52,8 +52,8 @@ METRICS = {
     "inverse_perplexity": Metric(geometric_mean, scale="perplexity"),
     "mean": Metric(mean),
 }
-"""Metrics by name. `accuracy`, `agreement` and `mean` are the same function, for right-or-wrong outcomes, overlaps with
-the full model and graded outcomes (F1); `inverse_perplexity` is the geometric mean of likelihoods per token."""
+"""Metrics by name. `accuracy`, `agreement` and `mean` are the same function, for answers that are matched, overlaps
+with the full model and outcomes of lm-eval; `inverse_perplexity` is the geometric mean of likelihoods per token."""
 
 
 def scale_of(metric: str) -> ScaleName:

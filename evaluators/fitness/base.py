@@ -24,7 +24,7 @@ class Fitness(ABC):
     one of each in `moevolve.evaluators.fitness.kinds`.
 
     Attributes:
-        metric: Default metric, which turns the outcomes into a score.
+        metric: Metric, which turns the outcomes into a score.
         reads: Part of the engine that is read. A fitness that reads `choices` needs them in every example.
         needs_references: True if every example needs an accepted answer.
         uses_matching: True if generated answers are compared by the task's `matching`.

@@ -88,7 +88,6 @@ def harness_task(name: str) -> TaskConfig:
             "answer": "{{ target }}",
             "choices": "choices" if config.output_type == "multiple_choice" else (),
             "matching": {"stop": until},
-            "metric": "mean",
             "fitness": LmEval.name,
             "max_new_tokens": length,
             "answer_prefix": "" if text else config.target_delimiter,

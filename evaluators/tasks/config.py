@@ -22,7 +22,6 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.base import Fitness
 from moevolve.evaluators.fitness.kinds import DEFAULT_FITNESS, FITNESSES, task_fitnesses
 from moevolve.evaluators.matching.registry import MATCHERS
-from moevolve.evaluators.metrics import METRICS
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.tasks.installed import DOMAINS, SOURCE_SPLITS
 from moevolve.evaluators.types import Example, HarnessTask, Matching, Positions, PreparedSplit, Split
@@ -106,8 +105,6 @@ class Selection(TaskFileSection):
         where: Column -> accepted values. The column may be a dotted path into a nested one; a list in it matches if one
             of its items does.
         where_not: Column -> rejected values.
-        min_chars: Column of text -> least number of characters, without white space at both ends (excludes empty lines
-            and headings from running text).
         seed: Seed of the shuffle; None keeps the file's order.
         per: Column of a stratified sample: `offset` and `count` apply to each of its values.
         offset: Number of rows to skip.
@@ -121,7 +118,6 @@ class Selection(TaskFileSection):
     source: str = Field(alias="from")
     where: dict[str, tuple[Scalar, ...]] = {}
     where_not: dict[str, tuple[Scalar, ...]] = {}
-    min_chars: dict[str, Count] = {}
     seed: int | None = None
     per: str | None = None
     offset: int = Field(default=0, ge=0)
@@ -190,7 +186,6 @@ class TaskConfig(TaskFileSection):
         answer: Jinja2 template of the gold answer; None if `references` has it or the fitness needs none.
         references: Further accepted answers: a list of templates, or a Jinja2 expression whose value is a list.
         choices: Closed set of answers, in the same form as `references`.
-        metric: Metric that turns per-example outcomes into the score; None for the fitness's default.
         fitness: Name in `moevolve.evaluators.fitness.kinds.FITNESSES`. A fitness that reads texts reads the prompt
             followed by the answer, if there is one.
         positions: See `PreparedSplit`; a `greedy` answer ends at `max_new_tokens`, the end token or a stop string. None
@@ -220,7 +215,6 @@ class TaskConfig(TaskFileSection):
     references: str | tuple[str, ...] | None = None
     choices: str | tuple[str, ...] = ()
     matching: MatchingConfig = MatchingConfig()
-    metric: Annotated[str, _one_of("metric", METRICS)] | None = None
     fitness: Annotated[str, _one_of("fitness", FITNESSES)] = DEFAULT_FITNESS
     positions: Positions | None = None
     max_new_tokens: Count = 16
@@ -287,10 +281,6 @@ class TaskConfig(TaskFileSection):
         return FITNESSES[self.fitness]
 
     @property
-    def resolved_metric(self) -> str:
-        return self.metric or self.fitness_kind.metric
-
-    @property
     def labelled(self) -> bool:
         """True if the task has gold answers."""
         return self.answer is not None or self.references is not None
@@ -317,7 +307,7 @@ class TaskConfig(TaskFileSection):
             task=self.name,
             split=split,
             fitness=self.fitness,
-            metric=self.resolved_metric,
+            metric=self.fitness_kind.metric,
             matching=self.matching.build(),
             max_new_tokens=self.max_new_tokens,
             answer_prefix=self.answer_prefix,
@@ -372,14 +362,12 @@ class TaskConfig(TaskFileSection):
     def with_fitness(self, fitness: str) -> TaskConfig:
         """Return the same data and prompts under another fitness, as a task named `NAME@FITNESS`.
 
-        The metric stays if both fitnesses have the same default metric; otherwise it becomes the new fitness's. A
-        fitness that compares reads a task of running text as text, instead of continuing it.
+        A fitness that compares reads a task of running text as text, instead of continuing it.
 
         Raises:
             UserError: The task lacks something that the fitness needs.
         """
-        suits = FITNESSES[fitness].metric == self.fitness_kind.metric
-        changes = {"name": f"{self.name}@{fitness}", "fitness": fitness, "metric": self.metric if suits else None}
+        changes = {"name": f"{self.name}@{fitness}", "fitness": fitness}
         whole = self.fitness_kind.reads == "texts" and self.fitness_kind.positions == "text"
         if whole and not self.labelled and self.positions is None:
             changes["positions"] = "text"

@@ -91,11 +91,6 @@ def _filtered(table: Table, selection: Selection) -> list[int]:
             if missing := keys.difference(*present):
                 raise UserError(f"{table.name}: column `{column}` never holds {min(missing)!r}; check the filter")
             keep = [kept and bool(values & keys) == wanted for kept, values in zip(keep, present, strict=True)]
-    for column, fewest in selection.min_chars.items():
-        keep = [
-            kept and len(str(text or "").strip()) >= fewest
-            for kept, text in zip(keep, table.column(column), strict=True)
-        ]
     return [index for index, kept in enumerate(keep) if kept]
 
 

@@ -240,7 +240,7 @@ def _settings(data: DataFile, metric: Mapping[str, str] | None) -> dict[str, Any
     stop = [] if any("\n" in answer for answer in answers) else ["\n"]
     found |= {"answer": "{{ answer }}", "max_new_tokens": most}
     if metric is not None:
-        return found | {"fitness": "generate", "matching": {**metric, "stop": stop}, "metric": "mean"}
+        return found | {"fitness": "generate", "matching": {**metric, "stop": stop}}
     if data.rows[0].choices:
         return found | {"choices": "choices", "fitness": "rank"}
     short = all(

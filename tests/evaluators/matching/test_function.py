@@ -66,7 +66,7 @@ def task(tmp_path: Path) -> Callable[[str], Path]:
         path = tmp_path / "words.yaml"
         path.write_text(
             "source: {files: {all: rows.jsonl}}\nsplits: {search: {from: all}}\nprompt: '{{ q }}'\nanswer: '{{ a }}'\n"
-            "metric: mean\nmatching: {function: 'share.py:share'}\n"
+            "matching: {function: 'share.py:share'}\n"
         )
         return path
 
@@ -85,7 +85,7 @@ def test_fingerprints_of_other_tasks_do_not_depend_on_functions(task: Callable[[
     path = task(SHARE)
     path.write_text(path.read_text().replace("matching: {function: 'share.py:share'}\n", ""))
     split = prepare_split(load_task(path), "search")
-    assert split.fingerprint == "374400a5d341a64bc9ca0e841b2ca1b2a1ad8d5b9cc40cc1c229c0d6c4a89ffb"
+    assert split.fingerprint == "62e47910bbf795fb8249fbac05d6330dd6acfa6d5bf7a8e82312899a896251fc"
 
 
 def test_a_row_that_the_function_cannot_score_is_named(task: Callable[[str], Path]) -> None:

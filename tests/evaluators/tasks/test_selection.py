@@ -56,22 +56,6 @@ def test_filters_look_into_nested_columns_and_lists() -> None:
         select(where={"a.types": ["span"]})
 
 
-def test_rows_of_too_little_text_are_left_out() -> None:
-    lines = ["", " = Title = \n", " A paragraph of some length . \n", None, "x" * 20, "x" * 19, " " * 30]
-    table = Table("lines", datasets.Dataset.from_dict({"text": lines, "n": list(range(7))}))
-
-    def select(**wanted: Any) -> list[int]:
-        return select_rows(table, Selection.model_validate({"from": "all", "min_chars": {"text": 20}} | wanted))
-
-    assert select() == [2, 4]
-    assert select(offset=1) == [4]
-    assert select(where_not={"n": [2]}) == [4]
-    with pytest.raises(UserError, match="no column `body`"):
-        select(min_chars={"body": 1})
-    with pytest.raises(UserError, match="can't take any rows after the first 0: there are only 0"):
-        select(min_chars={"text": 99})
-
-
 def test_a_shuffle_is_fixed_for_ever() -> None:
     """These numbers must not change, since stored scores belong to these rows."""
     assert _select(seed=0) == [9, 6, 4, 5, 2, 8, 3, 1, 7, 0]

@@ -23,10 +23,7 @@ WriteTask = Callable[..., Path]
     ("changes", "said"),
     [
         ({"promt": "x"}, "promt: unknown key (did you mean `prompt`?)"),
-        (
-            {"metric": "bleu"},
-            "metric: unknown metric `bleu`; known: accuracy, agreement, geometric_mean, inverse_perplexity",
-        ),
+        ({"matching": {"kind": "bleu"}}, "matching.kind: unknown matching kind `bleu`; known: capital, contains"),
         ({"answer": None}, "give `answer`"),
         ({"choices": None}, "`option` looks for one of the choices"),
         ({"choices": None, "fitness": "rank", "matching": None}, "give `choices`"),
@@ -80,12 +77,10 @@ def test_texts_need_neither_answers_nor_choices(write_task: WriteTask, fitness: 
     task = load_task(
         write_task(fitness=fitness, prompt="{{ text }}", answer=None, choices=None, labels=None, matching=None)
     )
-    assert task.resolved_metric == metric
     split = prepare_splits(task)["search"]
     assert (split.fitness, split.metric) == (fitness, metric)
     assert {(example.references, example.choices) for example in split.examples} == {((), ())}
-    graded = load_task(write_task(fitness=fitness, metric="mean"))
-    assert prepare_splits(graded)["search"].metric == "mean"
+    graded = load_task(write_task(fitness=fitness))
     assert {example.references for example in prepare_splits(graded)["search"].examples} <= {("A",), ("B",)}
     words = load_task(write_task(fitness=fitness, answer="of the", labels=None, choices=None, matching={"kind": "em"}))
     assert prepare_splits(words)["search"].examples[0].references == ("of the",), "nobody matches it"

@@ -415,7 +415,7 @@ def test_answers_are_scored_by_a_function_of_ones_own(tmp_path: Path) -> None:
     metric = read_function("share.py:share", tmp_path, "--metric")
     (path,) = write_tasks(read_domains([written(tmp_path, "own.jsonl", rows)], metric=metric), tmp_path / "tasks")
     split = dict(prepare_splits(load_task(path)))["search"]
-    assert (split.fitness, split.metric) == ("generate", "mean")
+    assert (split.fitness, split.metric) == ("generate", "accuracy")
     assert (split.matching.kind, split.matching.stop) == ("function", ())
     assert split.matching.source == (tmp_path / "share.py").read_text()
     assert make_matcher(split.matching).match("a long answer", split.examples[0]) == pytest.approx(3 / 11)
