@@ -156,7 +156,13 @@ class GenerationEngine:
     def remember(self, split: PreparedSplit) -> None:
         """Keep the unedited model's predictions, which takes positions x hidden values of host memory."""
         if not self._scorer.knows(split.fingerprint):
-            greedy = self._greedy_answers(split) if split.positions == "greedy" else ()
+            greedy: tuple[Tokens, ...] = ()
+            if split.positions == "greedy":
+                answers = self._own_answers(split)
+                # The last token of a text is only predicted, never run, so any of the end tokens will do.
+                end = min(self._ends, default=0)
+                pairs = zip(answers.tokens, answers.ended, strict=True)
+                greedy = tuple((*tokens, end) if ended else tuple(tokens) for tokens, ended in pairs)
             self._scorer.remember(split.fingerprint, compared_spans(split, self.tokens_of(split), greedy))
 
     @torch.inference_mode()
@@ -187,14 +193,6 @@ class GenerationEngine:
         if not self._scorer.knows(split.fingerprint):
             raise ValueError(f"{split.task}/{split.split}: the unedited model's predictions were not remembered")
         return self._scorer.compare(split.fingerprint, compare)
-
-    def _greedy_answers(self, split: PreparedSplit) -> tuple[Tokens, ...]:
-        """The model's own answers, with an end token after those that ended by themselves."""
-        answers = self._own_answers(split)
-        # The last token of a text is only predicted, never run, so any of the end tokens will do.
-        end = min(self._ends, default=0)
-        pairs = zip(answers.tokens, answers.ended, strict=True)
-        return tuple((*tokens, end) if ended else tuple(tokens) for tokens, ended in pairs)
 
     def _own_answers(self, split: PreparedSplit) -> DecodedAnswers:
         """Greedy answers up to the end token, a stop string or `max_new_tokens`."""

@@ -174,17 +174,17 @@ class ToMoeApplicator(Repairable):
 
     def _check(self, edit: ToMoeEdit) -> None:
         check_shape(edit, self._layers)
-        if edit.heads is not None:
-            self._check_heads(edit.heads)
         if not edit.finite:
             raise CandidateError("an entry of a router or of a head's scores is not finite")
-
-    def _check_heads(self, heads: HeadMasks) -> None:
-        family = self._layers[0].family
-        if not family.masks_heads:
-            raise UserError(f"heads of model type {family.model_type!r} can't be masked; set genome.attention: false")
-        head_dim = getattr(self._layers[0].attention, "head_dim", None)
-        if (heads.head_dim, heads.directions.shape[2]) != (head_dim, self._layers[0].hidden):
+        heads, first = edit.heads, self._layers[0]
+        if heads is None:
+            return
+        if not first.family.masks_heads:
+            raise UserError(
+                f"heads of model type {first.family.model_type!r} can't be masked; set genome.attention: false"
+            )
+        head_dim = getattr(first.attention, "head_dim", None)
+        if (heads.head_dim, heads.directions.shape[2]) != (head_dim, first.hidden):
             raise UserError(
                 f"the edit's masks are for heads of {heads.head_dim} dimensions, the model's have {head_dim}; use the "
                 "model it was searched on"

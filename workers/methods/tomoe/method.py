@@ -106,7 +106,9 @@ class ToMoeExporter:
         if form == "native":
             model, masked = _native(resident, edit, directory), _native_layer
         elif _narrows(edit):
-            model, masked = _empty_narrower(resident, edit), _narrower_layer
+            config = copy.deepcopy(resident.model.config)
+            setattr(config, resident.dense_layers[0].family.width_field, int(edit.widths[0]))
+            model, masked = empty_model(type(resident.model), config, resident.model.dtype), _narrower_layer
         else:
             model, masked = empty_mixtral(resident, edit.experts, int(edit.widths[0])), _stock_layer
         expected, prefix = set(model.state_dict()), layers_prefix(model)
@@ -129,13 +131,6 @@ class ToMoeExporter:
 def _narrows(edit: ToMoeEdit) -> bool:
     """Whether the edited model is a narrower one of its family."""
     return edit.experts == 1 and edit.heads is None and np.ptp(edit.widths) == 0
-
-
-def _empty_narrower(resident: Resident, edit: ToMoeEdit) -> PreTrainedModel:
-    """Build the narrower model on the meta device."""
-    config = copy.deepcopy(resident.model.config)
-    setattr(config, resident.dense_layers[0].family.width_field, int(edit.widths[0]))
-    return empty_model(type(resident.model), config, resident.model.dtype)
 
 
 def _narrower_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
