@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
+import yaml
 from demo.prompts import CHOICES, TEMPLATE
 from demo.tasks import TASKS
 
@@ -29,171 +31,10 @@ HELD_OUT = {
     "miscellaneous",
     "high_school_psychology",
 }
-
-
-LINE = f" The {'very ' * 40}old <unk> was 3 @.@ 5 m high . \n"
-# A row with the columns of the hub data set that are used, its prompt, and its accepted answers or its option.
-HUB_ROWS: dict[str, tuple[dict[str, Any], str, str | tuple[str, ...]]] = {
-    "boolq": (
-        {"question": "is it so", "passage": "P.", "label": 0},
-        "P.\nQuestion: is it so\nA. Yes\nB. No\nAnswer:",
-        "B of AB",
-    ),
-    "cb": (
-        {"premise": "P.", "hypothesis": "H", "label": 0},
-        "P.\nH\nWhat is the relation between the two sentences?\nA. Contradiction\nB. Entailment\nC. Neutral\nAnswer:",
-        "B of ABC",
-    ),
-    "copa": (
-        {"premise": "P.", "choice1": "One.", "choice2": "Two.", "question": "effect", "label": 1},
-        "P.\nQuestion: Which of these is the more plausible effect?\nA. One.\nB. Two.\nAnswer:",
-        "B of AB",
-    ),
-    "multirc": (
-        {"paragraph": "P.", "question": "Q?", "answer": "X", "label": 1},
-        "P.\nQuestion: Q?\nProposed answer: X\nIs the proposed answer right?\nA. Yes\nB. No\nAnswer:",
-        "A of AB",
-    ),
-    "rte": (
-        {"premise": "P.", "hypothesis": "H.", "label": 0},
-        "P.\nH.\nIs the sentence below entailed by the sentence above?\nA. Yes\nB. No\nAnswer:",
-        "A of AB",
-    ),
-    "wic": (
-        {"word": "w", "sentence1": "S1.", "sentence2": "S2.", "start1": 0, "label": 1},
-        "Sentence 1: S1.\nSentence 2: S2.\nAre 'w' in the above two sentences the same?\nA. Yes\nB. No\nAnswer:",
-        "A of AB",
-    ),
-    "wsc": (
-        {
-            "text": "Old Ann saw it. She hid it.",
-            "span1_index": 0,
-            "span2_index": 6,
-            "span1_text": "Old Ann",
-            "span2_text": "it",
-            "label": 0,
-        },
-        (
-            "Passage: * Old Ann * saw it. She hid # it. #\nDoes the pronoun # it # refer to * Old Ann *?\n"
-            "A. Yes\nB. No\nAnswer:"
-        ),
-        "B of AB",
-    ),
-    "record": (
-        {
-            "passage": "News.\n@highlight\nPoint",
-            "query": "@placeholder won",
-            "entities": ["X", "Y"],
-            "answers": ["X", "x"],
-        },
-        (
-            "Passage: News.\n\nPoint\nResult: ____ won\nQuestion: What entity does ____ refer to in the result? "
-            "Give me the entity name:"
-        ),
-        ("X", "x"),
-    ),
-    "drop": (
-        {"passage": "P.", "question": "Q?", "answers_spans": {"spans": ["3", "three"], "types": ["number", "span"]}},
-        "\n\nText: P.\nQuestion: Q?\nAnswer:",
-        ("3", "three"),
-    ),
-    "squad2": (
-        {"context": "C.", "question": "Q?", "answers": {"text": []}},
-        (
-            "C.\nAccording to the above passage, answer the following question. If it is impossible to answer "
-            "according to the passage, answer `impossible to answer`:\nQuestion: Q?"
-        ),
-        ("impossible to answer",),
-    ),
-    "mmlu": (
-        {"question": "Q?", "subject": "high_school_biology", "choices": ["p", "q", "r", "s"], "answer": 2},
-        (
-            "This question about high school biology has one right answer. Reply with A, B, C or D.\nQuestion: Q?\nA. "
-            "p\nB. q\nC. r\nD. s\nAnswer:"
-        ),
-        "C of ABCD",
-    ),
-    "arc-easy": (
-        {"question": "Q?", "choices": {"text": ["p", "q", "r"], "label": ["1", "2", "3"]}, "answerKey": "3"},
-        "Question: Q?\nA. p\nB. q\nC. r\nAnswer:",
-        "C of ABC",
-    ),
-    "arc-challenge": (
-        {
-            "question": "Q?",
-            "choices": {"text": ["p", "q", "r", "s", "t"], "label": ["A", "B", "C", "D", "E"]},
-            "answerKey": "A",
-        },
-        "Question: Q?\nA. p\nB. q\nC. r\nD. s\nE. t\nAnswer:",
-        "A of ABCDE",
-    ),
-    "openbookqa": (
-        {
-            "question_stem": "The sun is",
-            "choices": {"text": ["p", "q", "r", "s"], "label": ["A", "B", "C", "D"]},
-            "answerKey": "D",
-        },
-        "Question: The sun is\nA. p\nB. q\nC. r\nD. s\nAnswer:",
-        "D of ABCD",
-    ),
-    "winogrande": (
-        {"sentence": "Ann beat Eve, so _ won.", "option1": "Ann", "option2": "Eve", "answer": "1"},
-        "Sentence: Ann beat Eve, so ____ won.\nQuestion: What does ____ stand for?\nA. Ann\nB. Eve\nAnswer:",
-        "A of AB",
-    ),
-    "hellaswag": (
-        {
-            "activity_label": "Baking",
-            "ctx_a": "A man bakes.",
-            "ctx_b": "he",
-            "ctx": "A man bakes. he",
-            "endings": ["p.", "q.", " r.", "s."],
-            "label": "2",
-        },
-        (
-            "Baking: A man bakes. he\nQuestion: Which of these continues it most plausibly?\n"
-            "A. p.\nB. q.\nC. r.\nD. s.\nAnswer:"
-        ),
-        "C of ABCD",
-    ),
-    "piqa": (
-        {"goal": "Open a jar", "sol1": "Twist it.", "sol2": "Eat it.", "label": 0},
-        "Goal: Open a jar\nQuestion: Which solution reaches the goal?\nA. Twist it.\nB. Eat it.\nAnswer:",
-        "A of AB",
-    ),
-    "gsm8k": (
-        {"question": "2 and 3?", "answer": "It is 2+3=<<2+3=5>>5.\n#### 5"},
-        (
-            "Question: 2 and 3?\nWork it out step by step. Then write the result on a line of its own behind ####, "
-            "like this: #### 42\nAnswer:"
-        ),
-        ("It is 2+3=<<2+3=5>>5.\n#### 5",),
-    ),
-    "wikitext2": ({"text": LINE}, LINE, ()),
-}
-
-
-# Rows of the hub's `train`.
-TRAINING_ROWS = {
-    "arc-challenge": 1_119,
-    "arc-easy": 2_251,
-    "boolq": 9_427,
-    "cb": 250,
-    "copa": 400,
-    "drop": 77_400,
-    "gsm8k": 7_473,
-    "hellaswag": 39_905,
-    "multirc": 27_243,
-    "openbookqa": 4_957,
-    "piqa": 16_113,
-    "record": 100_730,
-    "rte": 2_490,
-    "squad2": 130_319,
-    "wic": 5_428,
-    "wikitext2": 36_718,
-    "winogrande": 40_398,
-    "wsc": 554,
-}
+# What tests of packaged tasks read from: see the file.
+ROWS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("rows.yaml").read_text(encoding="utf-8"))
+PLAIN = {name: found for name, found in ROWS.items() if not name.startswith("eep/")}
+TRAINING_ROWS = {name: found["training_rows"] for name, found in PLAIN.items() if "training_rows" in found}
 
 
 def _serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> None:
@@ -205,22 +46,27 @@ def _serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> None:
     monkeypatch.setattr(prepare, "load_table", fake)
 
 
-def test_a_hub_row_becomes_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = {name for name in list_tasks() if not name.startswith("eep/")}  # those: test_eep_tasks.py
-    installed = {f"text-{name}" for name in DOMAINS}
-    assert plain == set(HUB_ROWS) | {"mmlu-ood"} | {f"demo-{name}" for name in TASKS} | installed
-    for name, (row, prompt, answer) in HUB_ROWS.items():
-        _serve(monkeypatch, [row])
-        task = load_task(name)
-        whole = task.model_copy(update={"splits": {"test": task.splits["test"].model_copy(update={"where_not": {}})}})
-        (example,) = prepare.prepare_split(whole, "test").examples
-        right, _, options = answer.partition(" of ") if isinstance(answer, str) else (answer, "", "")
-        assert example == Example(prompt, (right,) if options else right, tuple(options)), name
+def test_every_packaged_task_is_tried() -> None:
+    listed = {name for name in list_tasks() if not name.startswith("eep/")}
+    assert {name for name in list_tasks() if name not in listed} == ROWS.keys() - PLAIN
+    assert listed == {*PLAIN, "mmlu-ood"} | {f"demo-{name}" for name in TASKS} | {f"text-{name}" for name in DOMAINS}
+
+
+@pytest.mark.parametrize("name", [name for name, found in ROWS.items() if "prompt" in found])
+def test_a_hub_row_becomes_the_prompt(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    found, task = ROWS[name], load_task(name)
+    _serve(monkeypatch, [found["row"]])
+    test = task.splits["test"].model_copy(update={"where_not": {}, "offset": 0, "count": None, "indices": None})
+    whole = task.model_copy(update={"splits": {"test": test}})
+    (example,) = prepare.prepare_split(whole, "test").examples
+    wanted = Example(found["prompt"], tuple(found["references"]), tuple(found.get("choices", ())))
+    assert replace(example, shots=(), choices=example.choices if name in PLAIN else ()) == wanted
+    assert len(example.shots) == {"eep/drop": 2, "eep/gsm8k": 4}.get(name, 0)
 
 
 def test_splits_take_different_training_rows_and_leave_some_to_measure_on() -> None:
     """The sizes are those that the data sets' authors give, as far as splits reach."""
-    tasks = {name: load_task(name) for name in HUB_ROWS}
+    tasks = {name: load_task(name) for name in PLAIN}
     assert set(TRAINING_ROWS) == {
         name for name, task in tasks.items() if any(each.source == "train" for each in task.splits.values())
     }
@@ -239,7 +85,7 @@ def test_splits_take_different_training_rows_and_leave_some_to_measure_on() -> N
 
 def test_mmlu_searches_on_fifty_subjects_and_holds_out_seven(monkeypatch: pytest.MonkeyPatch) -> None:
     subjects = sorted(HELD_OUT) + [f"subject_{i}" for i in range(50)]
-    row = HUB_ROWS["mmlu"][0]
+    row = ROWS["mmlu"]["row"]
     _serve(monkeypatch, [row | {"subject": s, "question": f"{s} {i}"} for i in range(8) for s in subjects])
     seen = prepare.prepare_splits(load_task("mmlu"))
     held = prepare.prepare_splits(load_task("mmlu-ood"))
@@ -253,7 +99,7 @@ def test_mmlu_searches_on_fifty_subjects_and_holds_out_seven(monkeypatch: pytest
 @pytest.mark.parametrize("name", ["hellaswag", "gsm8k"])
 def test_the_authors_further_sets_on_local_files(tmp_path: Path, name: str) -> None:
     """With JSONL files that have the hub data sets' columns, splits take different rows."""
-    row = HUB_ROWS[name][0]
+    row = ROWS[name]["row"]
     field = {"hellaswag": "ctx", "gsm8k": "question"}[name]
     for source, count in (("train", 1540), ("validation", 7), ("test", 7)):
         rows = [row | {field: f"{source} {n} {row[field]}"} for n in range(count)]
