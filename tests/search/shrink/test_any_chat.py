@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calling_templates import CASES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from published_templates import bytewise_tokenizer
+from published_templates import CALLING, bytewise_tokenizer
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.shrink.domains import read_data
 from moevolve.workers.engine.chat import ChatTemplate
 
-TEMPLATES = {name: ChatTemplate(bytewise_tokenizer(), source, name) for name, source in CASES.items()}
+TEMPLATES = {name: ChatTemplate(bytewise_tokenizer(), source, name) for name, source in CALLING.items()}
 CHARACTERS = st.characters(codec="utf-8") | st.sampled_from('{}<>"\\\n\u2028\U0001f600')
 WORDS = st.text(CHARACTERS, max_size=8)
 VALUES = st.recursive(

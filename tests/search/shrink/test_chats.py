@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calling_templates import CASES
+from published_templates import CALLING
 from tiny_models import WORDS, word_tokenizer
 
 from moevolve.evaluators.errors import UserError
@@ -61,7 +61,7 @@ def test_arguments_with_nulls_are_the_same_as_object_and_as_text(tmp_path: Path)
     arguments = {"place": None, "words": {"a": [None, "ü"]}}
     answers = []
     for given in (arguments, json.dumps(arguments)):
-        domain = rendered(written(tmp_path, numbered({"messages": [ASKED, calling(given)]})), CASES["qwen3"])
+        domain = rendered(written(tmp_path, numbered({"messages": [ASKED, calling(given)]})), CALLING["qwen3"])
         answers.append({answer for _, answer in texts(domain)})
     assert answers[0] == answers[1]
     (answer,) = answers[0]
@@ -72,7 +72,7 @@ def test_arguments_with_nulls_are_the_same_as_object_and_as_text(tmp_path: Path)
 def test_results_may_be_empty(name: str, tmp_path: Path) -> None:
     found = {"role": "tool", "tool_call_id": "call00000", "content": ""}
     row = {"messages": [ASKED, calling({"place": 1}), found, SAID], "tools": TOOLS}
-    for prompt, answer in texts(rendered(written(tmp_path, numbered(row)), CASES[name])):
+    for prompt, answer in texts(rendered(written(tmp_path, numbered(row)), CALLING[name])):
         assert '{"place": 1}' in prompt and answer == "It rains."
 
 
@@ -81,7 +81,7 @@ def test_a_chat_that_loses_a_call_is_named_with_its_line(tmp_path: Path) -> None
     rows[7]["messages"][1]["tool_calls"] *= 2
     for name, said in (("gpt-oss", "leaves out the call of `weather` in message 2"), ("llama-3.1", "one call at once")):
         with pytest.raises(UserError, match=f"chats.jsonl:8: engine.chat_template: .*{said}"):
-            rendered(written(tmp_path, rows), CASES[name])
+            rendered(written(tmp_path, rows), CALLING[name])
 
 
 def test_further_fields_are_ignored(tmp_path: Path) -> None:
@@ -96,12 +96,12 @@ def test_further_fields_are_ignored(tmp_path: Path) -> None:
 
 def test_thoughts_are_in_the_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = numbered({"messages": [ASKED, SAID | {"reasoning_content": "Hm, wet."}]})
-    for prompt, answer in texts(rendered(written(tmp_path, rows), CASES["qwen3"])):
+    for prompt, answer in texts(rendered(written(tmp_path, rows), CALLING["qwen3"])):
         assert prompt.endswith("<|im_start|>assistant\n") and answer == "<think>\nHm, wet.\n</think>\n\nIt rains."
     assert not caplog.records
 
 
-@pytest.mark.parametrize("template", [CASES["llama-3.1"], None])
+@pytest.mark.parametrize("template", [CALLING["llama-3.1"], None])
 def test_that_a_model_writes_no_thoughts_is_said_once(
     template: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from calling_templates import CASES
-from published_templates import bytewise_tokenizer
+from published_templates import CALLING, bytewise_tokenizer
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.engine.chat import ChatTemplate
@@ -26,10 +25,10 @@ def calling(*arguments: dict[str, Any], ids: str = "call00000", **more: str) -> 
 
 
 def template_of(name: str) -> ChatTemplate:
-    return ChatTemplate(bytewise_tokenizer(), CASES[name], "the template")
+    return ChatTemplate(bytewise_tokenizer(), CALLING[name], "the template")
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", list(CALLING))
 def test_a_call_is_whole_before_and_after_a_result(name: str) -> None:
     """Whatever a template wants to get: null or empty contents, arguments as objects or as text."""
     template, ids = template_of(name), "functions.weather:0" if name == "kimi-k2" else "call00000"
@@ -48,7 +47,7 @@ def test_a_call_is_whole_before_and_after_a_result(name: str) -> None:
 ONE_CALL = {"llama-3.1": "refuses the prompts: one call at once", "gpt-oss": "leaves out the call of `weather` in mess"}
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", list(CALLING))
 def test_a_second_call_is_written_or_refused(name: str) -> None:
     call = calling({"place": 1}, {"place": 2}, ids="functions.weather:0" if name == "kimi-k2" else "call00000")
     for messages, answer in (([ASKED], call), ([ASKED, call, FOUND, FOUND], SAID), ([ASKED, call, FOUND], None)):
