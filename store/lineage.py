@@ -1,14 +1,14 @@
-"""Searches and individuals by name, and their lineage: recursive queries over the parents, rendered for Graphviz."""
+"""Searches and individuals by name, and their lineage: queries over the parents."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Connection, Row, cast, func, literal, select
+from sqlalchemy import BigInteger, Connection, Row, Select, cast, func, literal, select
 
 from moevolve.evaluators.errors import suggestion
-from moevolve.store.errors import NotFoundError, StoreError
+from moevolve.store.errors import NotFoundError
 from moevolve.store.records import SEARCH_COLUMNS, LineageGraph, LineageNode, SearchRecord
 from moevolve.store.scales import scales_of
 from moevolve.store.tables import individuals, parents, searches
@@ -49,66 +49,37 @@ def find_individual(connection: Connection, ref: str) -> tuple[SearchRecord, Row
     return search, row
 
 
-def read_ancestors(connection: Connection, ref: str, max_depth: int | None = None) -> LineageGraph:
-    """The individual `SEARCH:INDEX` and its ancestors, at most `max_depth` generations back."""
-    return _lineage(connection, ref, max_depth, parents.c.child_idx, parents.c.parent_idx)
-
-
-def read_descendants(connection: Connection, ref: str, max_depth: int | None = None) -> LineageGraph:
-    """The individual `SEARCH:INDEX` and its descendants, at most `max_depth` generations on."""
-    return _lineage(connection, ref, max_depth, parents.c.parent_idx, parents.c.child_idx)
-
-
-def _lineage(
-    connection: Connection, ref: str, max_depth: int | None, here: Column[Any], there: Column[Any]
-) -> LineageGraph:
-    """The individual `SEARCH:INDEX` with those that edges lead to, from the column `here` to the column `there`."""
-    if max_depth is not None and max_depth < 0:
-        raise StoreError(f"the depth of a lineage is 0 or more generations, got {max_depth}")
+def read_ancestors(connection: Connection, ref: str) -> LineageGraph:
+    """The individual `SEARCH:INDEX` and its ancestors."""
     search, row = find_individual(connection, ref)
-    first = cast(literal(row.idx), BigInteger)
-    # The distance is a column only if it is limited: without it, UNION drops a node reached by several paths.
-    if max_depth is None:
-        walk = select(first.label("idx")).cte("walk", recursive=True)
-        step: Any = select(there).where(parents.c.search_id == search.id, here == walk.c.idx)
-    else:
-        walk = select(first.label("idx"), literal(0).label("distance")).cte("walk", recursive=True)
-        step = select(there, walk.c.distance + 1).where(
-            parents.c.search_id == search.id, here == walk.c.idx, walk.c.distance < max_depth
-        )
-    members = select(walk.union(step).c.idx).distinct().subquery()
-    i = individuals.c
-    nodes = connection.execute(
-        select(i.idx, i.depth, i.phase, i.operator, i.status, i.fitness, i.summary)
-        .join(members, members.c.idx == i.idx)
-        .where(i.search_id == search.id)
-        .order_by(i.idx)
-    )
-    graph_nodes = tuple(LineageNode(*node) for node in nodes)
-    inside = {node.index for node in graph_nodes}
+    walk = select(cast(literal(row.idx), BigInteger).label("idx")).cte("walk", recursive=True)
+    # UNION drops a node that several paths reach.
+    step = select(parents.c.parent_idx).where(parents.c.search_id == search.id, parents.c.child_idx == walk.c.idx)
+    members = select(walk.union(step).c.idx).subquery()
     edges = connection.execute(
         select(parents.c.parent_idx, parents.c.child_idx)
         .join(members, members.c.idx == parents.c.child_idx)
         .where(parents.c.search_id == search.id)
+        .distinct()
+        .order_by(parents.c.parent_idx, parents.c.child_idx)
     )
-    pairs = {(parent, child) for parent, child in edges if parent in inside}
+    nodes = connection.execute(
+        _nodes(search).join(members, members.c.idx == individuals.c.idx).order_by(individuals.c.idx)
+    )
     scale = scales_of(connection, search.id).fitness
-    return LineageGraph(search.id, search.name, row.idx, graph_nodes, tuple(sorted(pairs)), scale)
+    pairs = tuple((parent, child) for parent, child in edges)
+    return LineageGraph(search.id, search.name, row.idx, tuple(LineageNode(*node) for node in nodes), pairs, scale)
 
 
-def to_dot(graph: LineageGraph) -> str:
-    """The graph as Graphviz text with parents above children, for `dot -Tsvg`."""
-    lines = [f"digraph {_quote(graph.search_name)} {{", "  rankdir=TB;", '  node [shape=box, fontname="sans-serif"];']
-    for node in graph.nodes:
-        value = "-" if node.fitness is None else f"{node.fitness:.4f}"
-        label = f"{node.index} {node.phase}\n{node.operator}\n{value if node.status == 'ok' else node.status}"
-        style = {"ok": "solid", "failed": "dashed", "pending": "dotted"}[node.status]
-        bold = ", penwidth=3" if node.index == graph.root else ""
-        lines.append(f"  {node.index} [label={_quote(label)}, style={style}{bold}];")
-    lines += [f"  {parent} -> {child};" for parent, child in graph.edges]
-    return "\n".join([*lines, "}", ""])
+def read_children(connection: Connection, ref: str) -> list[LineageNode]:
+    """The children of the individual `SEARCH:INDEX`, by index."""
+    search, row = find_individual(connection, ref)
+    born = select(parents.c.child_idx).where(parents.c.search_id == search.id, parents.c.parent_idx == row.idx)
+    query = _nodes(search).where(individuals.c.idx.in_(born)).order_by(individuals.c.idx)
+    return [LineageNode(*node) for node in connection.execute(query)]
 
 
-def _quote(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+def _nodes(search: SearchRecord) -> Select[Any]:
+    i = individuals.c
+    columns = select(i.idx, i.depth, i.phase, i.operator, i.status, i.fitness, i.summary)
+    return columns.where(i.search_id == search.id)

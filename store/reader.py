@@ -16,7 +16,7 @@ from moevolve.store import tables as models
 from moevolve.store.costs import read_costs
 from moevolve.store.errors import UnreachableError
 from moevolve.store.events import read_events, read_hours, read_latest_events
-from moevolve.store.lineage import find_search, read_ancestors, read_descendants
+from moevolve.store.lineage import find_search, read_ancestors, read_children
 from moevolve.store.pareto import read_front, read_full_score
 from moevolve.store.queries import (
     context_ids,
@@ -160,7 +160,7 @@ class StoreReader:
     pareto = reading(read_front)
     full_score = reading(read_full_score)
     ancestors = reading(read_ancestors)
-    descendants = reading(read_descendants)
+    children = reading(read_children)
     hours = reading(read_hours)
     scales = reading(scales_of)
     costs = reading(read_costs)

@@ -458,7 +458,7 @@ class LineageNode:
 
 @dataclass(frozen=True, slots=True)
 class LineageGraph:
-    """Ancestors or descendants of one individual, itself included.
+    """Ancestors of one individual, itself included.
 
     Attributes:
         edges: Pairs of indices (parent, child) among the nodes, in ascending order.

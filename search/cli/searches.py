@@ -22,10 +22,8 @@ from moevolve.search.interface.report import PlotRequest, ReportRequest
 from moevolve.search.interface.results import CompareRequest, EffectsRequest
 from moevolve.search.interface.searches import LabelRequest, SearchesRequest
 from moevolve.search.interface.show import LineageRequest
-from moevolve.search.interface.tables import plain
 from moevolve.search.server.serve import ServeRequest
 from moevolve.search.text import date_time, parameter_count, score_lines
-from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
     from moevolve import (
@@ -285,23 +283,8 @@ def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
     ]
 
 
-@takes(LineageRequest)
-def lineage(
-    request: LineageRequest,
-    dot: Annotated[bool, typer.Option("--dot", help="Print a Graphviz graph.")] = False,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
-) -> None:
-    graph = moevolve.ask(store, request)
-    if dot:
-        typer.echo(plain(to_dot(graph)))
-    elif as_json:
-        print_json(graph)
-    else:
-        _print_lineage(graph)
-
-
-def _print_lineage(graph: LineageGraph) -> None:
+@shows(LineageRequest)
+def lineage(graph: LineageGraph, _: LineageRequest) -> None:
     parents: dict[int, list[int]] = {node.index: [] for node in graph.nodes}
     for parent, child in graph.edges:
         parents[child].append(parent)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field
 
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName
@@ -15,7 +14,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.registry import outline_of
 from moevolve.search.interface.parameters import IndividualRef, SearchRef
-from moevolve.search.interface.request import Request, about, record
+from moevolve.search.interface.request import Request, record
 from moevolve.search.running.candidates import find_candidate
 from moevolve.search.strategies.schedule import make_schedule
 from moevolve.store.reader import StoreReader
@@ -162,10 +161,6 @@ class LineageRequest(Request):
 
     route = "/individuals/{individual}/lineage"
     individual: IndividualRef
-    _: KW_ONLY
-    descendants: Annotated[bool, about("Follow children instead of ancestors.")] = False
-    depth: Annotated[int | None, about("Follow at most this many generations.", ge=0, le=10_000)] = None
 
     def answer(self, store: StoreReader) -> LineageGraph:
-        follow = store.descendants if self.descendants else store.ancestors
-        return follow(self.individual, self.depth)
+        return store.ancestors(self.individual)

@@ -94,56 +94,6 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
     return front
 
 
-def draw_front(axes: Axes, front: Sequence[tuple[float, float]], label: str) -> None:
-    """Draw the points (x, y) of a Pareto front as a line with dots."""
-    axes.plot(*zip(*front, strict=True), color=GREEN, linewidth=1.3, marker="o", markersize=3, label=label)
-
-
-def size_figure(history: Sequence[IndividualRecord], full: float | None, best: int | None, scale: ScaleName) -> Figure:
-    """Draw score against parameters, total and per token, of every individual, with the Pareto front.
-
-    Args:
-        history: Individuals, at least one of them evaluated.
-        full: Fitness of the unedited model.
-        best: Index of the individual to mark.
-        scale: Scale that the scores are shown on.
-    """
-    shown = SCALES[scale]
-    rows = [row for row in history if row.fitness is not None]
-    with drawing(3.0) as figure:
-        left, right = figure.subplots(1, 2, sharey=True)
-        for axes, name, what in ((left, "parameters", "parameters kept"), (right, "active_parameters", "per token")):
-            whole = getattr(rows[0], f"{name}_full")
-            points = [(100 * getattr(row, name) / whole, row.fitness or 0) for row in rows]
-            place = [row.index for row in rows].index(best) if best is not None else None
-            _draw_sizes(axes, points, place, full, shown)
-            axes.set_xlabel(f"{what}\n[% of the full model's]")
-        label_scores(left, shown, "\non the search split")
-        handles, labels = left.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=2)
-        return figure
-
-
-def _draw_sizes(
-    axes: Axes, points: list[tuple[float, float]], best: int | None, full: float | None, shown: Scale
-) -> None:
-    sizes, scores = [size for size, _ in points], [shown.value(score) for _, score in points]
-    axes.scatter(sizes, scores, s=9, color=BLUE, alpha=0.75, label="individuals", rasterized=len(points) > MANY_MARKS)
-    front = [(size, shown.value(score)) for size, score in pareto_front(points)]
-    draw_front(axes, front, "not beaten in both")
-    if best is not None:
-        axes.plot(sizes[best], scores[best], marker="*", markersize=10, color=RED, linestyle="", label="best found")
-    if full is not None:
-        axes.plot(100, shown.value(full), marker="D", color=GREY, linestyle="", label="full model")
-        sizes.append(100)
-    axes.margins(x=0.1, y=0.1)
-    if max(sizes) - min(sizes) < _LEAST_SPAN:
-        # All sizes are about alike: a scale of thousandths would suggest a trade-off that there isn't.
-        middle = (max(sizes) + min(sizes)) / 2
-        axes.set_xlim(middle - _LEAST_SPAN / 2, middle + _LEAST_SPAN / 2)
-    axes.grid(alpha=0.25)
-
-
 KEPT_CAPTION = (
     "Share of the full model's score that the winners of this store's searches on the same data keep on the dev split, "
     "with 90 % intervals, against their size. Of perplexities, it is the share of the candidate's log perplexity that "
@@ -160,7 +110,10 @@ def kept_figure(points: Sequence[SizePoint]) -> Figure:
         axes = figure.subplots()
         spans = np.maximum(np.array(ends).T, 0)  # bounds have a centre of their own
         axes.errorbar(sizes, shares, yerr=spans, fmt="o", markersize=3, color=BLUE, linewidth=0.8, label="winners")
-        draw_front(axes, pareto_front(list(zip(sizes, shares, strict=True))), "not beaten in both")
+        front = pareto_front(list(zip(sizes, shares, strict=True)))
+        axes.plot(
+            *zip(*front, strict=True), color=GREEN, linewidth=1.3, marker="o", markersize=3, label="not beaten in both"
+        )
         axes.plot(100, 100, marker="D", color=GREY, linestyle="", label="full model")
         axes.set_xlabel("parameters kept [% of the full model's]")
         axes.set_ylabel("score kept on the dev split\n[% of the full model's]")

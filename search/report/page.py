@@ -10,7 +10,7 @@ from moevolve.evaluators.types import SCORED
 from moevolve.search.drawing import to_svg
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.report.contents import ReportContents
-from moevolve.search.report.fitness import KEPT_CAPTION, fitness_figure, kept_figure, size_figure
+from moevolve.search.report.fitness import KEPT_CAPTION, fitness_figure, kept_figure
 from moevolve.search.report.lineage import lineage_figure
 from moevolve.search.report.rendering import FOLDER, environment
 
@@ -89,10 +89,7 @@ def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
         caption += "." if full is None else f", the full model {scale.phrase(full)}."
         figure = fitness_figure(contents.history, full, contents.scale)
         course = _figure("course", "Fitness over the search", caption, figure)
-        best = None if winner is None else int(winner.rpartition(":")[2])
-        figure = size_figure(contents.history, full, best if best in scored else None, contents.scale)
-        caption = "Score against parameters, of the whole model and of what one token uses, for every individual."
-        found["course"] = [course, _figure("sizes", "Score against size", caption, figure)]
+        found["course"] = [course]
     if contents.sizes:
         kept = _figure("kept", "Score kept against size", KEPT_CAPTION, kept_figure(contents.sizes))
         found.setdefault("course", []).append(kept)

@@ -195,7 +195,7 @@ def test_rankings_read_indexes_not_tables(tmp_path: Path) -> None:
         store.best_of_search("id-alpha", 5)
         store.pareto("rte")
         store.ancestors("alpha:19")
-        store.descendants("alpha:3", 2)
+        store.children("alpha:3")
         store.individual("alpha:5")
         ranking = list(statements)
         store.costs(store.search("alpha"))

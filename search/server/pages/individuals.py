@@ -97,8 +97,7 @@ def show_lineage(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespo
     graph = server.store.ancestors(ref)
     nodes = {node.index: node for node in graph.nodes}
     line = [nodes[index] for index in main_line(graph)]
-    born = [node for node in server.store.descendants(ref, 1).nodes if node.index != graph.root]
-    born.sort(key=lambda node: (-(node.fitness or 0.0), node.index))
+    born = sorted(server.store.children(ref), key=lambda node: (-(node.fitness or 0.0), node.index))
     return _part(
         request,
         detail,

@@ -30,11 +30,9 @@ from moevolve.search.server.pages.shrinking import checkpoint_context
 from moevolve.search.server.pages.views import (
     SearchView,
     config_of,
-    improvements,
     spans_of,
     view_of_search,
     view_of_summary,
-    workers_of,
 )
 from moevolve.search.server.processes import Job
 from moevolve.search.server.shrinks import ShrinkState, process_of
@@ -160,14 +158,6 @@ def show_individuals(
     return _part(request, record, "individuals", "Individuals of", rows=rows, scale=scale, **shown)
 
 
-@routes.get("/searches/{search}/course")
-def show_course(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
-    """Individuals that were better than all before them."""
-    record = server.store.search(search)
-    steps = improvements(server.curves.curve(record.id), spans_of(config_of(record)))
-    return _part(request, record, "course", "Fitness of", steps=steps, scale=server.store.scales(record.id).fitness)
-
-
 @routes.get("/searches/{search}/standings")
 def show_standings(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
     """The final table of a search."""
@@ -202,13 +192,6 @@ def show_costs(request: Request, server: ServerDep, search: SearchPath) -> HTMLR
     """Costs of a search's evaluations."""
     record = server.store.search(search)
     return _part(request, record, "costs", "Costs of", costs=server.listings.costs(record))
-
-
-@routes.get("/searches/{search}/workers")
-def show_workers(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
-    """Workers that evaluated a search's latest individuals."""
-    record = server.store.search(search)
-    return _part(request, record, "workers", "Workers of", workers=workers_of(server.store, record))
 
 
 @routes.get("/searches/{search}/labels")

@@ -1,10 +1,8 @@
-"""Searches, their workers and their improvements as pages show them, computed from the store."""
+"""Searches as pages show them, computed from the store."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from typing import Literal
 
 from moevolve.evaluators.errors import UserError
@@ -13,14 +11,11 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import winner_of
 from moevolve.search.loop.scores import full_fitness
-from moevolve.search.server.caches import FitnessCurve
 from moevolve.search.strategies.schedule import PhaseSpan, make_schedule
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import Control, IndividualRecord, SearchRecord, SearchSummary
 
 Tone = Literal["quiet", "live", "good", "bad"]
-_LATEST = 200
-"""Number of latest individuals whose evaluations are counted per worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,61 +184,3 @@ def config_of(search: SearchRecord) -> RunConfig | None:
 def spans_of(config: RunConfig | None) -> tuple[PhaseSpan, ...]:
     """The planned phases of a configuration; empty for imported individuals and for None."""
     return () if config is None else make_schedule(config).spans
-
-
-def phase_at(spans: Sequence[PhaseSpan], index: int) -> str:
-    """The kind of the phase that an individual belongs to; empty if no phase has its index."""
-    return next((span.kind for span in spans if span.start <= index < span.stop), "")
-
-
-@dataclass(frozen=True, slots=True)
-class Improvement:
-    """An individual that was better than all before it."""
-
-    index: int
-    fitness: float
-    phase: str
-
-
-def improvements(curve: FitnessCurve, spans: Sequence[PhaseSpan]) -> list[Improvement]:
-    """Improvements of the best fitness; of several in one bucket of the curve, only the last."""
-    steps: list[Improvement] = []
-    for high, at in zip(curve.high, curve.at, strict=True):
-        if not steps or high > steps[-1].fitness:
-            steps.append(Improvement(at, high, phase_at(spans, at)))
-    return steps
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerView:
-    """A worker's share in evaluating a search's latest individuals.
-
-    Attributes:
-        seconds: Total time of these evaluations.
-        last: Time in UTC at which the latest of them was stored.
-    """
-
-    name: str
-    evaluations: int
-    seconds: float = field(repr=False)
-    last: datetime | None = field(repr=False)
-
-
-def workers_of(store: StoreReader, search: SearchRecord) -> list[WorkerView]:
-    """The workers that evaluated a search's latest individuals, the busiest first."""
-    hashes = {row.phenotype_hash for row in store.page(search.id, "newest", limit=_LATEST)}
-    splits = [task.task_fingerprint for task in store.search_tasks(search.id) if task.split == "search"]
-    found = store.evaluations(sorted(hashes), search.model_fingerprint, search.engine_fingerprint, splits)
-    by_worker: dict[str, list[tuple[float, datetime | None]]] = {}
-    for one in found:
-        by_worker.setdefault(one.worker or "not recorded", []).append((one.seconds, one.created_at))
-    views = [
-        WorkerView(
-            name,
-            len(times),
-            sum(seconds for seconds, _ in times),
-            max((at for _, at in times if at is not None), default=None),
-        )
-        for name, times in by_worker.items()
-    ]
-    return sorted(views, key=lambda view: (-view.evaluations, view.name))

@@ -57,7 +57,7 @@ def store(tmp_path: Path) -> str:
 
 def test_listings_show_stored_text_as_it_is(store: str, in_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console.output, "width", 500)  # no cell is folded
-    for command in ("searches", "best", "show odd:1", "lineage odd:1", "lineage odd:1 --dot"):
+    for command in ("searches", "best", "show odd:1", "lineage odd:1"):
         done = in_process(*command.split(), "--store", store)
         assert done.returncode == 0, done.stderr
         assert not any(control in done.stdout for control in "\x1b\x07\x9b"), command

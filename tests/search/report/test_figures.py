@@ -37,20 +37,11 @@ def test_perplexities_fall_and_the_lowest_are_the_front() -> None:
     assert dots(axes, "prune") == [[0, 2.5], [2, round(1 / 0.6, 6)]]
     assert line(axes, "best so far")[-1] == (4, round(1 / 0.7, 6)) and line(axes, "full model")[0][1] == 1.25
     assert axes.get_yscale() == "log" and "perplexity (ppl), lower is better" in axes.get_ylabel()
-    left, _ = fitness.size_figure(HISTORY, 0.8, best=4, scale="perplexity").axes
-    assert line(left, "not beaten in both") == [(25, 2.5), (35, round(1 / 0.6, 6)), (45, round(1 / 0.7, 6))]
 
 
 def test_scores_stand_over_sizes() -> None:
     points = [(3.0, 0.5), (1.0, 0.2), (2.0, 0.5), (2.0, 0.4), (4.0, 0.9), (5.0, 0.1), (1.0, 0.1)]
     assert fitness.pareto_front(points) == [(1.0, 0.2), (2.0, 0.5), (4.0, 0.9)]
-    left, right = fitness.size_figure(HISTORY, 0.8, best=4, scale="percent").axes
-    assert dots(left, "individuals") == [[25, 40], [35, 60], [40, 50], [45, 70]]
-    shares = [[25, 40], [27.5, 60], [28.75, 50], [30, 70]]
-    assert dots(right, "individuals") == shares, "of the full model's active parameters, not of all that it has"
-    assert line(left, "not beaten in both") == [(25, 40), (35, 60), (45, 70)]
-    assert line(left, "best found") == [(45, 70)] and line(left, "full model") == [(100, 80)]
-    assert line(right, "full model") == [(100, 80)]
 
 
 def node(index: int, fitness: float | None, phase: str = "prune") -> LineageNode:

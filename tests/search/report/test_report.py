@@ -38,7 +38,7 @@ from moevolve.store.repository import Store
 from moevolve.store.session import without_password
 
 SAID = (
-    *("Result", "Fitness over the search", "Score against size", "Provenance", "seed 3"),
+    *("Result", "Fitness over the search", "Provenance", "seed 3"),
     *("moevolve launch run.yaml", "moevolve analyse", "moevolve lineage"),
 )
 """What stands on the page of every finished search."""
