@@ -122,10 +122,6 @@ class Applicator(ABC):
         """Details of the applied edit as rows of a table, (title, value)."""
         return ()
 
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Details that are too long for a table, by name; exports save them as `neurons.npz`."""
-        return {}
-
 
 class ExpertsOwner(Applicator):
     """An applicator that takes over the experts of the MoE layers and may keep the originals elsewhere.

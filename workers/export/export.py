@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,10 +92,6 @@ def _export(
     summary = exporter.summary(resident, underlying(resident.applied), form)
     model, checksums = _write_files(resident, exporter, form, part)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    arrays = resident.arrays()
-    if arrays:
-        # The neurons of every kept expert, [kept experts, neurons]: neuron j of expert e is e * width + j.
-        np.savez_compressed(part / "neurons.npz", **arrays)  # type: ignore[arg-type]  # its stub's `allow_pickle`
     shown = replace(summary, rows=(*summary.rows, *resident.report()))
     facts = CardFacts(shown, form, parameters, resident.applied.phenotype_hash)
     write_card(part, card, facts, checkpoint_folder(resident.config))

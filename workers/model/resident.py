@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from moevolve.evaluators.errors import opening
@@ -121,10 +120,6 @@ class ResidentModel:
         """Details of the edit as (title, value); empty for most kinds of edits."""
         applicator = self._applicators.get(type(self.applied))
         return () if applicator is None else applicator.report()
-
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
-        applicator = self._applicators.get(type(self.applied))
-        return {} if applicator is None else applicator.arrays()
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
         owner = self._applicator(experts_owner().edit)

@@ -6,8 +6,6 @@ from collections import Counter
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.capacity import release_freed_memory
@@ -28,7 +26,6 @@ class RepairApplicator(Applicator):
 
     Attributes:
         outcomes: Results of the current edit's fits, one per layer output; None if a fit changed nothing.
-        selections: Neurons of its kept experts by decoder layer; empty if they keep their own.
     """
 
     def __init__(self, parts: ModelParts) -> None:
@@ -38,7 +35,6 @@ class RepairApplicator(Applicator):
         self._reference: Reference | None = None
         self._cache = FitCache()
         self.outcomes: list[FitOutcome | None] = []
-        self.selections: dict[int, Tensor] = {}
 
     def apply(self, edit: Edit) -> None:
         assert isinstance(edit, RepairedEdit)
@@ -58,15 +54,8 @@ class RepairApplicator(Applicator):
         # Inference mode only from here on: the base edit's tensors may become exported parameters, which inference
         # tensors can't.
         with torch.inference_mode():
-            outputs = base.outputs()
-            fitted = LayerFits(edit, reference, self._cache).run(outputs)
+            self.outcomes = LayerFits(edit, reference, self._cache).run(base.outputs())
         release_freed_memory()
-        self.outcomes = [outcome for outcome, _ in fitted]
-        self.selections = {
-            output.layer: selection
-            for output, (_, selection) in zip(outputs, fitted, strict=True)
-            if selection is not None
-        }
 
     def revert(self) -> None:
         if self._base is not None:
@@ -81,8 +70,8 @@ class RepairApplicator(Applicator):
         left = [each.after / each.before for each in repaired] or [1.0]
         settings = self._edit.settings
         rows = [("repair", "ridge regression of output projections toward the unedited model's residual stream")]
-        if self.selections:
-            rows.append(("neurons", "chosen among all experts of a layer; see neurons.npz"))
+        if settings.neurons:
+            rows.append(("neurons", "chosen among all experts of a layer"))
         if settings.input_rounds:
             rows.append(("gate and up projections", f"fitted in {settings.input_rounds} rounds of least squares"))
         return (
@@ -92,9 +81,6 @@ class RepairApplicator(Applicator):
             ("ridge lambdas", ", ".join(f"{each:g} ({count})" for each, count in sorted(ridge_lambdas.items())) or "-"),
             ("squared error on checked tokens", f"{min(left):.1%} to {max(left):.1%} of what it was"),
         )
-
-    def arrays(self) -> dict[str, NDArray[np.int32]]:
-        return {f"layers.{layer}": neurons.to(torch.int32).cpu().numpy() for layer, neurons in self.selections.items()}
 
     @torch.inference_mode()
     def _reference_for(self, edit: RepairedEdit) -> Reference:

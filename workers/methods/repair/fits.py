@@ -174,9 +174,9 @@ class LayerFits:
         self._memory = edit.settings.memory_mb << 20
         self._weights = reference.token_weights(edit.settings.answer_weight)
 
-    def run(self, outputs: Sequence[LayerOutput]) -> list[tuple[FitOutcome | None, Tensor | None]]:
-        """Fit outputs in order; returns no more than outcomes and selections, since states are large."""
-        state, layer, fits = self._reference.states[0], 0, []
+    def run(self, outputs: Sequence[LayerOutput]) -> list[FitOutcome | None]:
+        """Fit outputs in order; returns no more than outcomes, since states are large."""
+        state, layer, outcomes = self._reference.states[0], 0, []
         keys = self._keys(outputs)
         reused = self._reusable(outputs, keys)
         for place, (output, key) in enumerate(zip(outputs, keys, strict=True)):
@@ -193,8 +193,8 @@ class LayerFits:
                     self._cache.put(key, fitted)
             if fitted.state is not None:
                 state, layer = fitted.state, output.layer + 1
-            fits.append((fitted.outcome, fitted.selection))
-        return fits
+            outcomes.append(fitted.outcome)
+        return outcomes
 
     def _reusable(self, outputs: Sequence[LayerOutput], keys: Sequence[str]) -> int:
         """Number of the first outputs with cached fits, and, if others follow, with the state that these begin with."""
