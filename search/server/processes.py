@@ -7,30 +7,25 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
-from moevolve.store.errors import NotFoundError, StoreError
+from moevolve.store.errors import NotFoundError
 from moevolve.store.events import ASKER_VARIABLE, asker
-from moevolve.store.records import Control, DesiredState
+from moevolve.store.records import Control
 from moevolve.store.repository import Store
 
+# Bytes of a log's end that are read, some hundreds of lines: a page shows no more, and a log may grow for days.
 _TAIL_BYTES = 1 << 16
-"""Bytes of a log's end that are read, some hundreds of lines: a page shows no more, and a log may grow for days."""
 # Environment variables that commands have no use for, and that programs of a checkpoint mustn't read.
 _SERVER_VARIABLES = ("MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
+# Width of tables in a log, as pages show it.
 _COLUMNS = "120"
-"""Width of tables in a log, as pages show it."""
-_POLL_S = 0.5
-"""Seconds between tries to pass a pause on: a driver that has begun evaluates until the next one."""
-
-
+# Seconds after which a request may be repeated that was refused because a process was about to end.
 RETRY_S = 5
-"""Seconds after which a request may be repeated that was refused because a process was about to end."""
 
 
 class BusyError(UserError):
@@ -48,7 +43,7 @@ class Job:
         process: Process id on the server's machine.
         exit_code: None while the process runs.
         last_line: Last line of its log, as it stands there.
-        asked: What it was asked for before its search had a driver: `paused`, `stopped` or `cancelled`.
+        stopped: Whether a user ended it before its search had a driver.
     """
 
     name: str
@@ -58,7 +53,7 @@ class Job:
     running: bool
     exit_code: int | None
     last_line: str
-    asked: DesiredState | None = None
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +61,7 @@ class _Started:
     arguments: tuple[str, ...]
     at: datetime
     process: subprocess.Popen[bytes]
-    asked: DesiredState | None = None
+    stopped: bool = False
 
 
 class ProcessRunner:
@@ -128,7 +123,7 @@ class ProcessRunner:
         lines = self.log(name).strip().splitlines()
         command = started.arguments[0]
         last = lines[-1] if lines else ""
-        return Job(name, command, started.at, started.process.pid, code is None, code, last, started.asked)
+        return Job(name, command, started.at, started.process.pid, code is None, code, last, started.stopped)
 
     def knows(self, name: str) -> bool:
         """Whether this server has started a process with a name."""
@@ -138,31 +133,12 @@ class ProcessRunner:
         """Return what the latest process with a name was started with; raises KeyError if there is none."""
         return self._started[name].arguments
 
-    def ask(self, name: str, desired_state: DesiredState | None) -> Job | None:
-        """Note what a search's running process is asked for; end the process unless it is to pause or to go on.
-
-        Returns:
-            The process; None if no process of a search with this name is running.
-        """
-        with self._lock:
-            started = self._started.get(name)
-            if started is None or started.arguments[0] == "export" or started.process.poll() is not None:
-                return None
-            self._started = self._started | {name: replace(started, asked=desired_state)}
-            if desired_state not in (None, "paused"):
-                started.process.terminate()
-        return self.job(name)
-
-    def steer_starting(self, store: Store, search: str, desired_state: DesiredState) -> Control | None:
-        """End the process that starts a search, or have the search pause as soon as it has a driver.
-
-        A search is stored only once its model and tasks are known, and an interrupted one has no driver until then
-        either, which could be asked through the store.
+    def stop(self, store: Store, search: str) -> Control | None:
+        """End the process that starts a search, which has no driver yet that could be asked through the store.
 
         Args:
             store: The store of the search.
             search: Name of the search, or id of a stored one.
-            desired_state: `paused`; anything else ends the process.
 
         Returns:
             What the process was asked for; None if this server is starting no such search.
@@ -171,27 +147,13 @@ class ProcessRunner:
             name = store.search(search).name
         except NotFoundError:
             name = search
-        job = self.ask(name, desired_state)
-        if job is None:
-            return None
-        if desired_state == "paused":
-            threading.Thread(target=self._pause_when_driven, args=(store, name), daemon=True).start()
-        return Control(f"process {job.process} of the server", 0, True, desired_state, None, "starting")
-
-    def _pause_when_driven(self, store: Store, name: str) -> None:
-        """Pass the pause on once there is a driver, unless it is withdrawn or the process ends."""
-        while self.asked(name) == "paused":
-            try:
-                store.ask(store.search(name).id, "paused")
-            except StoreError:  # not stored yet, not driven yet, or a store that is away for a while
-                time.sleep(_POLL_S)
-            else:
-                self.ask(name, None)
-
-    def asked(self, name: str) -> DesiredState | None:
-        """What a search's running process was asked for; None as well if no process is running."""
-        started = self._started.get(name)
-        return None if started is None or started.process.poll() is not None else started.asked
+        with self._lock:
+            started = self._started.get(name)
+            if started is None or started.arguments[0] == "export" or started.process.poll() is not None:
+                return None
+            self._started = self._started | {name: replace(started, stopped=True)}
+            started.process.terminate()
+        return Control(f"process {started.process.pid} of the server", 0, True, "stopped", None, "starting")
 
     def jobs(self) -> list[Job]:
         """The latest process of each name that this server has started, the most recent last."""

@@ -13,8 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self
 
-import idna
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.yaml_files import explain_validation, read_yaml
@@ -46,8 +45,9 @@ class ServerSettings(Section):
         store: URL of the store.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
-        hosts: Further host names of the server, without ports. `host` and the loopback names always count, and so do
-            the machine's own names and addresses if `host` stands for all of its addresses.
+        hosts: Further host names of the server, without ports, as clients send them: an international one as `xn--...`.
+            `host` and the loopback names always count, and so do the machine's own names and addresses if `host`
+            stands for all of its addresses.
         tokens: File that only its owner may read, with lines `read TOKEN NAME` or `write TOKEN NAME`; names may be left
             out. Without it, tokens are read from MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN.
         configurations: Folders of run files that can be launched, by their names without `.yaml`.
@@ -72,13 +72,6 @@ class ServerSettings(Section):
     exports: Path | None = None
     logs: Path = Path("moevolve-logs")
 
-    @field_validator("hosts")
-    @classmethod
-    def _hosts_can_be_asked_for(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        for name in hosts:
-            ascii_host(name)
-        return hosts
-
     @model_validator(mode="after")
     def _folders_are_there(self) -> Self:
         for folder in self.configurations:
@@ -89,7 +82,7 @@ class ServerSettings(Section):
     @property
     def allowed_hosts(self) -> frozenset[str]:
         """Host names that requests may be addressed to, lower case and without ports."""
-        return frozenset(ascii_host(name) for name in (*LOOPBACK, *self.hosts, *self.names))
+        return frozenset(name.lower() for name in (*LOOPBACK, *self.hosts, *self.names))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -139,20 +132,6 @@ class ServerSettings(Section):
                 "set MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN"
             )
         return found
-
-
-def ascii_host(name: str) -> str:
-    """A host name as clients send it: lower case, and an international name in its `xn--` form.
-
-    Raises:
-        ValueError: the name is international and breaks a rule of such names (UTS 46).
-    """
-    if name.isascii():
-        return name.lower()
-    try:
-        return idna.encode(name, uts46=True).decode("ascii")
-    except idna.IDNAError as error:
-        raise ValueError(f"{name!r} is no host name: {error}") from None
 
 
 def read_settings(path: Path | None, changes: Mapping[str, object]) -> ServerSettings:

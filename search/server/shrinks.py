@@ -70,7 +70,7 @@ class ShrinkState:
         if self.is_running:
             return "starting" if self.record is None else "running"
         if self.record is None or not self.record.is_over:
-            return "stopped" if self.job is not None and self.job.asked is not None else "failed"
+            return "stopped" if self.job is not None and self.job.stopped else "failed"
         return self.record.status
 
     @property

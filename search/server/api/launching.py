@@ -105,9 +105,6 @@ def resume(server: ServerDep, search: SearchPath) -> Job | None:
     record = server.store.search(search)
     if unpause(server.writer, record.id):
         return None
-    if server.processes.asked(record.name) == "paused":  # it has no driver yet
-        server.processes.ask(record.name, None)
-        return None
     if record.status in ("finished", "cancelled"):
         raise UserError(f"search {record.name} is {record.status}")
     control = server.store.control(record.id)

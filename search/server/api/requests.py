@@ -17,7 +17,6 @@ from moevolve.search.interface.control import (
     ControlRequest,
     PauseRequest,
     ScaleRequest,
-    SteerRequest,
     StopRequest,
 )
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
@@ -81,9 +80,8 @@ def _answer(server: ServerState, request: Any) -> Any:
     try:
         return request.answer(server.writer)
     except (NotFoundError, NotRunningError):
-        if not isinstance(request, SteerRequest):
-            raise
-        control = server.processes.steer_starting(server.writer, request.search, request.desired_state)
+        starting = isinstance(request, StopRequest | CancelRequest)
+        control = server.processes.stop(server.writer, request.search) if starting else None
         if control is None:
             raise
         return control

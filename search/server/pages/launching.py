@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
@@ -12,12 +9,12 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
-from moevolve.search.config.files import load_run_config
+from moevolve.search.config.files import load_run_config, settings_of
 from moevolve.search.config.run import RunConfig
 from moevolve.search.interface.request import one_line_errors
 from moevolve.search.report.contents import settings_text
@@ -37,30 +34,28 @@ from moevolve.search.server.shrinks import ShrinkState, state_of
 from moevolve.store.errors import NotFoundError
 from moevolve.store.records import SearchRecord
 
+# Number of started searches on a page, the latest.
 _JOBS = 20
-"""Number of started searches on a page, the latest."""
+# Number of lines of a log that are shown while its search starts.
 _LOG_LINES = 20
-"""Number of lines of a log that are shown while its search starts."""
-_SETTING = re.compile(r"\s*(?P<key>[^=\s]+)\s*=\s*(?P<value>.*?)\s*")
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
 class TypedLaunch(BaseModel):
-    """Contents of the form as it is sent. Extra fields are settings, named by their dotted paths.
+    """Contents of the form as it is sent.
 
     Attributes:
         model, tasks: Names; empty for the run file's.
-        further: Further settings as lines `KEY = VALUE`.
+        settings: Changed settings as lines `KEY=VALUE`.
         check: Present if the form was sent by the button that only checks.
     """
 
-    model_config = ConfigDict(extra="allow")
     configuration: str
     name: str = ""
     model: str = ""
     tasks: str | list[str] = []
-    further: str = ""
+    settings: str = ""
     check: str | None = None
 
 
@@ -71,23 +66,6 @@ class RunFile:
     name: str
     config: RunConfig | None
     fault: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FormField:
-    """A form field for one setting.
-
-    Attributes:
-        setting: Dotted path of the setting.
-        given: Value in the run file.
-        minimum: Smallest allowed value of an integer field; None for a field of another type.
-    """
-
-    setting: str
-    label: str
-    given: str
-    hint: str = ""
-    minimum: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +84,8 @@ class StartedSearch:
     def state(self) -> str:
         """The state in one word."""
         if self.job.running:
-            return "starting" if self.is_arriving or self.job.asked else "running"
-        if self.job.asked in ("stopped", "cancelled"):
+            return "starting" if self.is_arriving else "running"
+        if self.job.stopped:
             return "stopped"
         return "finished" if self.job.exit_code == 0 else "failed"
 
@@ -115,7 +93,7 @@ class StartedSearch:
     def remark(self) -> str | None:
         """A line that explains the state; None if there is nothing to add."""
         if self.job.running:
-            return {None: None, "paused": "pauses then"}.get(self.job.asked, "asked to end")
+            return "asked to end" if self.job.stopped else None
         return {"stopped": "while it started", "failed": f"with code {self.job.exit_code}"}.get(self.state)
 
     @property
@@ -123,7 +101,7 @@ class StartedSearch:
         """CSS class of the state."""
         if self.job.running:
             return "live"
-        if self.job.asked in ("stopped", "cancelled"):
+        if self.job.stopped:
             return "quiet"
         return "good" if self.job.exit_code == 0 else "bad"
 
@@ -142,6 +120,8 @@ def show_launch(request: Request, server: ServerDep, configuration: NameQuery = 
         return render(request, "launch.jinja", files=files, started=started)
     given, _ = resolve(RemoteLaunchRequest(configuration=configuration), server.settings)
     taken = {one.search.name for one in server.listings.summaries()}
+    settings = {"genome.experts": getattr(given.genome, "experts", None), "seed": given.seed}
+    settings["workers.count"] = given.workers.count
     names = chain([given.name], (f"{given.name}-{number}" for number in count(2)))
     return render(
         request,
@@ -150,10 +130,10 @@ def show_launch(request: Request, server: ServerDep, configuration: NameQuery = 
         configuration=configuration,
         given=given,
         settings=settings_text(given.canonical_json()),
+        lines=[f"{key}={value}" for key, value in settings.items() if value is not None],
         name=next(name for name in names if name not in taken),
         models=sorted(server.settings.models),
         tasks=list_tasks(),
-        fields=list(_fields(given)),
         settable=LAUNCH_SETTINGS,
     )
 
@@ -161,7 +141,7 @@ def show_launch(request: Request, server: ServerDep, configuration: NameQuery = 
 @routes.post("/launch")
 async def take_form(request: Request, server: ServerDep, typed: TypedLaunch) -> HTMLResponse:
     """Launch the search described by the form, or show what would be launched."""
-    asked = await run_in_threadpool(_asked, typed, server)
+    asked = _asked(typed)
     if typed.check is not None:
         return render(request, "launch_plan.jinja", plan=await plan_launch(asked, server))
     job = await run_in_threadpool(start_launch, asked, server)
@@ -213,67 +193,19 @@ def search_or_launch(server: ServerState, name: str) -> SearchRecord | ShrinkSta
         return None
 
 
-def _fields(given: RunConfig) -> Iterator[FormField]:
-    """Fields for the settings that most launches change."""
-    experts = getattr(given.genome, "experts", None)
-    if experts is not None:
-        yield FormField("genome.experts", "experts", str(experts), "per layer", 1)
-    yield FormField("seed", "seed", str(given.seed), "of all randomness", 0)
-    yield FormField("workers.count", "workers", str(given.workers.count), "a number, or auto")
-
-
-def _asked(typed: TypedLaunch, server: ServerState) -> RemoteLaunchRequest:
-    """The launch request in a form, with the settings that differ from the run file's.
-
-    Raises:
-        NotFoundError: the server has no such run file.
-        UserError: a line of the further settings is malformed, or a value isn't valid.
-    """
-    config, _ = resolve(RemoteLaunchRequest(configuration=typed.configuration), server.settings)
-    overrides = {}
-    for field in _fields(config):
-        value = str((typed.model_extra or {}).get(field.setting, field.given)).strip()
-        if value != field.given:
-            overrides[field.setting] = _plain(value)
-    tasks = [typed.tasks] if isinstance(typed.tasks, str) else typed.tasks
+def _asked(typed: TypedLaunch) -> RemoteLaunchRequest:
+    """The launch request in a form; a `UserError` says which setting is malformed, or which value isn't valid."""
+    lines = ["=".join(map(str.strip, line.split("=", 1))) for line in typed.settings.splitlines()]
     with one_line_errors():
         return RemoteLaunchRequest.model_validate(
             {
                 "configuration": typed.configuration,
                 "name": typed.name.strip(),
                 "model": typed.model or None,
-                "tasks": tasks or None,
-                "overrides": overrides | dict(_further(typed.further)),
+                "tasks": ([typed.tasks] if isinstance(typed.tasks, str) else typed.tasks) or None,
+                "overrides": settings_of([line for line in lines if line and not line.startswith("#")]),
             }
         )
-
-
-def _further(text: str) -> Iterator[tuple[str, object]]:
-    """Parse settings and their values from lines `KEY = VALUE`.
-
-    Raises:
-        UserError: a line has another form.
-    """
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.strip().startswith("#"):
-            continue
-        found = _SETTING.fullmatch(line)
-        if found is None:
-            raise UserError(f"further settings, line {number}: expected KEY = VALUE, for example genome.experts = 4")
-        key, value = found["key"], _plain(found["value"])
-        if found["value"].startswith(("[", "{")):
-            raise UserError(
-                f"further settings, line {number}: lists and mappings are set entry by entry, for example {key}.0 = ..."
-            )
-        yield key, value
-
-
-def _plain(text: str) -> object:
-    """The value of a JSON number, boolean, null or string; any other text unchanged."""
-    try:
-        return json.loads(text, parse_constant=str)
-    except ValueError:
-        return text
 
 
 def started_searches(server: ServerState) -> list[StartedSearch]:

@@ -81,7 +81,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         tokens=folder / "tokens",
         logs=folder / "logs",
         configurations=(runs,),
-        hosts=("Bücher.example", "straße.example"),
+        hosts=("xn--bcher-kva.example", "xn--strae-oqa.example"),
     )
     with Store.open(settings.store) as store:
         drive(store, start(store, run_config()), UnrulyPool(seed=1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,31 +104,13 @@ def test_a_real_launch_leaves_nothing(client: TestClient, store: Store, monkeypa
     assert list(store.controls()) == ["id-alpha"]
 
 
-def test_a_pause_during_the_start_is_shown_and_comes_with_the_driver(client: TestClient, store: Store) -> None:
+def test_what_starts_can_be_stopped_only(client: TestClient) -> None:
     assert client.post("/api/searches/alpha/pause").status_code == 409, "nobody runs it"
     assert client.post("/api/searches/alpha/resume").status_code == 202
-    asked = client.post("/api/searches/alpha/pause").json()
-    assert (asked["desired_state"], asked["stage"]) == ("paused", "starting")
-    assert job_of(client, "alpha")["asked"] == "paused"
-    assert "starting pauses then" in page_of(client, "/launch").text
+    assert client.post("/api/searches/alpha/pause").status_code == 409
     now = page_of(client, "/searches/alpha/now")
     assert "starting a process of this server reads the model" in now.text and "rte Stop The" in now.text
-    lease = store.acquire("id-alpha", "driver", 600)
-    until(lambda: store.control("id-alpha").desired_state == "paused")
-    until(lambda: job_of(client, "alpha")["asked"] is None)
-    assert "asked to pause" in client.get("/searches/alpha", headers={"accept": "text/html"}).text
-    assert client.post("/api/searches/alpha/resume").json() is None, "it isn't started again"
-    store.release(lease)
-
-
-def test_a_pause_during_the_start_can_be_withdrawn(client: TestClient, store: Store) -> None:
-    client.post("/api/searches/alpha/resume")
-    client.post("/api/searches/alpha/pause")
-    assert client.post("/api/searches/alpha/resume").json() is None
-    lease = store.acquire("id-alpha", "driver", 600)
-    time.sleep(0.7)  # longer than a pause takes to be passed on
-    assert store.control("id-alpha").desired_state == "running"
-    store.release(lease)
+    assert client.post("/api/searches/alpha/stop").json()["desired_state"] == "stopped"
 
 
 def test_resuming_right_after_stopping_says_when_to_try_again(client: TestClient, store: Store) -> None:
