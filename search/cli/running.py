@@ -112,32 +112,24 @@ def plan(
 @takes(StudyRequest)
 def study(
     request: StudyRequest,
-    outputs: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Also write the rows to a .csv file, or the tables to a .md file; repeatable.",
-        ),
+    out: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Also write the tables, with all splits, as Markdown."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run searches and baselines side by side and print one table. Ctrl-C leaves it resumable: run it again."""
     read = request.study()
-    for path in outputs or ():
-        _check_writable(path)
+    if out is not None:
+        _check_writable(out)
     hint = "run the same command again to go on"
     with exit_with_message(f"{INTERRUPTED}, {hint}", moevolve.PoolError, hint):
         rows = moevolve.ask(None, StudyRequest(read), moevolve.Observer(on_note=print_line))
     # Imported late, since it loads what studies are made with.
-    from moevolve.search.cli.output.study import print_tables, write_csv, write_markdown
+    from moevolve.search.cli.output.study import print_tables, write_markdown
 
-    for path in outputs or ():
-        if path.suffix == ".csv":
-            write_csv(rows, path)
-        else:
-            write_markdown(read.name, rows, path)
+    if out is not None:
+        write_markdown(read.name, rows, out)
     if as_json:
         print_json(rows)
     else:
@@ -146,8 +138,6 @@ def study(
 
 def _check_writable(path: Path) -> None:
     # Checked before hours of searches rather than after.
-    if path.suffix not in (".csv", ".md"):
-        raise moevolve.UserError(f"--output {path}: the name must end in .csv (rows) or .md (tables)")
     if not path.parent.is_dir():
         raise moevolve.UserError(f"{path}: the folder {path.parent} doesn't exist")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -235,8 +234,6 @@ def _print_overview(found: SearchOverview) -> None:
     orphan = "; its driver is gone: resume it" if search.is_orphaned(control.alive) else ""
     reason = f" ({' '.join(search.status_reason.split())})" if search.status_reason else ""
     noted = [("tags", " ".join(search.tags)), ("note", search.note)]
-    names = {"search": "scored", "dev": "scored on dev", "test": "scored on test"}
-    counts = ", ".join(f"{count:,} {names.get(name, name)}" for name, count in found.funnel.items())
     _print_facts(
         [
             ("search", f"{search.name} (id {search.id}), of {date_time(search.created_at)}"),
@@ -246,7 +243,6 @@ def _print_overview(found: SearchOverview) -> None:
             ("driver", driver),
             ("best", f"{best}{full}"),
             *([] if search.winner is None else [("winner", f"{search.name}:{search.winner}")]),
-            ("individuals", counts),
         ]
     )
     rows = [
@@ -322,9 +318,6 @@ def plot(request: PlotRequest, store: StoreOption = DEFAULT_STORE) -> None:
 
 @takes(ReportRequest)
 def report(request: ReportRequest, store: StoreOption = DEFAULT_STORE) -> None:
-    # Notes on rows that were set aside need the tasks' data, which must not be downloaded for them.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
     found = moevolve.ask(store, request)
     output.print(f"wrote {request.path}", soft_wrap=True)
     for gap in found.gaps if found.tasks else ():

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import ScaleName
-from moevolve.evaluators.types import SCORED
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.outline import GenomeOutline
@@ -54,14 +52,12 @@ class PhaseCounts:
 
 @dataclass(frozen=True, slots=True)
 class SearchOverview:
-    """A search with its settings, its phases, and how many individuals came how far.
+    """A search with its settings and phases.
 
     Attributes:
         facts: Name and value of what is searched: model, tasks, genome, phases ...
         best: The best individual by fitness, as SEARCH:INDEX, and its fitness; None while there is none.
         full: Fitness of the full model; None while it isn't known.
-        funnel: Number of individuals that were made, differ from those before them, were scored on `search`, `dev` and
-            `test`.
         scale: Scale that fitness is shown on.
     """
 
@@ -73,13 +69,12 @@ class SearchOverview:
     phases: tuple[PhaseCounts, ...]
     best: tuple[str, float] | None
     full: float | None
-    funnel: dict[str, int]
     scale: ScaleName
 
 
 @record
 class OverviewRequest(Request):
-    """Show what a search is about: its settings, phases, status and best, and how many individuals came how far.
+    """Show what a search is about: its settings, phases, status and best.
 
     Raises:
         StoreError: there is no such store or search.
@@ -104,7 +99,6 @@ class OverviewRequest(Request):
             phases=tuple(_phases(config, rows)),
             best=None if best is None or best.fitness is None else (f"{search.name}:{best.index}", best.fitness),
             full=full_fitness(store, search),
-            funnel=_funnel(store, search, rows),
             scale=store.scales(search.id).fitness,
         )
 
@@ -118,19 +112,6 @@ def _phases(config: RunConfig, rows: Sequence[IndividualRecord]) -> Iterator[Pha
         fitness = [row.fitness for row in made if row.fitness is not None]
         failed = sum(row.status == "failed" for row in made)
         yield PhaseCounts(phase, planned, len(made), failed, max(fitness, default=None))
-
-
-def _funnel(store: StoreReader, search: SearchRecord, rows: Sequence[IndividualRecord]) -> dict[str, int]:
-    """Numbers of individuals that were made, differ, and were scored on all tasks of each split."""
-    different = {row.phenotype_hash for row in rows}
-    counts = {"made": len(rows), "different": len(different)}
-    tasks = store.search_tasks(search.id)
-    for split in SCORED:
-        prints = [task.task_fingerprint for task in tasks if task.split == split]
-        found = store.evaluations(sorted(different), search.model_fingerprint, search.engine_fingerprint, prints)
-        scored = Counter(one.phenotype_hash for one in found if one.failure is None)
-        counts[split] = sum(count == len(prints) for count in scored.values())
-    return counts
 
 
 @record

@@ -19,11 +19,9 @@ from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import Entry, FinalTable, build_final_table
 from moevolve.search.loop.scores import SearchScores, full_fitness
-from moevolve.search.loop.setup import calibration_rows_note
 from moevolve.search.report.lineage import main_line
 from moevolve.search.results.effects import Effects, effects
 from moevolve.search.results.kept import SizePoint, kept_by_size
-from moevolve.search.running.calibration import calibration_notes, stored_calibration
 from moevolve.search.running.candidates import find_candidate, start_of
 from moevolve.search.text import date_time
 from moevolve.store.costs import SearchCosts
@@ -113,11 +111,6 @@ def gather(store: StoreReader, name: str, limit: int = 5) -> ReportContents:
             start = start_of(candidate, history)
         except UserError as error:
             notes.append(f"The searched matrices aren't shown: {' '.join(str(error).split())}")
-    measured: list[str] = []
-    measurement = None if candidate is None else candidate.space.measurement
-    if measurement is not None:
-        found = stored_calibration(measurement, config, store, search.id, search.model_fingerprint)
-        measured = [] if found is None else calibration_notes(measurement, found)
     graph = None if table.winner is None else store.ancestors(table.winner)
     nodes = {} if graph is None else {node.index: node for node in graph.nodes}
     statuses = [row.status for row in history]
@@ -142,7 +135,7 @@ def gather(store: StoreReader, name: str, limit: int = 5) -> ReportContents:
         costs=store.costs(search),
         genome=None if candidate is None or candidate.genome is None else base_genome(candidate.genome),
         start=start,
-        notes=(*notes, *_calibration_notes(store, search, config), *measured),
+        notes=tuple(notes),
         commands=tuple(_commands(search, table, config)),
         provenance=tuple(_provenance(store, search)),
         sizes=kept_by_size(store, search),
@@ -152,21 +145,6 @@ def gather(store: StoreReader, name: str, limit: int = 5) -> ReportContents:
 def settings_text(stored: str) -> str:
     """A stored configuration as YAML."""
     return yaml.safe_dump(json.loads(stored), sort_keys=False, allow_unicode=True, width=100)
-
-
-def _calibration_notes(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[str]:
-    """A note for each task whose `search` split gave rows for calibration, unless its data have changed since."""
-    records = store.search_tasks(search.id, auxiliary=True)
-    measured = {task.task_fingerprint for task in records if task.split == "calibration"}
-    notes = []
-    for section in config.tasks if measured else ():
-        try:
-            split = section.prepared("calibration", calibrating=True) if section.holds_out_calibration else None
-        except (UserError, OSError):
-            continue
-        if split is not None and split.fingerprint in measured:
-            notes.append(calibration_rows_note(split.task, len(split.examples)))
-    return notes
 
 
 def facts_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[tuple[str, str]]:

@@ -40,19 +40,10 @@ def calibrated_setup(
         content = calibrate(measurement, splits)
         store.add_calibration(fingerprint, content)
     calibration = Calibration.from_bytes(content)
-    for note in calibration_notes(measurement, calibration):
-        on_note(note)
+    for part in measurement_parts(measurement):
+        if isinstance(part, GrowingMeasurement) and part.most > part.tokens:
+            on_note(part.note(calibration.arrays))
     return replace(setup, space=setup.space.calibrated(calibration))
-
-
-def calibration_notes(measurement: Measurement | None, calibration: Calibration) -> list[str]:
-    """A line for every measurement that could grow: what it was made on, and why on no more."""
-    growing = [
-        part
-        for part in measurement_parts(measurement)
-        if isinstance(part, GrowingMeasurement) and part.most > part.tokens
-    ]
-    return [part.note(calibration.arrays) for part in growing]
 
 
 def calibrated_space(

@@ -1,8 +1,7 @@
-"""Prints the tables of a study, and writes them as Markdown and CSV."""
+"""Prints the tables of a study, and writes them as Markdown."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -30,7 +29,7 @@ def print_tables(name: str, rows: Sequence[StudyRow]) -> None:
         print_table(title, " | >".join(headings), body, ends)
     for title, tasks, scores in _summaries(name, rows):
         print_table(title, " | >".join(tasks), scores)
-    output.print(f"{_note(rows)} With -o FILE.md or FILE.csv you get the scores on all splits.", soft_wrap=True)
+    output.print(f"{_note(rows)} With -o FILE.md or --json you get the scores on all splits.", soft_wrap=True)
 
 
 def write_markdown(name: str, rows: Sequence[StudyRow], path: Path) -> None:
@@ -42,31 +41,6 @@ def write_markdown(name: str, rows: Sequence[StudyRow], path: Path) -> None:
         flat = ("| " + " | ".join(_one_line(cell) for cell in line) + " |" for line in lines)
         parts.append(f"**{title}**\n\n" + "\n".join(flat) + "\n")
     path.write_text("\n".join([*parts, _note(rows), ""]), encoding="utf-8")
-
-
-def write_csv(rows: Sequence[StudyRow], path: Path) -> None:
-    """Write a CSV line per row, task and split, with uncorrected p-values."""
-    fields = ["task", "budget", "method", "contestant", "baseline", "seeds"]
-    fields += ["split", "of_task", "score", "low", "high", "spread", "parameters", "active_parameters"]
-    fields += ["evaluations", "seconds", "p_full", "p_baseline", "best_baseline", "best_by", "refs", "failure"]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(fields)
-        for row in rows:
-            for score in row.scores or (None,):
-                writer.writerow(_line(row, score))
-
-
-def _line(row: StudyRow, score: Score | None) -> list[object]:
-    head = [row.task, row.budget, row.method, row.contestant, row.baseline, row.seeds]
-    measured: list[object] = [None] * 6
-    if score is not None:
-        measured = [score.split, score.task, score.score, score.low, score.high, score.spread]
-    best = row.against_baseline
-    tests: list[object] = [None if test is None else test.p for test in (row.against_full, best)]
-    tests += [None, None] if best is None else [best.against, row.best_by]
-    costs = [row.parameters, row.active_parameters, row.evaluations, row.seconds]
-    return [*head, *measured, *costs, *tests, " ".join(row.refs), row.failure]
 
 
 def _one_line(cell: str) -> str:

@@ -33,11 +33,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 def test_a_search_is_shown_with_its_settings_phases_and_best(store: Store, in_process: Any) -> None:
     shown = in_process("show", "lab", "--store", store.url)
     assert shown.returncode == 0, shown.stderr
-    for words in ("status  finished", "genome  ", "phases  ", "seed  ", "best  lab:", "60 made", "planned"):
+    for words in ("status  finished", "genome  ", "phases  ", "seed  ", "best  lab:", "planned"):
         assert words in shown.stdout, words
     found = json.loads(in_process("show", "lab", "--store", store.url, "--json").stdout)
-    assert found["search"]["name"] == "lab" and found["funnel"]["made"] == 60
-    assert found["funnel"]["different"] >= found["funnel"]["search"] > 0
+    assert found["search"]["name"] == "lab"
     assert sum(phase["individuals"] for phase in found["phases"]) == 60
     missing = in_process("show", "lap", "--store", store.url)
     assert missing.returncode == 2 and "no search 'lap'" in missing.stderr

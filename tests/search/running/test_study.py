@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,7 @@ from replies import loss
 import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.cli.output.study import print_tables, write_csv, write_markdown
+from moevolve.search.cli.output.study import print_tables, write_markdown
 from moevolve.search.config.study import Study, load_study
 from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL
 from moevolve.search.loop.scores import Score
@@ -283,9 +282,6 @@ def test_tables_hold_every_row_and_sum_several_tasks_up(
     print_tables(study.name, rows)
     shown = capsys.readouterr().out
     assert shown.count("random") >= 2 and "both, 2 of 4" in shown and "both, 3 of 4" in shown
-    write_csv(rows, tmp_path / "rows.csv")
-    lines = (tmp_path / "rows.csv").read_text().splitlines()
-    assert len(lines) == 1 + sum(len(row.scores) for row in rows)
     write_markdown(study.name, rows, tmp_path / "rows.md")
     tables = [line for line in (tmp_path / "rows.md").read_text().splitlines() if line.startswith("|")]
     assert len(tables) == len(rows) + 2 * 2
@@ -330,15 +326,12 @@ def test_a_model_that_failed_with_every_seed_is_not_tested() -> None:
     assert [row.against_baseline for row in rows] == [None, None, None]
 
 
-def test_p_values_are_corrected_in_tables_and_raw_in_files(tmp_path: Path) -> None:
+def test_p_values_are_corrected_in_tables_and_raw_in_rows(tmp_path: Path) -> None:
     better = [one_of(f"Search {right}", right, search=0.8, dev=0.7) for right in (64, 66, 68)]
     rows = with_tests([one_of(FULL_LABEL, 90), one_of("good", 60, dev=0.6), *better])
-    write_csv(rows, tmp_path / "rows.csv")
-    with (tmp_path / "rows.csv").open() as file:
-        lines = {line["method"]: line for line in csv.DictReader(file) if line["split"] == "test"}
     raw = {f"Search {right}": 2 * 0.5 ** (right - 60) for right in (64, 66, 68)}
-    assert {name: float(lines[name]["p_baseline"]) for name in raw} == pytest.approx(raw)
-    assert {line["best_baseline"] for line in lines.values()} == {"good", ""}
+    tests = {row.method: row.against_baseline.p for row in rows if row.against_baseline is not None}
+    assert {name: tests[name] for name in raw} == pytest.approx(raw)
     write_markdown("some", rows, tmp_path / "rows.md")
     text = (tmp_path / "rows.md").read_text()
     assert "(best baseline, by dev: good)" in text and "p baseline (Holm)" in text and "(Holm)." in text
@@ -353,14 +346,14 @@ def test_the_command_runs_and_repeats(tiny: Any, worker_here: None, in_process: 
     methods = {"reap": {"baseline": "reap"}, "prune": {"phases": [{"kind": "prune", "evaluations": 4, "initial": 4}]}}
     path = write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {}}, seeds=[0])
     store = f"sqlite:///{tmp_path / 'store.db'}"
-    first = in_process("study", str(path), "--store", store, "--json", "-o", str(tmp_path / "rows.csv"))
+    first = in_process("study", str(path), "--store", store, "--json", "-o", str(tmp_path / "rows.md"))
     assert first.returncode == 0, first.stderr
     rows = json.loads(first.stdout)
     assert [row["method"] for row in rows] == [FULL_LABEL, "reap", "prune", "prune"]
-    assert (tmp_path / "rows.csv").is_file()
+    assert (tmp_path / "rows.md").is_file()
     again = in_process("study", str(path), "--store", store, "--json")
     assert json.loads(again.stdout) == rows
-    wrong = in_process("study", str(path), "--store", store, "-o", str(tmp_path / "no" / "rows.csv"))
+    wrong = in_process("study", str(path), "--store", store, "-o", str(tmp_path / "no" / "rows.md"))
     assert wrong.returncode == 2 and "the folder" in wrong.stderr
     joined = moevolve.load_study(path, overrides=["base.workers.address=head:6379"]).cells
     assert {cell.config.workers.address for cell in joined} == {"head:6379"}
