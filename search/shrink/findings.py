@@ -140,6 +140,10 @@ class TaskLook:
     examples: tuple[str, ...] = ()
     scale: ScaleName = "percent"
 
+    def lines(self) -> list[str]:
+        """Return the same as lines for people."""
+        return [str(self), *(f"  {each}" for each in self.examples)]
+
     def __str__(self) -> str:
         if self.score is None:
             return f"{self.task}: candidates are compared with the full model"
@@ -148,42 +152,3 @@ class TaskLook:
             f"{self.task}: the full model {'has' if scale.is_reciprocal else 'scores'} {scale.phrase(self.score)} "
             f"{rows} (a search needs {scale.phrase(self.least)})"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class KeptMass:
-    """How much of one task's routing the kept experts would have, before a search has chosen them.
-
-    Attributes:
-        mass: Share of the full model's routing weights on the experts that all tasks together use most, in [0, 1].
-        alone: The same for the experts that this task uses most.
-    """
-
-    task: str
-    mass: float
-    alone: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.task}: the experts that all tasks use most have {self.mass:.0%} of its routing weights, those that "
-            f"it uses most itself {self.alone:.0%}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class FirstLook:
-    """What the full model makes of the data, before a search.
-
-    Attributes:
-        tasks: Its answers and scores by task.
-        routing: How much of each task's routing as many experts have as are kept; empty if all are kept, or their
-            number is searched.
-    """
-
-    tasks: tuple[TaskLook, ...]
-    routing: tuple[KeptMass, ...]
-
-    def lines(self) -> list[str]:
-        """The same as lines for people."""
-        lines = [text for task in self.tasks for text in (str(task), *(f"  {each}" for each in task.examples))]
-        return [*lines, *map(str, self.routing)]

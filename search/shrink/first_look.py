@@ -1,4 +1,4 @@
-"""What the full model makes of the data, before anything is searched: its answers, its scores and its routing."""
+"""What the full model makes of the data, before anything is searched: its answers and its scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.kinds import FITNESSES
@@ -16,7 +15,7 @@ from moevolve.evaluators.scales import SCALES
 from moevolve.evaluators.types import Example, PreparedSplit
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.shrink.findings import FirstLook, KeptMass, TaskLook
+from moevolve.search.shrink.findings import TaskLook
 from moevolve.search.shrink.guard import PIECE, free
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
@@ -24,8 +23,6 @@ from moevolve.workers.contract.messages import EvaluationRequest
 if TYPE_CHECKING:
     from moevolve.workers.worker import EvaluationWorker
 
-# Tokens of a task that are routed: shares of an expert are then known within a percent or two.
-_TOKENS = 4096
 # Most rows that the full model answers of a task whose answers are right or wrong.
 _ROWS = 128
 _SHOWN = 3
@@ -35,47 +32,26 @@ _SHOWN_CHARACTERS = 160
 # Smallest share of right answers of a model that knows the task, where there are no choices to guess from.
 _LEAST = 0.2
 
-Measured = tuple[NDArray[np.float64] | None, tuple[TaskLook, ...]]
+
+def first_look(config: RunConfig, probe: ModelProbe) -> tuple[TaskLook, ...]:
+    """Look at the full model's answers to every task; `probe` calls what loads the model."""
+    found = (section.prepared_splits(("search",), calibrating=True)["search"] for section in config.tasks)
+    looks: tuple[TaskLook, ...] = probe.call(
+        measured, config, tuple(each.without_window(PIECE).head(_ROWS) for each in found)
+    )
+    return looks
 
 
-def first_look(config: RunConfig, experts: int | None, probe: ModelProbe) -> FirstLook:
-    """Look at the full model.
-
-    Args:
-        config: The search.
-        experts: Experts per layer that are kept, for the routing; None measures none.
-        probe: Calls what loads the model.
-    """
-    found = [section.prepared_splits(("calibration", "search"), calibrating=True) for section in config.tasks]
-    asked = tuple(splits["search"].without_window(PIECE).head(_ROWS) for splits in found)
-    routed = () if experts is None else tuple(splits["calibration"] for splits in found)
-    shares, looks = probe.call(measured, config, asked, routed)
-    if experts is None or shares is None:
-        return FirstLook(looks, ())
-    weights = np.array([section.weight for section in config.tasks])
-    return FirstLook(looks, kept_mass([split.task for split in asked], shares, weights, experts))
-
-
-def measured(config: RunConfig, asked: Sequence[PreparedSplit], routed: Sequence[PreparedSplit]) -> Measured:
-    """Load the model, let it answer rows of every task, and measure each expert's share of the routing weights.
-
-    Returns:
-        Shares, float64 [tasks, MoE layers, experts], of which those of a layer sum to 1, or None if nothing is to be
-        routed; and the answers.
-    """
+def measured(config: RunConfig, asked: Sequence[PreparedSplit]) -> tuple[TaskLook, ...]:
+    """Load the model, and let it answer rows of every task."""
     from moevolve.workers.checkpoints.loading import placed
     from moevolve.workers.worker import EvaluationWorker
 
     worker = EvaluationWorker(placed(config.model), config.engine)
     try:
-        looks = tuple(_look(worker, split) for split in asked)
+        return tuple(_look(worker, split) for split in asked)
     except CandidateError as error:
         raise UserError(f"model.path {config.model.path}: the unedited model can't be run: {error}") from None
-    if not routed:
-        return None, looks
-    usages = [worker.analyse(IdentityEdit(), split, _TOKENS) for split in routed]
-    sums = np.array([[layer.weights for layer in usage.routed] for usage in usages])
-    return sums / np.maximum(sums.sum(axis=2, keepdims=True), np.finfo(float).tiny), looks
 
 
 def _look(worker: EvaluationWorker, split: PreparedSplit) -> TaskLook:
@@ -111,9 +87,9 @@ def _line(row: Example, answer: str) -> str:
     return f"asked {row.prompt[-_SHOWN_CHARACTERS:]!r}{expected}, answered {answer[:_SHOWN_CHARACTERS]!r}"
 
 
-def wrong_task(look: FirstLook) -> str | None:
+def wrong_task(looks: Sequence[TaskLook]) -> str | None:
     """Name a task that the full model answers wrongly, one of its answers, and what to do; None if there is none."""
-    for task in look.tasks:
+    for task in looks:
         if task.score is not None and task.score < task.least:
             if SCALES[task.scale].is_reciprocal:
                 return f"{task}: it can't predict {task.examples[0]}; give other texts, or go on with --force"
@@ -124,23 +100,3 @@ def wrong_task(look: FirstLook) -> str | None:
                 "with --force"
             )
     return None
-
-
-def kept_mass(
-    names: Sequence[str], shares: NDArray[np.float64], weights: NDArray[np.float64], experts: int
-) -> tuple[KeptMass, ...]:
-    """The shares of routing weights that the most used experts have.
-
-    Args:
-        names: Names of the tasks.
-        shares: See `measured`.
-        weights: Weights of the tasks, [tasks].
-        experts: Experts per layer to keep.
-    """
-    together = np.average(shares, axis=0, weights=weights)
-    kept = np.argsort(-together, axis=1, kind="stable")[:, :experts]
-    best = -np.sort(-shares, axis=2)[:, :, :experts]
-    return tuple(
-        KeptMass(name, float(np.take_along_axis(own, kept, axis=1).sum(axis=1).mean()), float(top.sum(axis=1).mean()))
-        for name, own, top in zip(names, shares, best, strict=True)
-    )

@@ -18,7 +18,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from moevolve.evaluators.errors import UserError
 from moevolve.search.results.kept import Kept
 from moevolve.search.running.observer import Observer
-from moevolve.search.shrink.findings import FirstLook, Speed, TaskCheck, Written
+from moevolve.search.shrink.findings import Speed, TaskCheck, TaskLook, Written
 from moevolve.search.shrink.goal import Goal
 from moevolve.search.shrink.loops import Loops
 from moevolve.store.reader import StoreReader
@@ -122,7 +122,7 @@ class ShrinkRecord:
     ends_at: datetime | None = None
     config: str | None = None
     choices: tuple[str, ...] = ()
-    look: FirstLook | None = None
+    look: tuple[TaskLook, ...] | None = None
     unit: str = ""
     weight_bytes: int = 0
     sizes: tuple[SizeTrial, ...] = ()

@@ -160,11 +160,9 @@ class _Steps:
             check_room(goal.folder, self._probe.call(planned_bytes, config))
         if found is None:
             with self._journal.stage("look"):
-                # Where the number of experts is searched or the model is dense, there is no number to route to.
-                experts = config.genome.model_dump().get("experts") if goal.amount.kind in ("experts", "size") else None
-                found = first_look(config, experts, self._probe)
+                found = first_look(config, self._probe)
                 self._journal.note(look=found)
-                for line in found.lines():
+                for line in (line for task in found for line in task.lines()):
                     self._observer.on_note(line)
         wrong = wrong_task(found)
         if wrong is not None and not goal.request.force:

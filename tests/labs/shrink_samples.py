@@ -8,7 +8,7 @@ from typing import Any
 
 from moevolve.search.results.kept import Kept
 from moevolve.search.running.observer import Observer
-from moevolve.search.shrink.findings import FirstLook, Speed, TaskCheck, TaskLook, Written
+from moevolve.search.shrink.findings import Speed, TaskCheck, TaskLook, Written
 from moevolve.search.shrink.loops import Loops
 from moevolve.search.shrink.record import Checks, Journal, ShrinkRecord, SizeTrial
 from moevolve.store.repository import Store
@@ -38,7 +38,7 @@ def stages_of(folder: Path) -> dict[str, ShrinkRecord]:
         reading,
         stage="sizes",
         seconds={"data": 1.0, "settings": 9.0, "look": 4.0},
-        look=FirstLook((TaskLook("chats", 30, 0.95, 0.2),), ()),
+        look=(TaskLook("chats", 30, 0.95, 0.2),),
         unit="of 8 experts",
         sizes=(SizeTrial(4, "small-4-one-shots", False, Kept(0.6, 0.5, 0.7), False),),
     )

@@ -7,14 +7,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from known_experts import known_split, save_known_model
 
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.shrink.findings import FirstLook
-from moevolve.search.shrink.first_look import first_look, kept_mass, wrong_task
+from moevolve.search.shrink.findings import TaskLook
+from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 
@@ -26,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return ModelConfig(str(folder), device="cpu")
 
 
-def looked(model: ModelConfig, split: PreparedSplit) -> FirstLook:
+def looked(model: ModelConfig, split: PreparedSplit) -> tuple[TaskLook, ...]:
     """A look at one task, without a process of its own."""
 
     def call(function: Callable[..., Any], *given: Any) -> Any:
@@ -35,7 +34,7 @@ def looked(model: ModelConfig, split: PreparedSplit) -> FirstLook:
     section: Any = SimpleNamespace(prepared_splits=lambda *_, **__: {"search": split, "calibration": split}, weight=1.0)
     config: Any = SimpleNamespace(model=model, engine=EngineConfig(), tasks=[section])
     probe: Any = SimpleNamespace(call=call)
-    return first_look(config, None, probe)
+    return first_look(config, probe)
 
 
 def under(fitness: str, **changes: Any) -> PreparedSplit:
@@ -49,37 +48,27 @@ def test_answers_that_are_wrong_are_refused_whatever_grades_them(model: ModelCon
     wrong = tuple(replace(example, references=("Wort1",)) for example in right.examples)
     split = replace(under("generate"), metric=metric, max_new_tokens=2, examples=wrong)
     found = looked(model, split)
-    (task,) = found.tasks
+    (task,) = found
     assert (task.score, task.least, task.rows) == (0.0, 0.2, len(wrong))
     assert "the full model scores 0.0 % on" in (wrong_task(found) or "") and len(task.examples) == 3
-    unseen = replace(found, tasks=(replace(task, examples=()),))
+    unseen = (replace(task, examples=()),)
     assert "; write the answers as the model does" in (wrong_task(unseen) or ""), "lm-eval's answers aren't shown"
 
 
 def test_a_perplexity_is_shown_with_texts_and_refused_only_if_guessing_is_better(model: ModelConfig) -> None:
     split = under("perplexity")
     found = looked(model, split)
-    (task,) = found.tasks
+    (task,) = found
     assert task.score is not None and 0 < task.least < task.score and wrong_task(found) is None
-    line, *texts = found.lines()
+    line, *texts = task.lines()
     assert f"the full model has {1 / task.score:.3f} ppl on" in line and len(texts) == 3
     assert texts[0].startswith(f"  {split.examples[0].prompt!r} has ") and texts[0].endswith(" ppl")
-    worse = replace(found, tasks=(replace(task, score=task.least / 2),))
+    worse = (replace(task, score=task.least / 2),)
     assert f"it can't predict {split.examples[0].prompt!r} has " in (wrong_task(worse) or "")
 
 
 def test_answers_that_are_compared_are_shown_without_a_score(model: ModelConfig) -> None:
     found = looked(model, under("agreement", positions="answer"))
-    (task,) = found.tasks
+    (task,) = found
     assert task.score is None and len(task.examples) == 3 and wrong_task(found) is None
-    assert found.lines()[0].endswith("candidates are compared with the full model")
-
-
-def test_a_domain_that_shares_no_experts_keeps_the_least_mass() -> None:
-    """Two domains use experts 0 and 1, one uses 2 and 3, in both layers."""
-    shares = np.array([[[0.6, 0.4, 0, 0]] * 2, [[0.5, 0.5, 0, 0]] * 2, [[0, 0, 0.95, 0.05]] * 2])
-    code, chat, german = kept_mass(["code", "chat", "german"], shares, np.ones(3), 2)
-    assert (code.mass, chat.mass, german.mass) == pytest.approx((0.6, 0.5, 0.95)), "experts 0 and 2"
-    assert (code.alone, german.alone) == pytest.approx((1.0, 1.0))
-    heavy = kept_mass(["code", "chat", "german"], shares, np.array([1, 9, 1.0]), 2)
-    assert [each.mass for each in heavy] == pytest.approx([1.0, 1.0, 0.0])
+    assert task.lines()[0].endswith("candidates are compared with the full model")

@@ -15,7 +15,7 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.candidates import Candidate
 from moevolve.search.shrink import guard
 from moevolve.search.shrink.amounts import Chosen
-from moevolve.search.shrink.findings import FirstLook, TaskCheck, Written
+from moevolve.search.shrink.findings import TaskCheck, TaskLook, Written
 from moevolve.search.shrink.goal import Amount, Goal
 from moevolve.search.shrink.places import Place
 from moevolve.search.shrink.record import Checks, Journal, ShrinkRecord
@@ -25,7 +25,7 @@ from moevolve.search.shrink.settings import Sizes
 from moevolve.workers.contract.card import ExportReport
 
 RECORDS = (
-    *(ShrinkRequest, Goal, Amount, Chosen, Place, Sizes, Journal, ShrinkRecord, SearchSetup, FirstLook, FinalTable),
+    *(ShrinkRequest, Goal, Amount, Chosen, Place, Sizes, Journal, ShrinkRecord, SearchSetup, TaskLook, FinalTable),
     *(Candidate, TaskCheck, Checks, ExportRequest, ExportReport, Written, ShrinkResult),
 )
 
