@@ -26,7 +26,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import RunConfig, WorkersSection
 from moevolve.search.pools.base import PoolError
-from moevolve.search.pools.ray_cluster import leave_ray, start_ray
+from moevolve.search.pools.ray_cluster import start_ray
 from moevolve.workers.checkpoints.files import local_directory
 from moevolve.workers.contract.edits import Measurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
@@ -113,7 +113,6 @@ class ModelProbe:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         kill(self.take())
-        leave_ray(self)
 
     def join(self, config: RunConfig) -> None:
         """Join the cluster of a configuration, if it names one.
@@ -123,7 +122,7 @@ class ModelProbe:
         """
         if config.workers.cluster is not None:
             try:
-                start_ray(config.workers, self)
+                start_ray(config.workers)
             except PoolError as error:
                 raise UserError(str(error)) from error
 
@@ -138,7 +137,7 @@ class ModelProbe:
         if config.workers.cluster is None:  # a cluster's nodes may have folders that this machine doesn't have
             local_directory(config.model)  # a wrong path is refused at once, without waiting for Ray and torch
         try:
-            start_ray(config.workers, self)
+            start_ray(config.workers)
             reference = self._begin(function, config, *args)
             found: R = ray.get(reference, timeout=config.workers.timeout_s)
             return found
@@ -156,7 +155,7 @@ class ModelProbe:
         torch = sys.modules.get("torch")
         if torch is not None and config.workers.cluster is None:
             return int(torch.cuda.device_count())
-        start_ray(config.workers, self)
+        start_ray(config.workers)
         return int(ray.cluster_resources().get("GPU", 0))
 
     def _begin(self, function: Callable[..., R], *args: Any) -> Any:

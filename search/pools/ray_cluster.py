@@ -37,84 +37,38 @@ _HINT = (
 
 _ROOM = "its files go to a folder with room and a short path, which RAY_TMPDIR can name; on a busy machine, try again"
 
-_our_connections: dict[tuple[str | None, str], str | None] = {}
-"""Connections to a Ray that moevolve, and not the user, has made in this process, with their `workers.cluster`."""
-
-_users: set[object] = set()
-"""Objects that use Ray in this process now."""
+_asked: dict[str, str | None] = {}
+"""The `workers.cluster` that was asked for, by the address of the Ray that this process then started or joined."""
 
 
-def start_ray(workers: WorkersSection, user: object) -> None:
-    """Start Ray on this machine, or join the cluster `workers.cluster`.
+def start_ray(workers: WorkersSection) -> None:
+    """Start Ray on this machine, or join the cluster `workers.cluster`, unless this process is in a Ray already.
 
-    A process is connected to one Ray at a time. If that is too small or another than asked for, it is replaced,
-    provided that moevolve has connected to it and no object uses it. On this machine Ray gets all CPUs, or as many as
-    the first workers reserve if that is more, so that a search may get more workers later.
-
-    Args:
-        workers: Address, and resources of the workers.
-        user: Object that uses Ray until it is passed to `leave_ray`.
+    A process is in one Ray at a time, and later searches use it as it is. On this machine Ray gets all CPUs, or as many
+    as the first workers reserve if that is more, so that a search may get more workers later.
 
     Raises:
-        UserError: Ray can't be started on this machine, or a worker needs more GPUs than it has.
-        PoolError: The cluster can't be reached or refuses the connection, or this process is connected to another one.
+        UserError: Ray can't be started on this machine, or a worker needs more than it has.
+        PoolError: The cluster can't be reached or refuses the connection, or this process is in another one.
     """
-    if ray.is_initialized():
-        _leave_unfit(workers)
     if not ray.is_initialized():
-        _users.clear()
         _init_ray(workers)
-        _our_connections[_connection()] = workers.cluster
-    # No node is ever added to this machine, unlike to a cluster, so that the worker would wait in vain.
-    if workers.num_gpus and workers.cluster is None and _connection() in _our_connections:
-        gpus = ray.cluster_resources().get("GPU", 0.0)
-        if gpus < workers.num_gpus:
-            raise UserError(
-                f"workers.num_gpus={workers.num_gpus:g}: Ray finds {gpus:g} GPUs on this machine; set it to {gpus:g}, "
-                "or workers.address to a cluster whose nodes have them"
-            )
-    _users.add(user)
-
-
-def leave_ray(user: object) -> None:
-    """Declare that an object uses Ray no longer; others in this process still may."""
-    _users.discard(user)
-
-
-def _leave_unfit(workers: WorkersSection) -> None:
-    """Disconnect from the present Ray if it doesn't suit the workers.
-
-    Raises:
-        PoolError: That Ray is in use, or the user has connected to it.
-    """
-    connection, address = _connection(), workers.cluster
-    ours = connection in _our_connections
-    local = ours and _our_connections[connection] is None
-    here, cpus = ray.get_runtime_context().gcs_address, ray.cluster_resources().get("CPU", 0.0)
-    if address is not None:
-        fits = address in (here, _our_connections.get(connection)) or (address == "auto" and not local)
-    else:
-        fits = not ours or (local and cpus >= _cpus_needed(workers))
-    if fits:
-        return
-    if not ours or _users:
+        _asked[ray.get_runtime_context().gcs_address] = workers.cluster
+    here, address = ray.get_runtime_context().gcs_address, workers.cluster
+    is_local = _asked.get(here, "") is None
+    if address not in (None, here, _asked.get(here)) and (address != "auto" or is_local):
         raise PoolError(
-            f"this process is in the Ray at {here} already, with {cpus:g} CPUs, and can't have another one for "
-            f"workers.address {address or 'null'} with num_cpus={_cpus_needed(workers)}: use another process, or call "
-            f"ray.shutdown() {'when its search has ended' if ours else 'first'}"
+            f"this process is in the Ray at {here} already, and can't join the one at {address}: use another process, "
+            "or call ray.shutdown() first"
         )
-    ray.shutdown()
-    del _our_connections[connection]
-
-
-def _connection() -> tuple[str | None, str]:
-    """The present connection to Ray: the user may have left a cluster that moevolve joined, and joined it again."""
-    return cluster_name(), ray.get_runtime_context().get_job_id()
-
-
-def _cpus_needed(workers: WorkersSection) -> int:
-    """Number of CPUs that a Ray on this machine must have for the first workers."""
-    return max(1, math.ceil(workers.least * workers.num_cpus))
+    # No node is ever added to this machine, unlike to a cluster, so that the worker would wait in vain.
+    for name, wanted in (("CPU", workers.num_cpus), ("GPU", workers.num_gpus)) if is_local else ():
+        has = ray.cluster_resources().get(name, 0.0)
+        if has < wanted:
+            raise UserError(
+                f"workers.num_{name.lower()}s={wanted:g}: Ray has {has:g} {name}s on this machine; set it to {has:g}, "
+                "or workers.address to a cluster whose nodes have them, or call ray.shutdown() before another search"
+            )
 
 
 def _init_ray(workers: WorkersSection) -> None:
@@ -124,7 +78,7 @@ def _init_ray(workers: WorkersSection) -> None:
     address = workers.cluster
     named = f"{'RAY_ADDRESS' if workers.address is None else 'workers.address'} {address}"
     if address is None:
-        cpus = max(int(get_num_cpus()), _cpus_needed(workers))
+        cpus = max(int(get_num_cpus()), math.ceil(workers.least * workers.num_cpus))
         # Workers have an environment of their own: processes that Ray starts ahead of need would never be theirs.
         settings: dict[str, Any] = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
         # With Ray's 15 a worker has a thirtieth of a core beside any other program, and no plan of time holds. With 0
@@ -169,9 +123,3 @@ def _init_ray(workers: WorkersSection) -> None:
         # Python sets signal handlers in the main thread only; in other threads Ray has changed none.
         if threading.current_thread() is threading.main_thread() and before is not None:
             signal.signal(signal.SIGTERM, before)
-
-
-def cluster_name() -> str | None:
-    """Name of the Ray session that this process is connected to; None if there is none."""
-    node = ray._private.worker.global_worker.node  # noqa: SLF001 - the session's name is public in later versions only
-    return None if node is None else str(node.session_name)

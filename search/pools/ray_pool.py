@@ -18,7 +18,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_actor import ModelProbe, kill, node_alive, out_of_reach, reason_of, worker_actor
-from moevolve.search.pools.ray_cluster import leave_ray, start_ray
+from moevolve.search.pools.ray_cluster import start_ray
 from moevolve.workers.contract.capacity import NeededMemory, NoRoomError
 from moevolve.workers.contract.edits import Measurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
@@ -130,7 +130,7 @@ class RayPool:
         needed: NeededMemory | None = None,
         probe: ModelProbe | None = None,
     ) -> None:
-        start_ray(workers, self)
+        start_ray(workers)
         self._workers = workers
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
@@ -215,7 +215,6 @@ class RayPool:
         for actor in (self._first, *(seat.actor for seat in self._seats)):
             kill(actor)
         self._first, self._seats = None, []
-        leave_ray(self)
 
     def _resize_now(self) -> None:
         """Stop idle surplus workers, add missing ones, and create the actors whose pause is over."""

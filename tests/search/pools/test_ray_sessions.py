@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig, WorkersSection
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_actor import ModelProbe, worker_actor
-from moevolve.search.pools.ray_cluster import cluster_name, leave_ray, start_ray
+from moevolve.search.pools.ray_cluster import start_ray
 
 pytestmark = pytest.mark.slow
 
@@ -30,81 +29,69 @@ def alone() -> Iterator[None]:
     ray.shutdown()
 
 
-@contextlib.contextmanager
-def used(**settings: object) -> Iterator[str | None]:
-    """A search's Ray, by the name of its session, while the search runs."""
-    user = object()
-    start_ray(WorkersSection.model_validate(settings), user)
-    try:
-        yield cluster_name()
-    finally:
-        leave_ray(user)
+def used(**settings: object) -> str:
+    """The name of a search's Ray."""
+    start_ray(WorkersSection.model_validate(settings))
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def cpus() -> float:
     return float(ray.cluster_resources()["CPU"])
 
 
-def test_a_search_gets_another_ray_if_it_does_not_fit_into_the_one_before(
-    ray_address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(PoolError, match=r"127\.0\.0\.1:1: no Ray cluster answers there"), used(address="127.0.0.1:1"):
-        pass
-    with used(address=ray_address) as joined:
-        assert cpus() == 4
-    for address in ("auto", ray_address):
-        with used(address=address) as again:
-            assert again == joined
-    with used(num_cpus=0.5) as first:
-        assert first != joined
-        assert ray.get_runtime_context().gcs_address.startswith("127.0.0.1:"), "no other machine reaches it"
-        assert cpus() >= (os.cpu_count() or 1), "it may be scaled up later"
-        assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == os.nice(0) + 5, "a quarter of a shared core"
-        enough = int(cpus())
-        with used(num_cpus=enough) as second:
-            assert second == first
-        said = r"^workers\.num_gpus=999: Ray finds \d+ GPUs on this machine; set it to \d+, or workers\.address"
-        with pytest.raises(UserError, match=said), used(num_gpus=999):
-            pass
-        for wanted in ({"count": 2, "num_cpus": enough}, {"address": ray_address}, {"address": "auto"}):
-            with pytest.raises(PoolError, match=rf"is in the Ray at \S+ already, with {enough} CPUs"), used(**wanted):
-                pass
-    with used(count="auto") as same:
-        assert same == first
+def test_a_search_gets_the_ray_of_the_one_before_or_an_error(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PoolError, match=r"127\.0\.0\.1:1: no Ray cluster answers there"):
+        used(address="127.0.0.1:1")
+    joined = used(address=ray_address)
+    assert cpus() == 4
+    assert all(used(address=address) == joined for address in ("auto", ray_address, None))
+    with pytest.raises(PoolError, match=r"is in the Ray at \S+ already, and can't join the one at 127\.0\.0\.1:1: "):
+        used(address="127.0.0.1:1")
+    ray.shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", ray_address)
+    assert used() == joined, "as in a job of Ray's"
+    monkeypatch.delenv("RAY_ADDRESS")
+    ray.shutdown()
+    first = used(num_cpus=0.5)
+    assert first != joined and first.startswith("127.0.0.1:"), "no other machine reaches it"
+    assert cpus() >= (os.cpu_count() or 1), "it may be scaled up later"
+    assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == os.nice(0) + 5, "a quarter of a shared core"
+    enough = int(cpus())
+    assert used(count=9, num_cpus=enough) == used(count="auto") == first
+    for settings, said in (
+        ({"num_gpus": 999}, r"num_gpus=999: Ray has \d+ GPUs"),
+        ({"num_cpus": 999}, "num_cpus=999: "),
+    ):
+        with pytest.raises(UserError, match=rf"^workers\.{said}.*ray\.shutdown\(\)"):
+            used(**settings)
+    for address in (ray_address, "auto"):
+        with pytest.raises(PoolError, match="can't join the one at"):
+            used(address=address)
+    ray.shutdown()
 
     def no_more(num_cpus: int, **_: object) -> None:
         raise RuntimeError(f"no Ray of {num_cpus} CPUs")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(ray, "init", no_more)
-        said = f"^Ray can't be started on this machine: no Ray of {2 * enough} CPUs; its files go to .*RAY_TMPDIR"
-        with pytest.raises(UserError, match=said), used(count=2, num_cpus=enough):
-            pass
-    assert not ray.is_initialized(), "it was too small, and nobody used it"
+    monkeypatch.setattr(ray, "init", no_more)
+    said = f"^Ray can't be started on this machine: no Ray of {2 * enough} CPUs; its files go to .*RAY_TMPDIR"
+    with pytest.raises(UserError, match=said):
+        used(count=2, num_cpus=enough)
 
 
 def test_a_folder_that_ray_can_not_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("long" * 30)))
     said = r"^Ray can't be started on this machine: .* cannot exceed \d+ bytes: .*which RAY_TMPDIR can name"
-    with pytest.raises(UserError, match=said), used():
-        pass
+    with pytest.raises(UserError, match=said):
+        used()
 
 
-def test_a_ray_that_is_the_users_own_is_taken_and_never_left(ray_address: str) -> None:
+def test_a_ray_that_is_the_users_own_is_taken(ray_address: str) -> None:
     ray.init(ray_address, log_to_driver=False)
-    mine = cluster_name()
-    for settings in (
-        {},
-        {"count": 2, "num_cpus": 64},
-        {"num_gpus": 999},
-        {"address": "auto"},
-        {"address": ray_address},
-    ):
-        with used(**settings) as found:
-            assert found == mine
-    with pytest.raises(PoolError, match=r"call ray\.shutdown\(\) first"), used(address="127.0.0.1:1"):
-        pass
-    assert cluster_name() == mine
+    mine = ray.get_runtime_context().gcs_address
+    for settings in ({}, {"num_cpus": 64}, {"num_gpus": 999}, {"address": "auto"}, {"address": ray_address}):
+        assert used(**settings) == mine
+    with pytest.raises(PoolError, match=r"call ray\.shutdown\(\) first"):
+        used(address="127.0.0.1:1")
 
 
 def process_of(config: RunConfig) -> int:
