@@ -6,15 +6,13 @@ Every size that is tried is a search of its own in the store, so that a repeated
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_left
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import as_override, changed_config
 from moevolve.search.config.run import FinalSection, RunConfig
-from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.results.kept import Kept, full_kept, winner_kept
+from moevolve.search.results.kept import full_kept, winner_kept
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import recorded, set_up_new
 from moevolve.search.running.observer import Observer
@@ -24,9 +22,7 @@ from moevolve.search.shrink.amounts import possible_experts
 from moevolve.search.shrink.dense import Genome, narrower_genomes
 from moevolve.search.shrink.goal import Amount
 from moevolve.search.shrink.record import Journal, SizeTrial
-from moevolve.search.text import clock
 from moevolve.store.repository import Store
-from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts
 
 # Calibration tokens, the same for all sizes so that they share one calibration. How many suffice depends on the size:
@@ -60,12 +56,56 @@ def smallest(
     Raises:
         UserError: No size keeps so much, or `dev` has too few rows to show that one does.
     """
-    trials = SizeTrials(amount, set_up_new(config, probe.call), store, journal, probe, workers, observer)
-    place = bisect_left(trials.counts, True, key=trials.keeps)
-    if place == len(trials.counts):
-        raise UserError(f"{trials.phrase(trials.counts[-1])}, and fewer keep less; give a smaller share")
-    size = trials.counts[place]
-    return trials.config(size), f"{trials.phrase(size)} of the full model's score on `dev`, by one-shot choices"
+    assert amount.share is not None
+    setup, least = set_up_new(config, probe.call), amount.share
+    unit, genomes = genomes_by_size(setup.facts)
+    phrases: dict[int, str] = {}
+
+    def keeps(size: int) -> bool:
+        tried = one_shots(at_size(config, size, genomes[size], setup.facts))
+        changes = {name: getattr(tried, name) for name in ("name", "genome", "phases", "final", "skip_phases_at")}
+        stages = Observer(
+            on_stage=lambda stage: observer.on_stage(f"{size} {unit}: {stage}"), on_progress=observer.on_progress
+        )
+        execute(recorded(with_changes(setup, **changes), store, call=probe.call), store, stages, workers.lend)
+        search = store.search(tried.name)
+        point, full = winner_kept(store, search), full_kept(store, search)
+        kept = None if point is None else point.kept
+        enough = kept is not None and kept.low >= least
+        others = (each for each in journal.record.sizes if each.search != tried.name)
+        journal.note(sizes=(*others, SizeTrial(size, tried.name, False, kept, enough)))
+        phrases[size] = f"{amount}: {size} {unit} keep {'nothing, since all failed' if kept is None else kept}"
+        verdict = "enough" if enough else "too little"
+        observer.on_note(f"{phrases[size]} by the best one-shot choice, {verdict}")
+        if full is not None and full.low < least:
+            raise UserError(
+                f"{amount}: `dev` has so few rows that even a candidate with all of the full model's answers is only "
+                f"known to keep {100 * full.low:.1f} % with a confidence of 95 %; give more rows, or a smaller share"
+            )
+        return enough
+
+    sizes = list(genomes)
+    journal.note(unit=unit)
+    observer.on_note(
+        f"{amount}: {sizes[0]} to {sizes[-1]} {unit}; at most {math.ceil(math.log2(len(sizes) + 1))} are tried by one-shot "
+        "choices, then one is searched"
+    )
+    place = bisect_left(sizes, True, key=keeps)
+    if place == len(sizes):
+        raise UserError(f"{phrases[sizes[-1]]}, and fewer keep less; give a smaller share")
+    size = sizes[place]
+    sentence = f"{phrases[size]} of the full model's score on `dev`, by one-shot choices"
+    return at_size(config, size, genomes[size], setup.facts), sentence
+
+
+def at_size(config: RunConfig, size: int, genome: Genome, facts: ModelFacts) -> RunConfig:
+    """Return the settings of the search at a size."""
+    changes: dict[str, object] = {f"genome.{name}": value for name, value in genome.items()}
+    if facts.experts:
+        changes |= {"genome.calibration_tokens": _TOKENS, "genome.calibration_most": _TOKENS}
+    # A winner that is as good as is asked for on `search` may not be on `dev`.
+    changes |= {"name": f"{config.name}-{size}", "skip_phases_at": None}
+    return changed_config(config, [as_override(key, value) for key, value in changes.items()], config.name)
 
 
 def one_shots(config: RunConfig) -> RunConfig:
@@ -109,99 +149,3 @@ def refuse_losing(journal: Journal, store: Store, amount: Amount, config: RunCon
             f"{amount}: the search's winner with {size} {journal.record.unit} keeps {kept or 'nothing'}, less than its "
             f"one-shot choice kept; give {larger} of them, or a smaller share"
         )
-
-
-class SizeTrials:
-    """Runs searches of one-shot choices that differ in size, on the same workers and with the same calibration.
-
-    Args:
-        amount, store, journal, probe, workers, observer: See `smallest`.
-        setup: The search at the largest size.
-
-    Attributes:
-        counts: The sizes, ascending.
-    """
-
-    def __init__(
-        self,
-        amount: Amount,
-        setup: SearchSetup,
-        store: Store,
-        journal: Journal,
-        probe: ModelProbe,
-        workers: SharedWorkers,
-        observer: Observer,
-    ) -> None:
-        assert amount.share is not None
-        self._amount, self._least, self._setup = amount, amount.share, setup
-        self._store, self._journal, self._probe = store, journal, probe
-        self._workers, self._observer = workers, observer
-        self._unit, self._genomes = genomes_by_size(setup.facts)
-        self.counts = list(self._genomes)
-        self._left = math.ceil(math.log2(len(self.counts) + 1))
-        self._kept: dict[int, Kept | None] = {}
-        journal.note(unit=self._unit)
-        observer.on_note(
-            f"{amount}: {self.counts[0]} to {self.counts[-1]} {self._unit}; at most {self._left} sizes are tried by "
-            "one-shot choices, then one is searched"
-        )
-
-    def config(self, size: int) -> RunConfig:
-        """Return the settings of the search at a size."""
-        config = self._setup.config
-        changes: dict[str, object] = {f"genome.{name}": value for name, value in self._genomes[size].items()}
-        if self._setup.facts.experts:
-            changes |= {"genome.calibration_tokens": _TOKENS, "genome.calibration_most": _TOKENS}
-        # A winner that is as good as is asked for on `search` may not be on `dev`.
-        changes |= {"name": f"{config.name}-{size}", "skip_phases_at": None}
-        return changed_config(config, [as_override(key, value) for key, value in changes.items()], str(self._amount))
-
-    def phrase(self, size: int) -> str:
-        """Say what is kept at a size."""
-        found = self._kept[size]
-        return f"{self._amount}: {size} {self._unit} keep {'nothing, since all failed' if found is None else found}"
-
-    def keeps(self, size: int) -> bool:
-        """Return whether the best one-shot choice of a size keeps enough.
-
-        Raises:
-            UserError: The rows of `dev` are too few to show that anything does.
-        """
-        config = one_shots(self.config(size))
-        begun, known = time.monotonic(), self._store.calibrations()
-        changes = {name: getattr(config, name) for name in ("name", "genome", "phases", "final", "skip_phases_at")}
-        observer = Observer(
-            on_stage=lambda stage: self._observer.on_stage(f"{size} {self._unit}: {stage}"),
-            on_progress=self._observer.on_progress,
-        )
-        setup = recorded(with_changes(self._setup, **changes), self._store, call=self._probe.call)
-        execute(setup, self._store, observer, self._workers.lend)
-        search = self._store.search(config.name)
-        point = winner_kept(self._store, search)
-        self._kept[size] = kept = None if point is None else point.kept
-        enough = kept is not None and kept.low >= self._least
-        trial = SizeTrial(size, config.name, False, kept, enough)
-        self._journal.note(sizes=(*(each for each in self._journal.record.sizes if each.search != config.name), trial))
-        self._observer.on_note(
-            f"{self.phrase(size)} by the best one-shot choice, {'enough' if enough else 'too little'}"
-        )
-        best = full_kept(self._store, search)
-        if best is not None and best.low < self._least:
-            raise UserError(
-                f"{self._amount}: `dev` has so few rows that even a candidate with all of the full model's answers is "
-                f"only known to keep {100 * best.low:.1f} % with a confidence of 95 %; give more rows, or a smaller "
-                "share"
-            )
-        self._say_end(time.monotonic() - begun - self._calibrating(known))
-        return enough
-
-    def _calibrating(self, known: list[str]) -> float:
-        """Return the seconds of calibrations since those that are known, which no other size makes again."""
-        contents = map(self._store.calibration, set(self._store.calibrations()).difference(known))
-        return sum(Calibration.from_bytes(content).seconds for content in contents if content is not None)
-
-    def _say_end(self, took: float) -> None:
-        self._left -= 1
-        if self._left > 0:
-            ends = clock(self._left * took)
-            self._observer.on_note(f"{self._amount}: {self._left} more by one-shot choices until about {ends}")
