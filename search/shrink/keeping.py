@@ -86,9 +86,9 @@ def smallest(
 
     sizes = list(genomes)
     journal.note(unit=unit)
+    most = math.ceil(math.log2(len(sizes) + 1))
     observer.on_note(
-        f"{amount}: {sizes[0]} to {sizes[-1]} {unit}; at most {math.ceil(math.log2(len(sizes) + 1))} are tried by one-shot "
-        "choices, then one is searched"
+        f"{amount}: {sizes[0]} to {sizes[-1]} {unit}; at most {most} are tried by one-shots, then one is searched"
     )
     place = bisect_left(sizes, True, key=keeps)
     if place == len(sizes):
