@@ -51,7 +51,7 @@ from .search.interface.control import SearchState as SearchState
 from .search.interface.evaluate import Evaluation as Evaluation
 from .search.interface.import_eep import Imported as Imported
 from .search.interface.rankings import Pareto as Pareto
-from .search.interface.recipe_file import Recipe as Recipe
+from .search.interface.recipe import Recipe as Recipe
 from .search.interface.results import Analysis as Analysis
 from .search.interface.show import SearchOverview as SearchOverview
 from .search.loop.final_table import Entry as Entry

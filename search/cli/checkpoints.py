@@ -68,8 +68,7 @@ def recipe(request: RecipeRequest, store: StoreOption = DEFAULT_STORE) -> None:
     if request.output is None:
         print_json(found)
         return
-    what = "" if request.data is None else f", and its token sequences to {request.data}"
-    output.print(f"wrote the recipe of {found.individual} to {request.output}{what}", soft_wrap=True)
+    output.print(f"wrote the recipe of {found.individual} to {request.output}", soft_wrap=True)
     output.print(f"apply it with: moevolve apply {request.output} MODEL DIR", soft_wrap=True)
 
 

@@ -2,55 +2,131 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, replace
+import base64
+import zlib
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
-from pydantic import ValidationError
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.text_files import writing_into
 from moevolve.search.interface.export import CheckpointRequest, scores_of
-from moevolve.search.interface.parameters import (
-    IndividualRef,
-    ModelPath,
-)
-from moevolve.search.interface.recipe_file import (
-    RECIPE,
-    RECIPES,
-    ROWS,
-    Recipe,
-    RecipeModel,
-    packed_matrices,
-    packed_rows,
-    read_recipe,
-    recipe_edit,
-    selection_edit,
-    unpacked_rows,
-)
-from moevolve.search.interface.request import Flag, Request, about, record
+from moevolve.search.interface.parameters import IndividualRef, ModelPath
+from moevolve.search.interface.request import Flag, Request, about, one_line_errors, record
 from moevolve.search.loop.scores import FULL
 from moevolve.search.running.candidates import Candidate, find_candidate
 from moevolve.search.running.set_up import pinned
 from moevolve.store.reader import StoreReader
-from moevolve.workers.contract.card import ExportCard, ExportReport
-from moevolve.workers.contract.edits import underlying
+from moevolve.workers.contract.card import ExportCard, ExportReport, ExportScore
+from moevolve.workers.contract.edits import Edit, underlying
 from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
-from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.repair.edit import RepairedEdit
+from moevolve.workers.methods.eep.edit import EepEdit, RouterSpace
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
+
+
+@dataclass(frozen=True)
+class _Strict:
+    """A record whose JSON may have no other fields."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True)
+class RecipeModel(_Strict):
+    """The model that a recipe is for.
+
+    Attributes:
+        path: Folder, GGUF file or hub id where it was.
+        family: Model type of `transformers`.
+        dtype: Dtype of the parameters when the individual was evaluated.
+        tensors: Hashes by name; see `moevolve.workers.checkpoints.digests`.
+    """
+
+    path: str
+    fingerprint: str
+    family: str
+    dtype: Dtype
+    tensors: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Recipe(_Strict):
+    """An individual as one JSON file, with which another copy of its model becomes the same checkpoint.
+
+    Attributes:
+        moevolve: Version that wrote it.
+        individual: `SEARCH:INDEX`.
+        kept_experts: Experts that are kept, by decoder layer, in the order that they get, for people to read. Of a
+            merged individual those with the largest coefficients.
+        active: Active experts per token.
+        router_space: See `EepEdit`.
+        width: Neurons of an expert; None for the model's own.
+        arrays: Both matrices, and the token sequences that the repair (`fit_*`) and thresholds of dynamic skipping
+            (`skip_*`) are fitted on: a compressed safetensors file, in base64.
+        tasks: Hashes of the tasks' splits that it was evaluated on, by `TASK/SPLIT`.
+        phenotype: Hash of the edit, which applying it must give again.
+    """
+
+    __repr__ = short_repr
+
+    moevolve: str
+    individual: str
+    summary: str
+    model: RecipeModel
+    kept_experts: Mapping[int, tuple[int, ...]]
+    active: int
+    router_space: RouterSpace
+    width: int | None
+    repair: RepairSettings | None
+    arrays: str = field(repr=False)
+    tasks: Mapping[str, str]
+    scores: tuple[ExportScore, ...]
+    phenotype: str
+
+    def edit(self) -> Edit:
+        """Return the edit, as it was evaluated.
+
+        Raises:
+            ValueError: It isn't as it was written.
+        """
+        try:
+            arrays = load(zlib.decompress(base64.b64decode(self.arrays, validate=True)))
+            skipping = _rows(arrays, "skip")
+            matrices = arrays["router_mapping"], arrays["expert_merging"]
+            edit: Edit = EepEdit(*matrices, self.active, self.router_space, skipping, self.width)
+            if self.repair is not None:
+                fitted = _rows(arrays, "fit")
+                assert fitted is not None and isinstance(edit, EepEdit)
+                edit = RepairedEdit(edit, self.repair, fitted)
+        except (zlib.error, SafetensorError, KeyError, AssertionError) as error:
+            raise ValueError(f"arrays: {error}") from None
+        if edit.phenotype_hash != self.phenotype:
+            raise ValueError("phenotype: the hash of the edit is another one")
+        return edit
+
+
+_RECIPES = TypeAdapter(Recipe)
 
 
 @record
 class RecipeRequest(Request):
     """Write an individual as a recipe: one JSON file from which `apply` rebuilds the checkpoint without the store.
 
-    The token sequences that a repair was fitted on, which are prompts of yours, are part of it unless they get a file
-    of their own. Every tensor of the model is read once, to be hashed.
+    The token sequences that a repair was fitted on, which are prompts of yours, are part of it. Every tensor of the
+    model is read once, to be hashed.
 
     Raises:
-        UserError: the individual is of another kind than EEP, the model can't be had, or a file exists.
+        UserError: the individual is of another kind than EEP, the model can't be had, or the file exists.
         StoreError: there is no such store or individual.
     """
 
@@ -59,29 +135,18 @@ class RecipeRequest(Request):
     output: Annotated[
         str | Path | None, about("New file; default: none is written."), Flag("--output -o", "FILE", Path)
     ] = None
-    data: Annotated[
-        str | Path | None,
-        about("New file for the token sequences of the repair, which the recipe then names by their hash."),
-        Flag(metavar="FILE", kind=Path),
-    ] = None
     model: ModelPath = None
 
     def answer(self, store: StoreReader) -> Recipe:
         if self.individual == FULL:
             raise UserError(f"{FULL}: the full model needs no recipe; name an individual as SEARCH:INDEX")
-        files = [Path(path) for path in (self.output, self.data) if path is not None]
-        taken = next((file for file in files if file.exists()), None)
-        if taken is not None:
-            raise UserError(f"{taken} exists already; choose another name")
-        candidate = find_candidate(store, self.individual, model=self.model)
-        found = _recipe(store, candidate)
-        if self.data is not None:
-            if found.rows is None:
-                raise UserError(f"--data: {self.individual} isn't repaired, so its recipe has no token sequences")
-            _write(Path(self.data), ROWS.dump_json(found.rows, indent=1).decode())
-            found = replace(found, rows=replace(found.rows, content=None))
-        if self.output is not None:
-            _write(Path(self.output), RECIPES.dump_json(found, indent=1).decode())
+        file = None if self.output is None else Path(self.output)
+        if file is not None and file.exists():
+            raise UserError(f"{file} exists already; choose another name")
+        found = _recipe(store, find_candidate(store, self.individual, model=self.model))
+        if file is not None:
+            with writing_into(file.parent):
+                file.write_bytes(_RECIPES.dump_json(found, indent=1) + b"\n")
         return found
 
 
@@ -89,12 +154,9 @@ class RecipeRequest(Request):
 class ApplyRequest(CheckpointRequest):
     """Make the checkpoint of a recipe from a copy of its model, and verify its files. No store is needed.
 
-    A list of kept experts, as REAP and llm-compressor write it, is a recipe as well: a JSON object of a list of
-    experts for every MoE layer, by the layer's number or module. It isn't bound to a model.
-
     Raises:
-        UserError: the recipe can't be read, is for another model (the first tensor that differs is named), or needs a
-            file of token sequences; or see `ExportRequest`.
+        UserError: the recipe can't be read, or is for another model (the first tensor that differs is named); or see
+            `ExportRequest`.
         ExportError: the checkpoint failed its verification.
     """
 
@@ -102,11 +164,6 @@ class ApplyRequest(CheckpointRequest):
     model: Annotated[str, about("The model: a folder, a GGUF file or a hub id."), Flag(metavar="MODEL")]
     directory: Annotated[str | Path, about("New folder of the checkpoint."), Flag(metavar="DIR", kind=Path)]
     _: KW_ONLY
-    data: Annotated[
-        str | Path | None,
-        about("The file of token sequences, if the recipe doesn't have them."),
-        Flag(metavar="FILE", kind=Path),
-    ] = None
     device: Annotated[Device | None, about("Where a repair is fitted: a GPU if there is one.")] = None
     dtype: Annotated[Dtype | None, about("Dtype of the parameters; default: the recipe's.")] = None
 
@@ -114,20 +171,12 @@ class ApplyRequest(CheckpointRequest):
         from moevolve.workers.checkpoints.fingerprint import check_digests
         from moevolve.workers.model.describe import describe_config, meta_model
 
-        path = Path(self.recipe)
-        found = read_recipe(path)
+        found, edit = read_recipe(Path(self.recipe))
         model = pinned(ModelConfig(self.model, dtype=self.dtype or "auto"))
-        facts = describe_config(meta_model(model), model)
-        if not isinstance(found, Recipe):
-            selection = selection_edit(found, facts, str(path))
-            note = f"Its experts were chosen by the list of kept experts in {path.name}."
-            card = ExportCard(path.stem, self.model, "not hashed", notes=(note,))
-            return self.write(model, selection, card, Path(self.directory))
-        if facts.family != found.model.family:
+        family = describe_config(meta_model(model), model).family
+        if family != found.model.family:
             raise UserError(f"{self.model}: not the recipe's model, which is of family {found.model.family}")
-        rows = self._rows(found)
         check_digests(model, found.model.tensors)
-        edit = recipe_edit(found, facts, rows, str(path))
         model = replace(model, dtype=self.dtype or found.model.dtype)
         note = f"It was made from the recipe of {found.individual}, by moevolve {found.moevolve}."
         card = ExportCard(
@@ -135,47 +184,41 @@ class ApplyRequest(CheckpointRequest):
         )
         return self.write(model, edit, replace(card, notes=(note,)), Path(self.directory))
 
-    def _rows(self, found: Recipe) -> FitRows | None:
-        """The token sequences of a recipe, or those of the file of `data`."""
-        rows, where = found.rows, str(self.recipe)
-        if rows is None or rows.content is not None:
-            if self.data is not None:
-                raise UserError(f"--data: {where} needs no file of token sequences; leave it out")
-            return None if rows is None else unpacked_rows(rows, where)
-        if self.data is None:
-            raise UserError(
-                f"{where} is of a repaired individual and names its token sequences by their hash, "
-                f"{rows.sha256[:12]}...; give their file with --data"
-            )
-        path = Path(self.data)
-        try:
-            there = ROWS.validate_json(path.read_bytes())
-        except OSError as error:
-            raise UserError(f"--data {path}: can't be read: {error.strerror}") from None
-        except ValidationError:
-            raise UserError(f"--data {path}: not a file that `moevolve recipe --data` wrote") from None
-        if there.sha256 != rows.sha256 or there.content is None:
-            raise UserError(
-                f"--data {path}: not the token sequences of {where}; give the file that was written with it"
-            )
-        return unpacked_rows(there, str(path))
+
+def read_recipe(path: Path) -> tuple[Recipe, Edit]:
+    """Read a recipe, and its edit.
+
+    Raises:
+        UserError: The file can't be read, isn't a recipe, or isn't as it was written.
+    """
+    try:
+        with one_line_errors():
+            found = _RECIPES.validate_json(path.read_bytes())
+        return found, found.edit()
+    except OSError as error:
+        raise UserError(f"{path}: can't be read: {error.strerror}") from None
+    except UserError as error:
+        raise UserError(f"{path}: not a recipe: {error}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: changed after it was written, so write it again: {error}") from None
 
 
 def _recipe(store: StoreReader, candidate: Candidate) -> Recipe:
     from moevolve.workers.checkpoints.fingerprint import tensor_digests
     from moevolve.workers.checkpoints.loading import dtype_of, load_config
 
-    detail, edit, model = candidate.detail, candidate.edit, candidate.config.model
+    detail, edit, model, facts = candidate.detail, candidate.edit, candidate.config.model, candidate.facts
     assert detail is not None
-    base = underlying(edit)
+    base, repaired = underlying(edit), edit if isinstance(edit, RepairedEdit) else None
     if not isinstance(base, EepEdit):
         raise UserError(f"{detail.ref}: only individuals of kind eep that change the model have recipes")
-    repaired = edit if isinstance(edit, RepairedEdit) else None
+    arrays = {"router_mapping": base.router_mapping, "expert_merging": base.expert_merging}
+    for use, rows in (("skip", base.skip_rows), ("fit", None if repaired is None else repaired.rows)):
+        if rows is not None:
+            arrays |= {f"{use}_{name}": getattr(rows, name) for name in ("tokens", "lengths", "prompts")}
+    packed = save({name: np.ascontiguousarray(each) for name, each in arrays.items()})
     retained = abs(base.expert_merging).argmax(axis=2).tolist()
-    prunes = bool(base.one_hot_mapping.all()) and bool((base.router_mapping == base.expert_merging).all())
-    facts = candidate.facts
     return Recipe(
-        recipe=RECIPE,
         moevolve=version("moevolve"),
         individual=detail.ref,
         summary=detail.individual.summary,
@@ -183,26 +226,23 @@ def _recipe(store: StoreReader, candidate: Candidate) -> Recipe:
             path=model.path,
             fingerprint=facts.fingerprint,
             family=facts.family,
-            experts=facts.experts,
-            active=facts.active,
             dtype=dtype_of(model, load_config(model)),
             tensors=tensor_digests(model),
         ),
         kept_experts={layer: tuple(kept) for layer, kept in zip(facts.moe_layers, retained, strict=True)},
         active=base.active,
         router_space=base.router_space,
-        matrices=None if prunes else packed_matrices(base),
         width=base.width,
         repair=None if repaired is None else repaired.settings,
-        rows=None if repaired is None else packed_rows(repaired.rows),
-        skipping=None if base.skip_rows is None else packed_rows(base.skip_rows),
-        parameters=detail.individual.parameters,
+        arrays=base64.b64encode(zlib.compress(packed, 9)).decode(),
         tasks={f"{one.task}/{one.split}": one.task_fingerprint for one in detail.evaluations},
         scores=scores_of(store, detail.evaluations),
         phenotype=edit.phenotype_hash,
     )
 
 
-def _write(path: Path, text: str) -> None:
-    with writing_into(path.parent):
-        path.write_text(f"{text}\n", encoding="utf-8")
+def _rows(arrays: Mapping[str, NDArray[Any]], use: str) -> FitRows | None:
+    """Return the token sequences for one use; None if there are none."""
+    if f"{use}_tokens" not in arrays:
+        return None
+    return FitRows(*(arrays[f"{use}_{name}"] for name in ("tokens", "lengths", "prompts")))
