@@ -17,7 +17,7 @@ from annotated_types import Ge
 from pydantic.fields import FieldInfo
 
 import moevolve
-from moevolve.search.cli.output.console import print_csv, print_json, stages
+from moevolve.search.cli.output.console import print_json, stages
 from moevolve.search.interface.parameters import STORE_VARIABLE
 from moevolve.search.interface.request import (
     Request,
@@ -39,7 +39,6 @@ StoreOption = Annotated[
     str, typer.Option("--store", metavar="URL", envvar=STORE_VARIABLE, help="SQLAlchemy URL of the store.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
 
 Command = Callable[..., None]
 Panels = Mapping[str, Sequence[str]]
@@ -56,7 +55,7 @@ def takes(kind: type[Request], *but: str, panels: Panels | None = None) -> Calla
     return lambda command: _command(kind, but, command, _options_of(command, 1), command.__doc__, panels)
 
 
-def shows(kind: type[Request], *but: str, csv: bool = False) -> Callable[[Command], Command]:
+def shows(kind: type[Request], *but: str) -> Callable[[Command], Command]:
     """Make a command of a function that prints an answer: it asks the store, and can print JSON instead.
 
     The function takes the answer, the request, and its own options.
@@ -64,27 +63,17 @@ def shows(kind: type[Request], *but: str, csv: bool = False) -> Callable[[Comman
     Args:
         kind: Record of the request.
         but: Names of fields that the command doesn't have.
-        csv: The answer is a listing, which can be printed as CSV, too.
     """
 
     def showing(show: Command) -> Command:
-        def command(
-            request: Any,
-            store: StoreOption = DEFAULT_STORE,
-            as_json: JsonOption = False,
-            as_csv: CsvOption = False,
-            **own: Any,
-        ) -> None:
+        def command(request: Any, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False, **own: Any) -> None:
             found = asked(store, request)
             if as_json:
                 print_json(found)
-            elif as_csv:
-                print_csv(found)
             else:
                 show(found, request, **own)
 
-        common = _options_of(command, 1)[: 3 if csv else 2]
-        return _command(kind, but, command, [*_options_of(show, 2), *common])
+        return _command(kind, but, command, [*_options_of(show, 2), *_options_of(command, 1)[:2]])
 
     return showing
 

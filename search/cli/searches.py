@@ -43,7 +43,7 @@ _LONGEST_REASON = 50
 """Characters of an error that a cell shows; `show` has all of it."""
 
 
-@shows(SearchesRequest, csv=True)
+@shows(SearchesRequest)
 def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
     noted = any(row.search.tags or row.search.note for row in found)
     rows = [
@@ -136,7 +136,7 @@ def _print_shared(shared: str) -> None:
         output.print(f"all of them: {shared}", soft_wrap=True)
 
 
-@shows(BestRequest, csv=True)
+@shows(BestRequest)
 def best(found: Rows[BestRow], request: BestRequest) -> None:
     genomes, shared = _differing([row.summary for row in found])
     tasks = {row.task for row in found}

@@ -1,13 +1,9 @@
-"""Listings as flat tables: the columns of each kind of record, as CSV and data frames."""
+"""Listings as flat tables: the columns of each kind of record, as data frames and in notebooks."""
 
 from __future__ import annotations
 
-import csv
-import io
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import fields
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import GetCoreSchemaHandler
@@ -24,11 +20,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-_FORMULA = re.compile(r"(^|[;\r\n\t])(?=[\r\n\t]|\s*[=+\-@＝＋－＠])")
-"""What a spreadsheet may take for the beginning of a formula, also one whose columns are separated by semicolons."""
 
-
-# Columns of a listing in a notebook; data frames and CSV have all.
+# Columns of a listing in a notebook; data frames have all.
 _SHOWN = (
     *("search", "individual", "status", "tags", "task", "search_score", "dev_score", "test_score", "experts", "active"),
     *("individuals", "best", "dev", "test", "parameters", "summary", "created"),
@@ -49,7 +42,11 @@ class Rows(list[T]):
         Raises:
             UserError: pandas isn't installed.
         """
-        return data_frame([_scaled(record, Scale.value) for record in self])
+        try:
+            import pandas as pd
+        except ImportError:
+            raise UserError("pandas isn't installed: pip install pandas") from None
+        return pd.DataFrame.from_records([_scaled(record, Scale.value) for record in self])
 
     def _repr_html_(self) -> str:
         rows = [_scaled(record, Scale.phrase) for record in self]
@@ -114,36 +111,6 @@ def _plain(value: Any) -> Any:
     return " ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows with the same columns as CSV with a heading; times in ISO 8601, and no cell that a spreadsheet would run."""
-    written, writer = io.StringIO(), None
-    for row in rows:
-        if writer is None:
-            writer = csv.DictWriter(written, list(row), lineterminator="\n")
-            writer.writeheader()
-        writer.writerow({name: _cell(value) for name, value in row.items()})
-    return plain(written.getvalue())
-
-
 def plain(text: str) -> str:
     """Replace control characters, which could move a terminal's cursor or send it commands."""
     return text.translate(_CONTROLS)
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat(timespec="seconds")
-    return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
-
-
-def data_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Rows with the same columns as a data frame.
-
-    Raises:
-        UserError: pandas isn't installed.
-    """
-    try:
-        import pandas as pd
-    except ImportError:
-        raise UserError("pandas isn't installed: pip install pandas") from None
-    return pd.DataFrame.from_records(list(rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import wrap
 from typing import Any
@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 import moevolve
-from moevolve.search.interface.tables import csv_text, flat, plain
+from moevolve.search.interface.tables import plain
 
 # Characters to which a column of text is narrowed at most by folding its lines.
 _NARROWEST = 20
@@ -38,11 +38,6 @@ output, errors = (_Console(stderr=stderr, markup=False, highlight=False, emoji=F
 def print_json(value: Any) -> None:
     """Print a record, or plain data, as one JSON document on stdout."""
     typer.echo(json.dumps(moevolve.as_data(value), indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def print_csv(rows: Iterable[Any]) -> None:
-    """Print a listing's records as CSV on stdout."""
-    typer.echo(csv_text(map(flat, rows)), nl=False)
 
 
 def print_table(

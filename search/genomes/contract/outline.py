@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from moevolve.evaluators.records import short_repr
 from moevolve.search.text import ranges
 
 
@@ -32,10 +33,12 @@ class GenomeOutline:
         layers: The layers that the candidate changes.
     """
 
+    __repr__ = short_repr
+
     settings: tuple[tuple[str, str], ...]
     experts: int = 0
     sizes: tuple[tuple[str, int], ...] = ()
-    layers: tuple[LayerOutline, ...] = ()
+    layers: tuple[LayerOutline, ...] = field(default=(), repr=False)
 
 
 def outline_rows(outline: GenomeOutline) -> list[tuple[str, LayerOutline]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from fastapi import Request, Response
+from fastapi import Request
 
 from moevolve.search.interface import request as requests
-from moevolve.search.interface.tables import csv_text, flat
 
 R = TypeVar("R", bound="requests.Request")
 
@@ -37,9 +36,3 @@ def form_link(path: str, asked: requests.Request, **changes: Any) -> str:
     chosen = asked.arguments() | changes
     query = urlencode({name: value for name, value in chosen.items() if value not in (None, False)})
     return f"{path}?{query}" if query else path
-
-
-def csv_file(name: str, rows: Iterable[Any]) -> Response:
-    """A listing's records as a CSV file to download."""
-    headers = {"content-disposition": f'attachment; filename="{name}.csv"'}
-    return Response(csv_text(map(flat, rows)), media_type="text/csv; charset=utf-8", headers=headers)

@@ -6,18 +6,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, TypeVar, get_args
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.server.dependencies import ServerDep, ServerState
-from moevolve.search.server.pages.forms import csv_file, form_link, from_form
+from moevolve.search.server.pages.forms import from_form
 from moevolve.search.server.pages.rendering import render
 from moevolve.store.pareto import Size
 
-_ROWS, _MOST_ROWS = 25, 1000
-"""Configurations per task on a page, and in a file."""
+_ROWS = 25
+"""Configurations per task on a page."""
 
 R = TypeVar("R", BestRequest, ParetoRequest)
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -41,14 +41,7 @@ def show_best(request: Request, server: ServerDep, asked: BestDep) -> HTMLRespon
         models=sorted(set(server.listings.models().values())),
         splits=SCORED,
         chosen=asked,
-        link=form_link("/best.csv", asked),
     )
-
-
-@routes.get("/best.csv")
-def download_best(server: ServerDep, asked: BestDep) -> Response:
-    """The best candidates as CSV."""
-    return csv_file("best", replace(asked, limit=_MOST_ROWS).answer(server.store))
 
 
 @routes.get("/pareto")

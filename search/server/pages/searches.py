@@ -23,7 +23,7 @@ from moevolve.search.report.rendering import handle
 from moevolve.search.results.effects import effects
 from moevolve.search.server.dependencies import AfterQuery, NameQuery, SearchPath, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
-from moevolve.search.server.pages.forms import csv_file, form_link, from_form
+from moevolve.search.server.pages.forms import form_link, from_form
 from moevolve.search.server.pages.launching import arrival_page, search_or_launch
 from moevolve.search.server.pages.rendering import render, render_part
 from moevolve.search.server.pages.shrinking import checkpoint_context
@@ -69,18 +69,11 @@ def show_searches(
         searches={one.search.id: one.search for one in every},
         asked=asked,
         link=partial(form_link, "/", asked),
-        file=form_link("/searches.csv", asked),
         tags=sorted({tag for one in every for tag in one.search.tags}),
         tasks=server.listings.tasks(),
         statuses=SEARCH_STATUSES,
         orders=get_args(SearchOrder),
     )
-
-
-@routes.get("/searches.csv")
-def download_searches(server: ServerDep, asked: ListDep) -> Response:
-    """The searches that were asked for as CSV."""
-    return csv_file("searches", asked.selected(server.listings.summaries()))
 
 
 @routes.get("/compare")
