@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.records import short_repr
 from moevolve.search.interface.opening import opened_reader
 from moevolve.search.interface.parameters import SearchRef
 from moevolve.search.interface.request import Request, about, record
-from moevolve.search.running.steer import steer
+from moevolve.search.running.lease_heartbeat import brief_lease
+from moevolve.store.events import asker
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import Control, DesiredState, SearchRecord
 from moevolve.store.repository import Store
@@ -78,14 +80,21 @@ class WatchRequest(Request):
 
 @record
 class SteerRequest(Request):
-    """Change the desired state of a search."""
+    """Change the desired state of a search, which its driver carries out within seconds."""
 
     writes = True
     desired_state: ClassVar[DesiredState]
     search: SearchRef
 
     def answer(self, store: Store) -> Control:
-        return steer(store, self.search, self.desired_state)
+        record = store.search(self.search)
+        if self.desired_state != "cancelled" or store.control(record.id).alive:
+            return store.ask(record.id, self.desired_state)
+        if record.status in ("finished", "cancelled"):
+            raise UserError(f"search {record.name} is {record.status} already")
+        with brief_lease(store, record.id) as lease:
+            store.set_status(lease, "cancelled", f"asked for by {asker()}")
+        return store.control(record.id)
 
 
 @record

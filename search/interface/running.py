@@ -59,14 +59,20 @@ class LaunchRequest(Request):
 
         # Not sooner: what is wrong in a configuration is reported at once, without waiting for Ray.
         from moevolve.search.pools.ray_actor import ModelProbe
-        from moevolve.search.running.launch import launch, set_up_new
+        from moevolve.search.running.execute import execute
+        from moevolve.search.running.launch import recorded, register, set_up_new
 
         source = "this configuration" if isinstance(self.config, RunConfig) else str(self.config)
         with ModelProbe() as probe:
             probe.join(settings)  # a wrong address must not take the search's name
             setup = set_up_new(settings, probe.call)
             with opened_store(settings.store if self.store is None else self.store, create=True) as store:
-                return launch(setup, store, observer, self.or_resume, source, probe)
+                if self.or_resume:
+                    setup = recorded(setup, store, source, probe.call)
+                else:
+                    register(setup, store)
+                observer.on_begin(setup.config)
+                return execute(setup, store, observer, probe=probe)
 
 
 @record

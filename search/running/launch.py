@@ -1,4 +1,4 @@
-"""Launching a new search: recording it and running it to its end."""
+"""Setting up a new search and recording it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SCORED
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.running.execute import execute
-from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import Call, call_here, set_up
 from moevolve.search.running.weights import facts_text
@@ -28,35 +24,6 @@ from moevolve.workers.contract.settings import engine_fingerprint
 def set_up_new(config: RunConfig, call: Call = call_here) -> SearchSetup:
     """Set up a search that isn't recorded yet, with a new id; see `set_up`."""
     return set_up(config, new_search_id(), call)
-
-
-def launch(
-    setup: SearchSetup,
-    store: Store,
-    observer: Observer,
-    or_resume: bool = False,
-    source: str = "this configuration",
-    probe: ModelProbe | None = None,
-) -> FinalTable:
-    """Record a new search and run it to its end; see `execute`.
-
-    Args:
-        setup: The search, see `set_up_new`.
-        store: Store in which it is recorded.
-        observer: Observer of the search.
-        or_resume: Continue the search of this name if there is one.
-        source: Origin of the configuration, for error messages.
-        probe: Process that described the model for the setup; becomes the first worker.
-
-    Raises:
-        UserError: The name is taken; with `or_resume`, by a search with other settings.
-    """
-    if or_resume:
-        setup = recorded(setup, store, source, call_here if probe is None else probe.call)
-    else:
-        register(setup, store)
-    observer.on_begin(setup.config)
-    return execute(setup, store, observer, probe=probe)
 
 
 def recorded(setup: SearchSetup, store: Store, source: str = "this request", call: Call = call_here) -> SearchSetup:

@@ -121,6 +121,16 @@ def brief_lease(store: Store, search_id: str) -> Iterator[Lease]:
         store.release(lease)
 
 
+def unpause(store: Store, search: str) -> bool:
+    """Let the driver of a paused search go on; False if the search isn't paused or has no driver."""
+    search_id = store.search(search).id
+    control = store.control(search_id)
+    if not control.alive or control.desired_state != "paused":
+        return False
+    store.ask(search_id, "running")
+    return True
+
+
 def _acquire(store: Store, search_id: str, seconds: float) -> Lease:
     """Acquire a search's lease, unless another machine writes to the store's SQLite file."""
     for other, control in store.running().items() if store.is_file else ():

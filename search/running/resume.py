@@ -11,10 +11,9 @@ from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.execute import check_not_cancelled, execute, refuse_cancelled
-from moevolve.search.running.lease_heartbeat import brief_lease
+from moevolve.search.running.lease_heartbeat import brief_lease, unpause
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import Call, call_here, set_up
-from moevolve.search.running.steer import unpause
 from moevolve.search.running.weights import check_checkpoint
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from moevolve.evaluators.errors import UserError
 from moevolve.search.interface.export import CheckpointRequest, ExportRequest
 from moevolve.search.interface.request import fields_of
-from moevolve.search.running.steer import unpause
+from moevolve.search.running.lease_heartbeat import unpause
 from moevolve.search.server.api.requests import model_of, options_of
 from moevolve.search.server.dependencies import CHANGES, RefPath, SearchPath, ServerDep
 from moevolve.search.server.planning import (

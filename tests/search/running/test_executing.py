@@ -16,13 +16,13 @@ from waiting import until
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.interface.control import CancelRequest
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.local import LocalPool
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import take_back_failures
-from moevolve.search.running.steer import steer
 from moevolve.store.errors import CancelledError
 from moevolve.store.repository import Store
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
@@ -48,7 +48,7 @@ def setup(store: Store, monkeypatch: pytest.MonkeyPatch) -> SearchSetup:
 def test_what_is_cancelled_is_not_run(start: Start, heard: bool, setup: SearchSetup, store: Store) -> None:
     """While no driver has it, or while one has it that ends before it hears that."""
     died = None if heard else store.acquire("id-lab", "driver", 60)
-    assert steer(store, "lab", "cancelled").alive != heard
+    assert CancelRequest("lab").answer(store).alive != heard
     if died is not None:
         store.release(died)
     for _ in range(2):
@@ -57,7 +57,7 @@ def test_what_is_cancelled_is_not_run(start: Start, heard: bool, setup: SearchSe
         assert store.search("lab").status == "cancelled" and not store.control("id-lab").alive
     assert store.history("id-lab") == []
     with pytest.raises(UserError, match="cancelled already"):
-        steer(store, "lab", "cancelled")
+        CancelRequest("lab").answer(store)
 
 
 def test_a_retry_that_dies_leaves_a_search_that_can_be_resumed_and_a_finished_one_starts_no_worker(
