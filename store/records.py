@@ -473,3 +473,18 @@ class LineageGraph:
     nodes: tuple[LineageNode, ...]
     edges: tuple[tuple[int, int], ...]
     scale: ScaleName = "percent"
+
+    @property
+    def main_line(self) -> list[LineageNode]:
+        """The individual's better parents back to one without parents, the oldest first, itself included.
+
+        The better of two parents has the higher fitness, or is the younger one if they tie.
+        """
+        nodes = {node.index: node for node in self.nodes}
+        parents: dict[int, list[LineageNode]] = {}
+        for parent, child in self.edges:
+            parents.setdefault(child, []).append(nodes[parent])
+        line = [nodes[self.root]]
+        while line[-1].index in parents:
+            line.append(max(parents[line[-1].index], key=lambda node: (node.fitness or 0.0, node.index)))
+        return line[::-1]

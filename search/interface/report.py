@@ -117,14 +117,12 @@ class ReportRequest(Request):
 
     search: SearchRef
     path: Annotated[Path, about("HTML file to write."), Flag("-o --output", "FILE")]
-    _: KW_ONLY
-    limit: Annotated[int, about("List this many of the best individuals.", ge=1, le=1000)] = 5
 
     def answer(self, store: StoreReader) -> FinalTable:
         from moevolve.search.report.contents import gather
         from moevolve.search.report.page import render_page
 
-        contents = gather(store, self.search, self.limit)
+        contents = gather(store, self.search)
         with writing_into(self.path.parent):
             self.path.write_text(render_page(contents), encoding="utf-8")
         return contents.standings

@@ -17,28 +17,18 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.repaired import base_genome
-from moevolve.search.loop.final_table import Entry, FinalTable, build_final_table
-from moevolve.search.loop.scores import SearchScores, full_fitness
-from moevolve.search.report.lineage import main_line
+from moevolve.search.loop.final_table import FinalTable, build_final_table
+from moevolve.search.loop.scores import full_fitness
 from moevolve.search.results.effects import Effects, effects
 from moevolve.search.results.kept import SizePoint, kept_by_size
 from moevolve.search.running.candidates import find_candidate, start_of
 from moevolve.search.text import date_time
 from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
+from moevolve.store.records import IndividualRecord, LineageNode, SearchRecord
 
 _MAX_REASON = 160
 """Longest reason of a failure in characters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """One of the best individuals; `operator` names its phase, too."""
-
-    entry: Entry
-    fitness: float
-    operator: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +50,7 @@ class ReportContents:
         counts: Number of individuals by status, made, and planned (None for an imported search).
         full: Fitness of the full model.
         scale: Scale that fitness is shown on.
-        leaders: The best few individuals by fitness.
-        graph: Ancestors of the best individual; None if there is no best.
-        line: Main line of these ancestors, oldest first.
+        line: Main line of the best individual's ancestors, oldest first; empty without one.
         failures: The most frequent first.
         genome: None if there is no best individual, or genomes can't be read.
         start: Genome that the method starts from, if any.
@@ -80,8 +68,6 @@ class ReportContents:
     full: float | None
     scale: ScaleName
     standings: FinalTable = field(repr=False)
-    leaders: tuple[Leader, ...] = field(repr=False)
-    graph: LineageGraph | None = field(repr=False)
     line: tuple[LineageNode, ...] = field(repr=False)
     failures: tuple[FailureGroup, ...]
     effects: Effects = field(repr=False)
@@ -94,8 +80,8 @@ class ReportContents:
     sizes: tuple[SizePoint, ...] = field(repr=False)
 
 
-def gather(store: StoreReader, name: str, limit: int = 5) -> ReportContents:
-    """Collect the contents of a search's report, with `limit` of the best individuals. Nothing is evaluated or written.
+def gather(store: StoreReader, name: str) -> ReportContents:
+    """Collect the contents of a search's report. Nothing is evaluated or written.
 
     Raises:
         StoreError: there is no such search.
@@ -111,8 +97,6 @@ def gather(store: StoreReader, name: str, limit: int = 5) -> ReportContents:
             start = start_of(candidate, history)
         except UserError as error:
             notes.append(f"The searched matrices aren't shown: {' '.join(str(error).split())}")
-    graph = None if table.winner is None else store.ancestors(table.winner)
-    nodes = {} if graph is None else {node.index: node for node in graph.nodes}
     statuses = [row.status for row in history]
     return ReportContents(
         search=search,
@@ -127,9 +111,7 @@ def gather(store: StoreReader, name: str, limit: int = 5) -> ReportContents:
         full=full_fitness(store, search),
         scale=store.scales(search.id).fitness,
         standings=table,
-        leaders=tuple(_leaders(store, search, limit)),
-        graph=graph,
-        line=() if graph is None else tuple(nodes[index] for index in main_line(graph)),
+        line=() if table.winner is None else tuple(store.ancestors(table.winner).main_line),
         failures=group_failures(search, history),
         effects=effects(store, search.id),
         costs=store.costs(search),
@@ -173,19 +155,6 @@ def facts_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> lis
     batch = f"{engine.batch_tokens:,} tokens per batch, {engine.threads} thread" + "s" * (engine.threads > 1)
     cut = "" if engine.max_prompt_tokens is None else f", prompts cut to {engine.max_prompt_tokens} tokens"
     return [*facts, ("engine", batch + cut), ("software", f"moevolve {search.software_version}")]
-
-
-def _leaders(store: StoreReader, search: SearchRecord, limit: int) -> list[Leader]:
-    scores = SearchScores(store, search)
-    leaders = []
-    for row in store.best_of_search(search.id, limit):
-        detail = store.individual(f"{search.name}:{row.index}")
-        one = detail.individual
-        scores.learn(detail.evaluations)
-        (model,) = scores.of([one.phenotype_hash])
-        entry = Entry("", detail.ref, model.scores, one.parameters, one.active_parameters, one.summary)
-        leaders.append(Leader(entry, float(row.fitness or 0.0), f"{one.phase}: {one.operator}"))
-    return leaders
 
 
 def group_failures(search: SearchRecord, history: Sequence[IndividualRecord]) -> tuple[FailureGroup, ...]:

@@ -11,7 +11,6 @@ from moevolve.search.drawing import to_svg
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.report.contents import ReportContents
 from moevolve.search.report.fitness import KEPT_CAPTION, fitness_figure, kept_figure
-from moevolve.search.report.lineage import lineage_figure
 from moevolve.search.report.rendering import FOLDER, environment
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def _verdict(contents: ReportContents) -> str:
 
 
 def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
-    """Figures by section: `course`, `searched`, `lineage`; a section without figures has no entry."""
+    """Figures by section: `course`, `searched`; a section without figures has no entry."""
     found: dict[str, list[ReportFigure]] = {}
     winner, genome, full = contents.standings.winner, contents.genome, contents.full
     scored = {row.index: row.fitness for row in contents.history if row.fitness is not None}
@@ -97,10 +96,6 @@ def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
         figure, caption = figures_for(genome).page(genome, contents.start)
         title = f"{figures_for(genome).subject.capitalize()} of {winner}"
         found["searched"] = [_figure("matrices", title, caption, figure)]
-    if contents.graph is not None and contents.graph.edges:
-        ancestors = len(contents.graph.nodes) - 1
-        caption = f"{winner} and the {ancestors} individuals it descends from, joined to their children."
-        found["lineage"] = [_figure("lineage", "Ancestors", caption, lineage_figure(contents.graph, "best found"))]
     return found
 
 

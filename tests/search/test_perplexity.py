@@ -99,7 +99,7 @@ def test_commands(searched: Searched, arguments: list[str], has_winner: bool) ->
         *("/", "/best", "/pareto?task=TASK", "/compare?searches=texts"),
         *("/searches/texts", "/searches/texts/now", "/searches/texts/standings"),
         *("/searches/texts/individuals", "/searches/texts/effects", "/searches/texts/events"),
-        *("/individuals/BEST", "/individuals/BEST/lineage", "/individuals/BEST/lineage.svg"),
+        *("/individuals/BEST", "/individuals/BEST/lineage"),
     ],
 )
 def test_pages(searched: Searched, client: TestClient, page: str) -> None:

@@ -1,10 +1,8 @@
-"""The page about the server itself: its store, running searches, workers, requests and started processes."""
+"""The page about the server itself: its store, running searches, requests and started processes."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
 from fastapi import APIRouter, Request
@@ -13,14 +11,9 @@ from fastapi.responses import HTMLResponse
 from moevolve.search.server.dependencies import ServerDep
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.pages.views import view_of_summary
-from moevolve.store.reader import StoreReader
-from moevolve.store.records import EventKind, SearchRecord
+from moevolve.store.records import EventKind
 from moevolve.store.schema import newest_revision
 
-_LATEST = 200
-"""Number of latest individuals whose evaluations are counted per worker."""
-_SEARCHES = 8
-"""Number of searches whose workers are listed."""
 _ASKED: tuple[EventKind, ...] = ("asked", "exported", "retried")
 """Kinds of events that name who requested something."""
 _REQUESTS = 50
@@ -54,41 +47,5 @@ def show_health(request: Request, server: ServerDep) -> HTMLResponse:
         asked=server.store.latest_events(limit=_REQUESTS, kinds=_ASKED),
         searches={view.search.id: view.search for view in views},
         orphaned=[view for view in views if view.is_orphaned],
-        workers=[(view.search, workers_of(server.store, view.search)) for view in alive[:_SEARCHES]],
         jobs=server.processes.jobs(),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerView:
-    """A worker's share in evaluating a search's latest individuals.
-
-    Attributes:
-        seconds: Total time of these evaluations.
-        last: Time in UTC at which the latest of them was stored.
-    """
-
-    name: str
-    evaluations: int
-    seconds: float = field(repr=False)
-    last: datetime | None = field(repr=False)
-
-
-def workers_of(store: StoreReader, search: SearchRecord) -> list[WorkerView]:
-    """The workers that evaluated a search's latest individuals, the busiest first."""
-    hashes = {row.phenotype_hash for row in store.page(search.id, "newest", limit=_LATEST)}
-    splits = [task.task_fingerprint for task in store.search_tasks(search.id) if task.split == "search"]
-    found = store.evaluations(sorted(hashes), search.model_fingerprint, search.engine_fingerprint, splits)
-    by_worker: dict[str, list[tuple[float, datetime | None]]] = {}
-    for one in found:
-        by_worker.setdefault(one.worker or "not recorded", []).append((one.seconds, one.created_at))
-    views = [
-        WorkerView(
-            name,
-            len(times),
-            sum(seconds for seconds, _ in times),
-            max((at for _, at in times if at is not None), default=None),
-        )
-        for name, times in by_worker.items()
-    ]
-    return sorted(views, key=lambda view: (-view.evaluations, view.name))

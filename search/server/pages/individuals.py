@@ -17,7 +17,6 @@ from moevolve.search.genomes.contract.phases import START
 from moevolve.search.genomes.registry import figures_for, outline_of, part_counts, part_names
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.scores import score_of
-from moevolve.search.report.lineage import lineage_figure, main_line
 from moevolve.search.report.rendering import handle
 from moevolve.search.running.candidates import Candidate, find_candidate, start_of
 from moevolve.search.server.dependencies import RefPath, ServerDep, ServerState
@@ -25,7 +24,7 @@ from moevolve.search.server.pages.rendering import render, render_part, svg_docu
 from moevolve.search.server.processes import Job
 from moevolve.store.errors import NotFoundError
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import IndividualDetail, IndividualRecord, LineageGraph
+from moevolve.store.records import IndividualDetail, IndividualRecord
 
 _CHILDREN, _LINE = 25, 40
 """Rows of the tables of children and of the main line of ancestors."""
@@ -95,8 +94,7 @@ def show_lineage(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespo
     """The main line of ancestors, and the children."""
     detail = server.store.individual(ref)
     graph = server.store.ancestors(ref)
-    nodes = {node.index: node for node in graph.nodes}
-    line = [nodes[index] for index in main_line(graph)]
+    line = graph.main_line
     born = sorted(server.store.children(ref), key=lambda node: (-(node.fitness or 0.0), node.index))
     return _part(
         request,
@@ -104,26 +102,12 @@ def show_lineage(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespo
         "lineage",
         "Lineage of",
         ancestors=len(graph.nodes) - 1,
-        scored=_can_be_drawn(graph),
         line=line[-_LINE:],
         scale=graph.scale,
         skipped=max(0, len(line) - _LINE),
         children=born[:_CHILDREN],
         born=len(born),
     )
-
-
-@routes.get("/individuals/{ref}/lineage.svg")
-async def draw_lineage(server: ServerDep, ref: RefPath) -> Response:
-    """The figure of an individual's ancestors."""
-
-    def draw() -> Response:
-        graph = server.store.ancestors(ref)
-        if not _can_be_drawn(graph):
-            raise NotFoundError(f"{ref} has no ancestors to draw")
-        return svg_document(lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score")
-
-    return await server.drawings.run(draw)
 
 
 def _path(detail: IndividualDetail) -> str:
@@ -140,10 +124,6 @@ def _export_job(server: ServerState, detail: IndividualDetail) -> Job | None:
         return server.processes.job(detail.ref)
     except KeyError:
         return None
-
-
-def _can_be_drawn(graph: LineageGraph) -> bool:
-    return bool(graph.edges) and any(node.fitness is not None for node in graph.nodes)
 
 
 def _genome_and_start(store: StoreReader, ref: str) -> tuple[Candidate, Genome, Genome | None]:
