@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from html import escape
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,14 @@ from moevolve.evaluators.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Figure  # noqa: PLC0414 - other packages import the type from here
+    from matplotlib.cm import ScalarMappable as ScalarMappable  # noqa: PLC0414
+
+    # Other packages import these types from here.
+    from matplotlib.figure import Figure as Figure  # noqa: PLC0414
+    from matplotlib.figure import FigureBase as FigureBase  # noqa: PLC0414
+    from matplotlib.typing import RcKeyType
+
+    Panels = NDArray[np.object_]  # of axes, by row and column
 
 WIDTH = 4.1
 """Width of a figure in inches: at a phone's width, its letters are as large as the text around it."""
@@ -38,7 +45,7 @@ MAX_ROWS = 6
 WIDE = 6
 """Panels in a row on a wide page."""
 
-_STYLE: dict[Any, Any] = {
+_STYLE: dict[RcKeyType, object] = {
     "font.size": 9.0,
     "axes.titlesize": 9.0,
     "axes.labelsize": 9.0,
@@ -69,7 +76,7 @@ def drawing(height: float, width: float = WIDTH, *, squares: bool = False) -> It
         yield Figure(figsize=(width, height), layout="compressed" if squares else "constrained")
 
 
-def scale_below(figure: Figure, image: Any, panels: Any, label: str) -> None:
+def scale_below(figure: Figure, image: ScalarMappable, panels: Panels, label: str) -> None:
     """Put a colour scale under all panels of a figure, equally high in figures of any height."""
     height = figure.get_size_inches()[1]
     figure.colorbar(
@@ -151,7 +158,7 @@ def ticks(axes: Axes, columns: int, rows: int) -> None:
     axes.set_yticks(range(0, rows, -(-rows // 8)))
 
 
-def panels(figure: Any, rows: int, columns: int, used: int) -> Any:
+def panels(figure: FigureBase, rows: int, columns: int, used: int) -> Panels:
     """Make a grid of panels, of which those beyond `used` stay blank."""
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes in grid.ravel()[used:]:
@@ -159,7 +166,7 @@ def panels(figure: Any, rows: int, columns: int, used: int) -> Any:
     return grid
 
 
-def label_edges(grid: Any, x: str, y: str) -> None:
+def label_edges(grid: Panels, x: str, y: str) -> None:
     """Label the axes at the left and at the lower edge of a grid of panels."""
     for axes in grid[:, 0]:
         axes.set_ylabel(y)
@@ -190,17 +197,17 @@ def blocks_figure(names: Sequence[str], blocks: NDArray[np.float64], neutral: fl
 
 
 def draw_blocks(
-    figure: Any, names: Sequence[str], blocks: NDArray[np.float64], neutral: float | None, columns: int, rows: int
-) -> tuple[Any, Any]:
+    on: FigureBase, names: Sequence[str], blocks: NDArray[np.float64], neutral: float | None, columns: int, rows: int
+) -> tuple[ScalarMappable, Panels]:
     """Draw the panels of `blocks_figure`; return an image for the colour scale, and the panels."""
     picked = spread(len(blocks), columns * rows)
     reach = float(np.abs(blocks - (neutral or 0.0)).max()) or 1.0
-    bounds: dict[str, Any] = {"vmin": 0.0, "vmax": reach, "cmap": SEQUENTIAL}
+    least, most, colours = 0.0, reach, SEQUENTIAL
     if neutral is not None:
-        bounds = {"vmin": neutral - reach, "vmax": neutral + reach, "cmap": DIVERGING}
-    grid = panels(figure, rows, columns, len(picked))
+        least, most, colours = neutral - reach, neutral + reach, DIVERGING
+    grid = panels(on, rows, columns, len(picked))
     for axes, layer in zip(grid.ravel(), picked, strict=False):
-        image = axes.imshow(blocks[layer], interpolation="none", **bounds)
+        image = axes.imshow(blocks[layer], interpolation="none", vmin=least, vmax=most, cmap=colours)
         axes.set_title(short_name(names[layer]), fontsize=8)
         ticks(axes, blocks.shape[2], blocks.shape[1])
     label_edges(grid, "input block", "output block")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from html import escape
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Protocol
 
 from moevolve.evaluators.scales import SCALES, ScaleName
 
@@ -117,7 +117,7 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(found) or "none"
 
 
-def html_table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> str:
+def html_table(rows: Sequence[Mapping[str, object]], caption: str = "") -> str:
     """Rows with the same columns as an HTML table, without columns in which nothing stands."""
     names = [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, "") for row in rows)]
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
@@ -133,7 +133,7 @@ def html_lines(lines: Iterable[str]) -> str:
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     if isinstance(value, datetime):
         return date_time(value)
     text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

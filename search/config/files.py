@@ -52,7 +52,7 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     return parse_run_config(data, str(path))
 
 
-def parse_run_config(data: dict[str, Any], where: str) -> RunConfig:
+def parse_run_config(data: dict[str, object], where: str) -> RunConfig:
     """The configuration of a search to run, from plain data as in YAML; `where` starts the error message.
 
     Raises:
@@ -65,7 +65,7 @@ def parse_run_config(data: dict[str, Any], where: str) -> RunConfig:
     return config
 
 
-def _validated(data: dict[str, Any], where: str) -> RunConfig:
+def _validated(data: dict[str, object], where: str) -> RunConfig:
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
@@ -100,7 +100,7 @@ def changed_config(config: RunConfig, overrides: Sequence[str], where: str) -> R
     Raises:
         UserError: An override isn't `KEY=VALUE`, or gives an unknown key or a bad value; the message names the field.
     """
-    data: dict[str, Any] = config.model_dump(mode="json")
+    data: dict[str, object] = config.model_dump(mode="json")
     for override in overrides:
         apply_override(data, override)
     return parse_run_config(data, where)
@@ -130,20 +130,20 @@ def changed_loading(model: ModelConfig, engine: EngineConfig, overrides: Sequenc
         raise UserError(f"--set {' '.join(overrides)}: {explain_validation(error, data, _LOADING_KEYS)}") from None
 
 
-def as_override(key: str, value: Any) -> str:
+def as_override(key: str, value: object) -> str:
     """The override that sets a key to plain data."""
     # JSON quotes text, which YAML might otherwise read as a number, a date or a boolean.
     return f"{key}={json.dumps(value)}"
 
 
-def override_lines(overrides: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
+def override_lines(overrides: Mapping[str, object] | Sequence[str]) -> tuple[str, ...]:
     """Overrides as `KEY=VALUE` lines; a mapping has dotted paths as keys."""
     if isinstance(overrides, Mapping):
         return tuple(as_override(key, value) for key, value in overrides.items())
     return tuple(overrides)
 
 
-def apply_override(data: dict[str, Any], override: str) -> None:
+def apply_override(data: dict[str, object], override: str) -> None:
     """Set one `a.b.0.c=value` in plain configuration data; the value is read as YAML.
 
     Raises:
@@ -153,7 +153,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         set_path(data, dotted, value, f"--set {override}")
 
 
-def settings_of(overrides: Sequence[str]) -> dict[str, Any]:
+def settings_of(overrides: Sequence[str]) -> dict[str, object]:
     """The values that `KEY=VALUE` overrides set, by dotted path; a `UserError` says which isn't of that form."""
     found = {}
     for override in overrides:
@@ -168,7 +168,7 @@ def settings_of(overrides: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def set_path(data: dict[str, Any], dotted: str, value: Any, where: str) -> None:
+def set_path(data: dict[str, object], dotted: str, value: object, where: str) -> None:
     """Set `a.b.0.c` in plain configuration data; `where` starts the error message.
 
     Raises:
@@ -180,7 +180,7 @@ def set_path(data: dict[str, Any], dotted: str, value: Any, where: str) -> None:
         if isinstance(node, list):
             if not key.isdigit() or int(key) >= len(node):
                 raise UserError(f"{where}: {'.'.join(keys[:depth])} has no entry {key!r} (0 to {len(node) - 1})")
-            slot: Any = int(key)
+            slot: int | str = int(key)
         elif isinstance(node, dict):
             slot = key
         else:
@@ -191,15 +191,15 @@ def set_path(data: dict[str, Any], dotted: str, value: Any, where: str) -> None:
             node = node.setdefault(slot, {}) if isinstance(node, dict) else node[slot]
 
 
-def resolve_paths(data: dict[str, Any], folder: Path) -> None:
+def resolve_paths(data: dict[str, object], folder: Path) -> None:
     """Make local paths of the model and tasks absolute, so that a configuration works from any folder."""
     model = data.get("model")
     if isinstance(model, dict) and isinstance(model.get("path"), str):
         model["path"] = _absolute(model["path"], folder)
     tasks = data.get("tasks")
     if isinstance(tasks, list):
-        data["tasks"] = [{"name": task} if isinstance(task, str) else task for task in tasks]
-        for task in data["tasks"]:
+        data["tasks"] = tasks = [{"name": task} if isinstance(task, str) else task for task in tasks]
+        for task in tasks:
             if isinstance(task, dict) and isinstance(task.get("name"), str):
                 task["name"] = _task_name(task["name"], folder)
     final = data.get("final")
@@ -251,7 +251,7 @@ def presets() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def with_preset(data: dict[str, Any], where: str) -> dict[str, Any]:
+def with_preset(data: dict[str, object], where: str) -> dict[str, object]:
     """The content of a run file with the settings of the preset that it names; `where` starts the error message.
 
     Raises:
@@ -265,7 +265,7 @@ def with_preset(data: dict[str, Any], where: str) -> dict[str, Any]:
     return own if "phases" in own or lacks else filled(own, preset(DEFAULT_PRESET, own, where))
 
 
-def preset(name: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
+def preset(name: object, data: Mapping[str, object], where: str) -> dict[str, object]:
     """The settings of a preset for the kind of genome of some configuration data, or of its first kind.
 
     See `with_preset`.
@@ -273,7 +273,7 @@ def preset(name: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
     known = presets()
     if name not in known:
         raise UserError(f"{where}: {PRESET}: {name} is unknown; there are {', '.join(known)}")
-    by_kind: dict[str, dict[str, Any]] = read_yaml(known[name])
+    by_kind: dict[str, dict[str, object]] = read_yaml(known[name])
     kind = kind_of(data) or next(iter(by_kind))
     if kind not in by_kind:
         having = ", ".join(by_kind)
@@ -283,18 +283,18 @@ def preset(name: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
     return filled({"genome": {"kind": kind}}, by_kind[kind])
 
 
-def kind_of(data: Mapping[str, Any]) -> str | None:
+def kind_of(data: Mapping[str, object]) -> str | None:
     """The genome kind that plain configuration data names; None if it names none."""
     genome = data.get("genome")
     return genome.get("kind") if isinstance(genome, Mapping) else None
 
 
-def filled(data: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def filled(data: Mapping[str, object], settings: Mapping[str, object]) -> dict[str, object]:
     """A copy of `data` with the settings it lacks; mappings are merged, and existing lists stay unchanged."""
     found = dict(data)
     for key, value in settings.items():
         if key not in found:
             found[key] = copy.deepcopy(value)
-        elif isinstance(value, Mapping) and isinstance(found[key], Mapping):
-            found[key] = filled(found[key], value)
+        elif isinstance(value, Mapping) and isinstance(own := found[key], Mapping):
+            found[key] = filled(own, value)
     return found

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,7 +15,7 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import PreparedSplit, Split
-from moevolve.search.genomes.contract.base import GenomeSpace
+from moevolve.search.genomes.contract.base import Genome, GenomeSpace
 from moevolve.search.genomes.contract.phases import MOST_EVALUATIONS, Phase, Section, Strategy
 from moevolve.search.genomes.registry import AnyGenomeSection, make_space
 from moevolve.store.session import without_password
@@ -198,7 +198,7 @@ class RunConfig(Section):
         """Whether workers run on GPUs, whose memory isn't the host's."""
         return self.model.device != "cpu" and (self.model.device != "auto" or self.workers.num_gpus > 0)
 
-    def space(self, facts: ModelFacts) -> GenomeSpace[Any]:
+    def space(self, facts: ModelFacts) -> GenomeSpace[Genome]:
         phases = [phase.model_copy(update={"strategy": phase.strategy or self.strategy}) for phase in self.phases]
         return make_space(self.genome, facts, phases)
 

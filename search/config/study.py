@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -37,7 +37,7 @@ REPAIR = "repair"
 FROM = "from"
 """Key of a base that names a run, whose settings it has besides its own."""
 
-Changes = dict[str, Any]
+Changes = dict[str, object]
 """Settings by dotted path, for example `genome.experts`, that replace the base's."""
 
 
@@ -56,15 +56,15 @@ class StudySection(Section):
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
-    base: dict[str, Any]
-    tasks: Annotated[dict[str, list[Any]], Field(min_length=1)] | None = None
+    base: dict[str, object]
+    tasks: Annotated[dict[str, list[object]], Field(min_length=1)] | None = None
     budgets: Annotated[dict[str, Changes], Field(min_length=1)] = Field({"": {}})
     methods: Annotated[dict[str, Changes], Field(min_length=1)]
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
 
     @field_validator("tasks", mode="before")
     @classmethod
-    def _by_label(cls, value: Any) -> Any:
+    def _by_label(cls, value: object) -> object:
         """A plain list gives every task a search of its own."""
         if not isinstance(value, list):
             return value
@@ -72,7 +72,7 @@ class StudySection(Section):
 
     @field_validator("methods", "budgets", mode="before")
     @classmethod
-    def _unchanged(cls, value: Any) -> Any:
+    def _unchanged(cls, value: object) -> object:
         """A label without settings changes nothing."""
         return {k: v if v is not None else {} for k, v in value.items()} if isinstance(value, dict) else value
 
@@ -117,12 +117,12 @@ def load_study(path: Path, overrides: tuple[str, ...] = ()) -> Study:
     if "phases" in data and "methods" not in data:
         raise UserError(f"{path}: this is one search, not a study: run it with `moevolve launch`")
     base = data.get("base")
-    own: dict[str, Any] = base if isinstance(base, dict) else {FROM: base}
-    if isinstance(own.get(FROM), str):
-        source = path.parent / own.pop(FROM)
+    own: dict[str, object] = base if isinstance(base, dict) else {FROM: base}
+    if isinstance(named := own.get(FROM), str):
+        source = path.parent / named
         run = read_yaml(source)
         resolve_paths(run, source.parent)
-        data["base"] = filled(own, run)
+        data["base"] = filled({key: value for key, value in own.items() if key != FROM}, run)
     for override in overrides:
         apply_override(data, override)
     try:
@@ -137,7 +137,7 @@ def load_study(path: Path, overrides: tuple[str, ...] = ()) -> Study:
 
 
 def _cells(section: StudySection, path: Path) -> Iterator[StudyCell]:
-    tasks: dict[str, list[Any] | None] = {"": None} if section.tasks is None else {**section.tasks}
+    tasks: dict[str, list[object] | None] = {"": None} if section.tasks is None else {**section.tasks}
     for (task, sections), (budget, shared), (method, own), seed in itertools.product(
         tasks.items(), section.budgets.items(), section.methods.items(), section.seeds
     ):
@@ -165,7 +165,7 @@ def _cells(section: StudySection, path: Path) -> Iterator[StudyCell]:
         yield StudyCell(task, budget, method, baseline is not None, parse_run_config(data, where))
 
 
-def _kind(*settings: Mapping[str, Any]) -> str:
+def _kind(*settings: Mapping[str, object]) -> str:
     """The genome kind in the first of the settings that names one."""
     for each in settings:
         genome = each.get("genome")
@@ -176,7 +176,7 @@ def _kind(*settings: Mapping[str, Any]) -> str:
     return DEFAULT
 
 
-def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, own: Changes) -> Changes:
+def _one_shot(name: str, kind: str, data: Mapping[str, object], where: str, own: Changes) -> Changes:
     """The settings that make a search a one-shot baseline: its only individual, or all random draws.
 
     Settings follow the baseline's paper (`GenomeKind.baseline_settings`). The method's own settings may add a repair
@@ -187,7 +187,7 @@ def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, own: Ch
     final = final if isinstance(final, dict) else {}
     known = KINDS[kind].baselines
     first = next((each.phases[0] for each in known.values()), "tune")
-    phase: dict[str, Any] = {"kind": first, "init": [name]} | {key: own[key] for key in (REPAIR,) if key in own}
+    phase: dict[str, object] = {"kind": first, "init": [name]} | {key: own[key] for key in (REPAIR,) if key in own}
     form = dict(KINDS[kind].baseline_settings)
     if name == "random":
         draws = own.get("final.random_baselines", final.get("random_baselines")) or 20

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticKnownError
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.contract.base import Genome, GenomeSection, GenomeSpace, Offspring
-from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.genomes.contract.base import Child, Genome, GenomeSection, GenomeSpace
+from moevolve.search.genomes.contract.costs import SpaceCosts
 from moevolve.search.genomes.contract.kind import GenomeFigures, GenomeKind
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.contract.phases import START, PhaseConfig, TunePhase
@@ -42,7 +42,7 @@ DEFAULT = "eep"
 """Kind of a section that doesn't name one."""
 
 
-def _validate_by_kind(value: Any, validate_base: ValidatorFunctionWrapHandler) -> GenomeSection:
+def _validate_by_kind(value: object, validate_base: ValidatorFunctionWrapHandler) -> GenomeSection:
     if not isinstance(value, dict):
         section: GenomeSection = validate_base(value)
         return section
@@ -59,7 +59,7 @@ AnyGenomeSection = Annotated[SerializeAsAny[GenomeSection], WrapValidator(_valid
 """Type of a configuration's field that accepts the section of any kind."""
 
 
-def make_space(section: GenomeSection, facts: ModelFacts, phases: Sequence[PhaseConfig] = ()) -> GenomeSpace[Any]:
+def make_space(section: GenomeSection, facts: ModelFacts, phases: Sequence[PhaseConfig] = ()) -> GenomeSpace[Genome]:
     """Return the space of a `genome` section for a model; it has to be calibrated if it has a measurement.
 
     Raises:
@@ -76,12 +76,12 @@ def make_space(section: GenomeSection, facts: ModelFacts, phases: Sequence[Phase
     return space
 
 
-def costs_of(space: GenomeSpace[Any], outline: ModelOutline) -> GenomeCosts[Any]:
+def costs_of(space: GenomeSpace[Genome], outline: ModelOutline) -> SpaceCosts:
     """Return the costs of a space's candidates."""
     return KINDS[space.kind].costs(base_space(space), outline)
 
 
-def figures_for(genome: Genome) -> GenomeFigures[Any]:
+def figures_for(genome: Genome) -> GenomeFigures[Genome]:
     """Return the drawings of a genome's kind."""
     return KINDS[genome.space.kind].figures
 
@@ -106,7 +106,7 @@ def part_counts(kind: str, experts: int, active: int) -> str:
     return KINDS[kind].section.count_format.format(experts=experts, active=active)
 
 
-def check_baselines(phases: Sequence[PhaseConfig], space: GenomeSpace[Any]) -> None:
+def check_baselines(phases: Sequence[PhaseConfig], space: GenomeSpace[Genome]) -> None:
     """Check the names in every phase's `init`.
 
     Raises:
@@ -127,7 +127,7 @@ def check_baselines(phases: Sequence[PhaseConfig], space: GenomeSpace[Any]) -> N
                 raise UserError(f"{where} {problem}")
 
 
-def baseline_offspring(name: str, space: GenomeSpace[Any], phase: PhaseConfig) -> Offspring[Any]:
+def baseline_offspring(name: str, space: GenomeSpace[Genome], phase: PhaseConfig) -> Child:
     """Return the individual of a baseline in a calibrated space, repaired if its phase repairs."""
     offspring = KINDS[space.kind].baselines[name].make(base_space(space))
     return space.repair_offspring(offspring, phase) if isinstance(space, RepairedSpace) else offspring

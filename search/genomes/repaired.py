@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import Description, Genome, GenomeSpace, Offspring
+from moevolve.search.genomes.contract.base import Child, Description, Genome, GenomeSpace
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit, LayeredEdit, Measurement, combined
 from moevolve.workers.contract.fitting import FitRows, RowsMeasurement
@@ -52,7 +51,7 @@ class RepairedGenome(Genome):
 
 
 @dataclass(frozen=True)
-class RepairedSpace(GenomeSpace[Any]):
+class RepairedSpace(GenomeSpace[Genome]):
     """All genomes of a search with repairs: bases and repaired bases.
 
     Attributes:
@@ -61,7 +60,7 @@ class RepairedSpace(GenomeSpace[Any]):
         rows: Calibration rows that repairs are fitted on; None before calibration.
     """
 
-    inner: GenomeSpace[Any]
+    inner: GenomeSpace[Genome]
     tokens: int
     rows: FitRows | None = field(default=None, repr=False, compare=False)
 
@@ -87,17 +86,17 @@ class RepairedSpace(GenomeSpace[Any]):
     def importance(self, phase: PhaseConfig) -> NDArray[np.float64]:
         return self.inner.importance(phase)
 
-    def start(self, phase: PhaseConfig) -> Offspring[Any] | None:
+    def start(self, phase: PhaseConfig) -> Child | None:
         start = self.inner.start(phase)
         return None if start is None else self.repair_offspring(start, phase)
 
-    def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[Any]:
+    def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Child:
         return self.repair_offspring(self.inner.sample(rng, phase), phase)
 
-    def breed(self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[Genome, ...]) -> Offspring[Any]:
+    def breed(self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[Genome, ...]) -> Child:
         return self.repair_offspring(self.inner.breed(rng, phase, tuple(map(base_genome, parents))), phase)
 
-    def repair_offspring(self, offspring: Offspring[Any], phase: PhaseConfig) -> Offspring[Any]:
+    def repair_offspring(self, offspring: Child, phase: PhaseConfig) -> Child:
         """Return the offspring, repaired by the phase's settings if it has them."""
         settings = phase.repair
         return offspring if settings is None else replace(offspring, genome=self.repaired(offspring.genome, settings))
@@ -136,12 +135,12 @@ def base_genome(genome: Genome) -> Genome:
     return genome.base if isinstance(genome, RepairedGenome) else genome
 
 
-def base_space(space: GenomeSpace[Any]) -> GenomeSpace[Any]:
+def base_space(space: GenomeSpace[Genome]) -> GenomeSpace[Genome]:
     """Return the space of the bases; other spaces are returned unchanged."""
     return space.inner if isinstance(space, RepairedSpace) else space
 
 
-def repaired_space(inner: GenomeSpace[Any], phases: Sequence[PhaseConfig]) -> GenomeSpace[Any]:
+def repaired_space(inner: GenomeSpace[Genome], phases: Sequence[PhaseConfig]) -> GenomeSpace[Genome]:
     """Return the space of a search with these phases: `inner` itself if they have no repairs."""
     tokens = [phase.repair.tokens for phase in phases if phase.repair is not None]
     return RepairedSpace(inner, max(tokens)) if tokens else inner

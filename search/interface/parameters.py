@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, InstanceOf
 
@@ -18,7 +18,7 @@ from moevolve.workers.contract.card import CheckpointForm, MtpLayers
 from moevolve.workers.contract.settings import Device, Dtype
 
 ScoredSplit = Literal["search", "dev", "test"]
-Overrides = Mapping[str, Any] | Sequence[str]
+Overrides = Mapping[str, object] | Sequence[str]
 """Settings by dotted path, or `KEY=VALUE` lines as on the command line."""
 
 SETTINGS = Flag("--set", "KEY=VALUE", list[str])
@@ -102,7 +102,7 @@ NewStore = Annotated[
 """Where a search goes. Python also takes an open store."""
 
 
-def given_lines(settings: Mapping[str, Any]) -> tuple[str, ...]:
+def given_lines(settings: Mapping[str, object]) -> tuple[str, ...]:
     """The settings that aren't None as `KEY=VALUE` lines, an open store by its URL."""
     given = {key: value.url if isinstance(value, Store) else value for key, value in settings.items()}
     return override_lines({key: value for key, value in given.items() if value is not None})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -39,7 +39,7 @@ from moevolve.workers.profiling.report import (
 _INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
 
 
-def _parsed_sizes(given: Any) -> Any:
+def _parsed_sizes(given: object) -> object:
     """Parse batch sizes that the command line gives as `1,8,32`."""
     if not isinstance(given, str):
         return given

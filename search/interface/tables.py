@@ -16,8 +16,9 @@ from moevolve.store.records import SearchSummary
 
 if TYPE_CHECKING:
     import pandas as pd
+    from _typeshed import DataclassInstance
 
-T = TypeVar("T")
+Row = TypeVar("Row", bound="DataclassInstance")
 
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
@@ -33,7 +34,7 @@ _SCALED = {
 }
 
 
-class Rows(list[T]):
+class Rows(list[Row]):
     """A listing's records: a list that notebooks show as a table."""
 
     def to_pandas(self) -> pd.DataFrame:
@@ -61,8 +62,8 @@ class Rows(list[T]):
         return core_schema.no_info_after_validator_function(cls, handler(list[get_args(source)[0]]))  # type: ignore[misc]
 
 
-def flat(record: Any) -> dict[str, Any]:
-    """A record's columns: plain values by name, without bytes; several words are joined by blanks."""
+def flat(record: DataclassInstance) -> dict[str, Any]:
+    """Return a record's columns: plain values by name, without bytes; several words are joined by blanks."""
     if isinstance(record, SearchSummary):
         return _flat_search(record)
     names = [one.name for one in fields(record)]
@@ -71,8 +72,8 @@ def flat(record: Any) -> dict[str, Any]:
     return ref | {name: _plain(value) for name, value in own.items() if not isinstance(value, bytes)}
 
 
-def _scaled(record: Any, show: Callable[[Scale, float], Any]) -> dict[str, Any]:
-    """A record's columns, with scores on the scales that people read them on."""
+def _scaled(record: DataclassInstance, show: Callable[[Scale, float], object]) -> dict[str, object]:
+    """Return a record's columns, with scores on the scales that people read them on."""
     columns = flat(record)
     for name, scale in _SCALED.items():
         if columns.get(name) is not None and scale in columns:
@@ -80,7 +81,7 @@ def _scaled(record: Any, show: Callable[[Scale, float], Any]) -> dict[str, Any]:
     return columns
 
 
-def _flat_search(row: SearchSummary) -> dict[str, Any]:
+def _flat_search(row: SearchSummary) -> dict[str, object]:
     search = row.search
     return {
         "search": search.name,
@@ -107,7 +108,7 @@ def _flat_search(row: SearchSummary) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return " ".join(map(str, value)) if isinstance(value, tuple) else value
 
 

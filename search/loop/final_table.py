@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.records import short_repr
@@ -105,8 +104,8 @@ class FinalTable:
         return None if self.winner is None else self.entries[-1]
 
     def rows(
-        self, cell: Callable[[Score], Any], sizes: Callable[[int | None, int | None], Any]
-    ) -> list[dict[str, Any]]:
+        self, cell: Callable[[Score], object], sizes: Callable[[int | None, int | None], object]
+    ) -> list[dict[str, object]]:
         """A row for each model and task.
 
         Args:

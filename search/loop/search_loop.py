@@ -13,11 +13,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.scales import SCALES
-from moevolve.search.genomes.contract.base import Description, Offspring
+from moevolve.search.genomes.contract.base import Child, Description
 from moevolve.search.loop.evaluation_cache import CachedResult, EvaluationCache
 from moevolve.search.loop.scores import ranking_of
 from moevolve.search.loop.setup import SearchSetup, request_of
@@ -97,7 +96,7 @@ class SearchLoop:
 
     def _replay(self) -> None:
         """Rebuild the state from the stored history, and request pending individuals again."""
-        unfinished: list[tuple[IndividualRecord, Offspring[Any]]] = []
+        unfinished: list[tuple[IndividualRecord, Child]] = []
         for row in self._store.history(self._setup.search_id):
             if row.index != self._next:
                 raise StoreError(f"search {self._setup.search_id}: individual {self._next} is missing from the store")
@@ -110,7 +109,7 @@ class SearchLoop:
             self._count(row.depth, row.phenotype_hash)
         self._request([(row, offspring, self._setup.space.describe(offspring.genome)) for row, offspring in unfinished])
 
-    def _reproduced(self, row: IndividualRecord) -> Offspring[Any]:
+    def _reproduced(self, row: IndividualRecord) -> Child:
         """Make an individual that was in flight when the driver stopped again, and check that it is the same."""
         offspring = self._strategy.ask(row.index, self._taken)
         made = (offspring.genome.to_bytes(), offspring.genome.content_hash, offspring.parents)
@@ -150,7 +149,7 @@ class SearchLoop:
             )
         return self._next < self._total
 
-    def _make(self) -> tuple[IndividualRecord, Offspring[Any], Description]:
+    def _make(self) -> tuple[IndividualRecord, Child, Description]:
         self._pass_visible()
         index = self._next
         offspring = self._strategy.ask(index, self._taken)
@@ -177,7 +176,7 @@ class SearchLoop:
             self._strategy.tell(self._complete.pop(self._passed))
             self._passed += 1
 
-    def _request(self, batch: list[tuple[IndividualRecord, Offspring[Any], Description]]) -> None:
+    def _request(self, batch: list[tuple[IndividualRecord, Child, Description]]) -> None:
         requests = []
         for record, offspring, description in batch:
             self._pending[record.index] = record, description.penalty
@@ -271,7 +270,7 @@ class SearchLoop:
 
 
 def individual_record(
-    index: int, phase: str, offspring: Offspring[Any], description: Description, depth: int
+    index: int, phase: str, offspring: Child, description: Description, depth: int
 ) -> IndividualRecord:
     """The store's record of a new individual."""
     return IndividualRecord(

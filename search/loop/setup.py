@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.metrics import scale_of
@@ -20,7 +19,7 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.messages import EvaluationRequest
 
 
-def needs_calibration(space: GenomeSpace[Any]) -> bool:
+def needs_calibration(space: GenomeSpace[Genome]) -> bool:
     """True if the space needs statistics of the unedited model, measured on calibration rows before the search."""
     return space.measurement is not None
 
@@ -58,7 +57,7 @@ class SearchSetup:
     config: RunConfig
     search_id: str
     facts: ModelFacts = field(repr=False)
-    space: GenomeSpace[Any] = field(repr=False)
+    space: GenomeSpace[Genome] = field(repr=False)
     schedule: Schedule = field(repr=False)
     prepared: Mapping[Split, tuple[PreparedSplit, ...]] = field(repr=False)
     held_out: tuple[PreparedSplit, ...] = field(default=(), repr=False)

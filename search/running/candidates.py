@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import load_task, split_fitness
@@ -32,7 +31,7 @@ class Candidate:
     search: SearchRecord
     config: RunConfig = field(repr=False)
     facts: ModelFacts = field(repr=False)
-    space: GenomeSpace[Any] = field(repr=False)
+    space: GenomeSpace[Genome] = field(repr=False)
     detail: IndividualDetail | None
     genome: Genome | None = field(repr=False)
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import Depends, Header, HTTPException, Path, Query, Request
 from fastapi.security import HTTPBearer
@@ -64,7 +64,7 @@ async def refuse_doubtful_json(request: Request) -> None:
         raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, _UNSTORABLE)
 
 
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
     for key, times in Counter(key for key, _ in pairs).items():
         if times > 1:
             raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"the body gives {key!a} twice")

@@ -25,7 +25,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
-from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from cachetools import TTLCache
@@ -189,7 +188,7 @@ class Guard:
         return response
 
 
-def is_upload(scope: Mapping[str, Any]) -> bool:
+def is_upload(scope: Mapping[str, object]) -> bool:
     """Whether a request uploads a file."""
     return scope["method"] == "PUT" and str(scope["path"]).startswith(_UPLOADS)
 

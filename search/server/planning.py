@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
@@ -118,7 +118,7 @@ def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> tuple[RunCo
     for key in asked.overrides:
         if not _may_change(key):
             raise UserError(f"overrides: {key!r} can't be set over the network; what can: {', '.join(LAUNCH_SETTINGS)}")
-    changes: dict[str, Any] = dict(asked.overrides)
+    changes: dict[str, object] = dict(asked.overrides)
     if asked.model is not None:
         changes["model.path"] = look_up(asked.model, settings.models, "model")
     if asked.tasks is not None:

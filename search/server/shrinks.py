@@ -149,7 +149,7 @@ def _resolve(asked: RemoteShrinkRequest, settings: ServerSettings) -> ShrinkRequ
     """Return the request for what the names of a client's request stand for."""
     if settings.exports is None:
         raise UserError("this server has no folder for checkpoints; see `exports` in its settings")
-    given: dict[str, Any] = asked.model_dump(exclude={"name"})
+    given = asked.model_dump(exclude={"name"})
     given["model"] = look_up(given["model"], settings.models, "model")
     files, tasks = settings.data_files(), list_tasks()
     given["data"] = [look_up(name, files, "data") for name in given["data"]]

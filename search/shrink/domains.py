@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -49,7 +49,7 @@ _MOST_TOKENS = 512
 _OWN_TOKENS = 64
 
 # Rows as plain data, or what is wrong with them, each with its place for error messages.
-Places = Iterator[tuple[str, Mapping[str, Any] | UserError]]
+Places = Iterator[tuple[str, Mapping[str, object] | UserError]]
 # Names of files of running text end in one of these.
 TEXT_FILES = (".txt", ".md")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -70,7 +70,7 @@ class Domain:
     """
 
     name: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     rows: Mapping[Split, Sequence[DataRow]] = field(repr=False)
 
 
@@ -112,7 +112,7 @@ def write_tasks(domains: Iterable[Domain], folder: Path) -> list[Path]:
         for split, chosen in domain.rows.items():
             lines = []
             for row in chosen:
-                content: dict[str, Any] = {"prompt": row.prompt}
+                content: dict[str, object] = {"prompt": row.prompt}
                 if row.answer is not None:
                     content["answer"] = row.answer
                 if row.choices:
@@ -218,7 +218,7 @@ def _position(message: str) -> float:
     return int.from_bytes(hashlib.sha256(message.strip().encode()).digest()[:7], "big") / 2**56
 
 
-def _settings(data: DataFile, metric: Mapping[str, str] | None) -> dict[str, Any]:
+def _settings(data: DataFile, metric: Mapping[str, str] | None) -> dict[str, object]:
     """The settings of the task that suits a file's rows."""
     if metric is not None and (data.rows[0].chat is not None or any(row.answer is None for row in data.rows)):
         raise UserError(
@@ -227,7 +227,7 @@ def _settings(data: DataFile, metric: Mapping[str, str] | None) -> dict[str, Any
         )
     if data.is_text:
         return {"prompt": "{{ prompt }}", "fitness": "agreement", "positions": "text"}
-    found: dict[str, Any] = {"prompt": "{{ prompt }}"}
+    found: dict[str, object] = {"prompt": "{{ prompt }}"}
     if data.rows[0].chat is not None:
         found |= {"chat": False, "answer_prefix": ""}  # the template is part of the prompts
     if any(row.turns for row in data.rows):

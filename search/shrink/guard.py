@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.kinds import FITNESSES
@@ -344,7 +344,7 @@ def structure_of(answer: str) -> Literal["call", "json"] | None:
     answer = answer.rpartition(_END_OF_THOUGHTS)[2]
     if _CALLS.search(answer):
         return "call"
-    found: Any = None
+    found: object = None
     for match in re.finditer(r"[{\[]", answer):
         try:
             found, _ = json.JSONDecoder().raw_decode(answer, match.start())

@@ -99,14 +99,14 @@ class DataRow:
     chat: Chat | None = None
 
 
-def without_nulls(value: Any) -> Any:
+def without_nulls(value: object) -> Any:
     """A value without the fields that are null: columns of a table have them where JSON has no field."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _joined(value: Any) -> Any:
+def _joined(value: object) -> object:
     """The text of a field that is a list of parts."""
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
         return value
@@ -125,7 +125,7 @@ def _not_empty(text: str) -> str:
     return text
 
 
-def _parsed(value: Any) -> Any:
+def _parsed(value: object) -> object:
     """JSON within JSON, which OpenAI's API has for arguments, and some data sets for tools."""
     if not isinstance(value, str):
         return value
@@ -135,7 +135,7 @@ def _parsed(value: Any) -> Any:
         raise ValueError(f"it must be JSON: {error}") from None
 
 
-def _tool_of(tool: Any) -> Any:
+def _tool_of(tool: object) -> object:
     """A tool in the form of OpenAI's API; some data sets have only the function."""
     if not isinstance(tool, Mapping):
         raise ValueError("a tool is an object with `function`")
@@ -155,7 +155,7 @@ class _Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _read(cls, found: Any) -> Any:
+    def _read(cls, found: object) -> object:
         """Drop fields that are null, and further ones except for those that may be misspelt: they are refused."""
         if not isinstance(found, Mapping):
             return found
@@ -174,12 +174,12 @@ class _Fields(BaseModel):
 
 class _Function(_Fields):
     name: str
-    arguments: Annotated[dict[str, Any] | None, BeforeValidator(_parsed)] = None
+    arguments: Annotated[dict[str, object] | None, BeforeValidator(_parsed)] = None
 
 
 class _Call(BaseModel):
     function: _Function
-    id: Any = None
+    id: object = None
 
     def as_data(self) -> dict[str, Any]:
         function = {"name": self.function.name, "arguments": self.function.arguments or {}}
@@ -194,13 +194,13 @@ class _Message(_Fields):
     content: Annotated[str, BeforeValidator(_joined)] = ""
     reasoning_content: Annotated[str, BeforeValidator(_joined)] = ""
     tool_calls: tuple[_Call, ...] = ()
-    tool_call_id: Any = None
-    name: Any = None
-    weight: Any = None
+    tool_call_id: object = None
+    name: object = None
+    weight: object = None
 
     @model_validator(mode="before")
     @classmethod
-    def _thoughts(cls, found: Any) -> Any:
+    def _thoughts(cls, found: object) -> object:
         """Give thoughts one name; some servers give them under two."""
         if not isinstance(found, Mapping):
             return found
@@ -228,7 +228,7 @@ class _Message(_Fields):
         return message | {key: value for key, value in further.items() if value is not None}
 
 
-def _message_of(turn: Any) -> Any:
+def _message_of(turn: object) -> object:
     """A turn of ShareGPT's form as a message. A `function_call` holds one call as JSON, or a list of them."""
     keys = ("role", "content") if isinstance(turn, Mapping) and "role" in turn else ("from", "value")
     if not isinstance(turn, Mapping) or keys[0] not in turn:
@@ -248,7 +248,7 @@ def _message_of(turn: Any) -> Any:
 class _Form(_Fields):
     """A row in one of the forms. Its method `row` raises ValueError if the parts of the row don't fit together."""
 
-    id: Any = None
+    id: object = None
 
 
 class _PromptForm(_Form):
@@ -272,7 +272,7 @@ class _TextForm(_Form):
 class _ChatForm(_Form):
     messages: Annotated[list[_Message], Field(min_length=1)]
     tools: Annotated[
-        tuple[Annotated[dict[str, Any], BeforeValidator(_tool_of)], ...] | None, BeforeValidator(_parsed)
+        tuple[Annotated[dict[str, object], BeforeValidator(_tool_of)], ...] | None, BeforeValidator(_parsed)
     ] = None
 
     def row(self) -> DataRow:
@@ -367,7 +367,7 @@ def columns_of(columns: Sequence[str], named: Columns | None) -> tuple[str, ...]
     return tuple(column for column in columns if column in wanted) or tuple(columns)
 
 
-def _usual_columns(found: Mapping[str, Any]) -> Columns | None:
+def _usual_columns(found: Mapping[str, object]) -> Columns | None:
     """The columns of a row of prompts and answers under other usual names; None if it isn't one."""
     key = next((key for key in FORMS if key in found), None)
     if key not in (None, "prompt") or (key == "prompt" and "answer" in found):
@@ -379,8 +379,8 @@ def _usual_columns(found: Mapping[str, Any]) -> Columns | None:
     return {"prompt": prompt, "answer": answer, "choices": "choices"}
 
 
-def _renamed(found: Mapping[str, Any], place: str, columns: Columns | None) -> Mapping[str, Any]:
-    """A row with the names of a form's fields instead of its own."""
+def _renamed(found: Mapping[str, object], place: str, columns: Columns | None) -> Mapping[str, object]:
+    """Return a row with the names of a form's fields instead of its own."""
     columns = _usual_columns(found) if columns is None else columns
     if columns is None:
         return found
@@ -395,7 +395,7 @@ def _renamed(found: Mapping[str, Any], place: str, columns: Columns | None) -> M
     return row
 
 
-def read_row(found: Mapping[str, Any], place: str, columns: Columns | None = None) -> tuple[str, DataRow]:
+def read_row(found: Mapping[str, object], place: str, columns: Columns | None = None) -> tuple[str, DataRow]:
     """Read a row that stands at `place` of a file, with the key that tells its form.
 
     Raises:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Container, Iterator
-from typing import Any, Literal
+from typing import Literal
 
-from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
+from moevolve.search.genomes.contract.base import Child, Genome, GenomeSpace
 from moevolve.search.genomes.contract.phases import START, Parents, PhaseConfig
 from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.store.records import IndividualRecord
@@ -96,7 +96,7 @@ class PhaseStrategy(ABC):
         first: Index of the phase's first individual.
     """
 
-    def __init__(self, space: GenomeSpace[Any], phase: PhaseConfig, seed: int, first: int = 0) -> None:
+    def __init__(self, space: GenomeSpace[Genome], phase: PhaseConfig, seed: int, first: int = 0) -> None:
         self._space, self._phase, self._seed, self._first = space, phase, seed, first
 
     @abstractmethod
@@ -107,7 +107,7 @@ class PhaseStrategy(ABC):
         """Add one evaluated individual of an earlier phase to the history."""
 
     @abstractmethod
-    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
+    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Child:
         """Make individual `index`.
 
         Args:
@@ -121,7 +121,7 @@ class PhaseStrategy(ABC):
         """Change the state as `ask` does, for an individual that is stored already."""
 
 
-def fixed_offspring(space: GenomeSpace[Any], phase: PhaseConfig, place: int) -> Offspring[Any] | None:
+def fixed_offspring(space: GenomeSpace[Genome], phase: PhaseConfig, place: int) -> Child | None:
     """Return the baseline or start that the phase's `init` names for a position in the phase; None for the others."""
     if place >= len(phase.named):
         return None

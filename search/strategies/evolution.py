@@ -11,11 +11,10 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Container
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
+from moevolve.search.genomes.contract.base import Child, Genome, GenomeSpace
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.contract.phases import MergePhase, PhaseConfig
 from moevolve.search.strategies.base import DRAWS, PhaseStrategy, Ranking, eligible, fixed_offspring, rank_key
@@ -28,7 +27,7 @@ ParentPools = tuple[list[IndividualRecord], list[IndividualRecord]]
 class Evolution(PhaseStrategy):
     """The strategy `evolution` in one phase."""
 
-    def __init__(self, space: GenomeSpace[Any], phase: PhaseConfig, seed: int, first: int = 0) -> None:
+    def __init__(self, space: GenomeSpace[Genome], phase: PhaseConfig, seed: int, first: int = 0) -> None:
         super().__init__(space, phase, seed, first)
         self._ranking = Ranking(phase.parents, phase.allow_duplicates)
         self._from_all = isinstance(phase, MergePhase) and phase.start == "all"
@@ -40,7 +39,7 @@ class Evolution(PhaseStrategy):
         if self._from_all:
             self._ranking.add(individual)
 
-    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
+    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Child:
         """Draw until the individual is new, at most `DRAWS` times: a small space runs out of new individuals."""
         rng = generator(self._seed, index)
         fixed = fixed_offspring(self._space, self._phase, index - self._first)
@@ -53,7 +52,7 @@ class Evolution(PhaseStrategy):
                 break
         return offspring
 
-    def _bred(self, rng: np.random.Generator, parents: ParentPools) -> Offspring[Any]:
+    def _bred(self, rng: np.random.Generator, parents: ParentPools) -> Child:
         """A child of one parent or of two different ones, drawn uniformly."""
         crossover, mutation = parents
         drawn = rng.choice(len(crossover), size=min(2, len(crossover)), replace=False)
@@ -64,7 +63,7 @@ class Evolution(PhaseStrategy):
         offspring = self._space.breed(rng, self._phase, genomes)
         return replace(offspring, parents=tuple(chosen[position].index for position in offspring.parents))
 
-    def _sampled(self, rng: np.random.Generator, draw: int) -> Offspring[Any]:
+    def _sampled(self, rng: np.random.Generator, draw: int) -> Child:
         offspring = self._space.sample(rng, self._phase)
         if draw >= DRAWS // 2:
             # Random genomes may all be equal (without pruning: the identity); then their mutants start the phase.

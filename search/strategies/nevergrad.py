@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
+from moevolve.search.genomes.contract.base import Child, Genome, GenomeSpace, Offspring
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.contract.phases import NEVERGRAD, PhaseConfig
 from moevolve.search.strategies.base import PhaseStrategy, fixed_offspring
@@ -51,7 +51,7 @@ class NevergradPhase(PhaseStrategy):
 
     def __init__(
         self,
-        space: GenomeSpace[Any],
+        space: GenomeSpace[Genome],
         position: int,
         phase: PhaseConfig,
         optimizer: str,
@@ -85,7 +85,7 @@ class NevergradPhase(PhaseStrategy):
     def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
         self.ask(index, initial, start, ())
 
-    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
+    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Child:
         """Make an individual; `taken` is ignored, since the optimiser learns from repeats, too."""
         rng = generator(self._seed, index)
         if self._optimizer is None:

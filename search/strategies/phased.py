@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Any
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
+from moevolve.search.genomes.contract.base import Child, Genome, GenomeSpace
 from moevolve.search.genomes.contract.phases import NEVERGRAD, RepairPhase
 from moevolve.search.genomes.repaired import RepairedSpace
 from moevolve.search.strategies.base import PhaseStrategy, rank_key
@@ -42,7 +41,7 @@ class PhasedStrategy:
         for later in self._strategies[position + 1 :]:
             later.tell_before(individual)
 
-    def ask(self, index: int, taken: Container[str]) -> Offspring[Any]:
+    def ask(self, index: int, taken: Container[str]) -> Child:
         """Make individual `index`; `taken` are the phenotype hashes of all before it, evaluated or not."""
         position = self._schedule.span(index).position
         return self._strategies[position].ask(index, self._schedule.is_initial(index), self._start(position), taken)
@@ -56,7 +55,7 @@ class PhasedStrategy:
         return next((best for best in reversed(self._best[:position]) if best is not None), None)
 
 
-def make_strategy(config: RunConfig, space: GenomeSpace[Any], schedule: Schedule) -> PhasedStrategy:
+def make_strategy(config: RunConfig, space: GenomeSpace[Genome], schedule: Schedule) -> PhasedStrategy:
     """Return the strategy of a configuration; phases that name none use the search's.
 
     Raises:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 from itertools import chain
-from typing import Any
 
-from moevolve.search.genomes.contract.base import Offspring
+from moevolve.search.genomes.contract.base import Child, Offspring
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.contract.phases import PhaseConfig, RepairPhase
 from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace
@@ -41,7 +40,7 @@ class RepairStrategy(PhaseStrategy):
     def tell(self, individual: IndividualRecord) -> None:
         """Do nothing: the phase's own individuals have no children."""
 
-    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
+    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Child:
         for base in chain(self._comparable, self._others):
             genome = self._space.repaired(self._space.from_bytes(base.genome), self._phase.repair)
             if genome.express().phenotype_hash not in taken:

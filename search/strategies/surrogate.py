@@ -21,12 +21,11 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
 from moevolve.evaluators.types import Floats
-from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
+from moevolve.search.genomes.contract.base import Child, Genome, GenomeSpace, Offspring
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.strategies.base import DRAWS, PhaseStrategy
@@ -110,7 +109,7 @@ class Surrogate(PhaseStrategy):
     Evolution makes the initial individuals, a share of the children, and all children before two scores are known.
     """
 
-    def __init__(self, space: GenomeSpace[Any], phase: PhaseConfig, seed: int, first: int = 0) -> None:
+    def __init__(self, space: GenomeSpace[Genome], phase: PhaseConfig, seed: int, first: int = 0) -> None:
         super().__init__(space, phase, seed, first)
         self._evolution = Evolution(space, phase, seed, first)
         self._chooses = space.selects_subset(phase)
@@ -127,7 +126,7 @@ class Surrogate(PhaseStrategy):
         """Pass individuals of earlier phases to evolution; the model is fitted to its own phase only."""
         self._evolution.tell_before(individual)
 
-    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
+    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Child:
         """Make a child by the model, or by evolution if the model only repeats earlier individuals."""
         rng = generator(self._seed, index, "surrogate")
         made = None
@@ -135,7 +134,7 @@ class Surrogate(PhaseStrategy):
             made = self._learned(rng, taken)
         return made or self._evolution.ask(index, initial, start, taken)
 
-    def _learned(self, rng: np.random.Generator, taken: Container[str]) -> Offspring[Any] | None:
+    def _learned(self, rng: np.random.Generator, taken: Container[str]) -> Child | None:
         """The best genome under drawn weights, without parents; None if all draws repeat earlier individuals."""
         features = np.stack([each for _, each in self._history])
         targets = targets_of([individual for individual, _ in self._history])

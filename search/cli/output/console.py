@@ -35,7 +35,7 @@ class _Console(Console):
 output, errors = (_Console(stderr=stderr, markup=False, highlight=False, emoji=False) for stderr in (False, True))
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print a record, or plain data, as one JSON document on stdout."""
     typer.echo(json.dumps(moevolve.as_data(value), indent=2, ensure_ascii=False, allow_nan=False))
 

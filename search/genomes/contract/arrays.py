@@ -99,7 +99,7 @@ class ArraySpace(GenomeSpace[A]):
         """Shapes of the genomes' arrays by name, in order."""
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[object, ...]:
         """Plain values besides kind and shapes that spaces have in common if they can read each other's genomes."""
         return ()
 

@@ -92,10 +92,11 @@ class Genome(ABC):
 
 
 G = TypeVar("G", bound=Genome)
+G_co = TypeVar("G_co", bound=Genome, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Offspring(Generic[G]):
+class Offspring(Generic[G_co]):
     """A new genome and its origin.
 
     Attributes:
@@ -105,10 +106,13 @@ class Offspring(Generic[G]):
         note: Remark on its making for its summary.
     """
 
-    genome: G
+    genome: G_co
     operator: str
     parents: tuple[int, ...]
     note: str = ""
+
+
+Child = Offspring[Genome]  # of any kind
 
 
 def offspring_of(genome: G, parents: Sequence[G]) -> Offspring[G]:

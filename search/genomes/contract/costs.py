@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from moevolve.search.genomes.contract.base import GenomeSpace
+from moevolve.search.genomes.contract.base import Genome, GenomeSpace
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.workers.contract.facts import DenseFacts
@@ -14,7 +14,7 @@ from moevolve.workers.contract.facts import DenseFacts
 if TYPE_CHECKING:
     from moevolve.workers.profiling.outline import ModelOutline
 
-S = TypeVar("S", bound=GenomeSpace[Any])
+S_co = TypeVar("S_co", bound=GenomeSpace[Any], covariant=True)
 
 
 def down_projection_bytes(outline: ModelOutline, dense: DenseFacts) -> int:
@@ -39,10 +39,10 @@ class FitOutline:
     dense: int = 0
 
 
-class GenomeCosts(Generic[S]):
+class GenomeCosts(Generic[S_co]):
     """The costs of the candidates of one space, which needn't be calibrated."""
 
-    def __init__(self, space: S, outline: ModelOutline) -> None:
+    def __init__(self, space: S_co, outline: ModelOutline) -> None:
         self.space, self.outline = space, outline
 
     def counts(self, phase: PhaseConfig) -> tuple[int, int, int | None, int]:
@@ -79,3 +79,7 @@ class GenomeCosts(Generic[S]):
     def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
         """Return the linear maps that a repair fits in every decoder layer, in the order of fitting."""
         return ((),) * self.outline.layers
+
+
+# Costs of the candidates of any kind.
+SpaceCosts = GenomeCosts[GenomeSpace[Genome]]

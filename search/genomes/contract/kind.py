@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import G, GenomeSection, GenomeSpace, Offspring
+from moevolve.search.genomes.contract.base import Child, G, GenomeSection, GenomeSpace
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.workers.contract.facts import ModelFacts
 
 if TYPE_CHECKING:
-    from moevolve.search.drawing import Figure
+    from moevolve.search.drawing import Figure, FigureBase
     from moevolve.workers.profiling.outline import ModelOutline
 
 
@@ -29,7 +29,7 @@ class Baseline:
         phases: Kinds of phases that it can begin.
     """
 
-    make: Callable[[Any], Offspring[Any]]
+    make: Callable[[Any], Child]
     phases: tuple[str, ...]
 
     def problem(self, space: Any) -> str | None:
@@ -56,7 +56,7 @@ class GenomeFigures(Generic[G]):
         """Return a figure for a narrow page, and its caption in whole sentences."""
         raise NotImplementedError
 
-    def draw(self, figure: Any, genome: G, start: G | None, label: str) -> None:
+    def draw(self, figure: FigureBase, genome: G, start: G | None, label: str) -> None:
         """Draw on `figure`, a wide matplotlib figure or subfigure; `label` names the individual in the title."""
         raise NotImplementedError
 
@@ -95,4 +95,4 @@ class GenomeKind:
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     repairable: bool = False
     recombinable: bool = False
-    baseline_settings: Mapping[str, Any] = field(default_factory=dict)
+    baseline_settings: Mapping[str, object] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -13,7 +13,7 @@ MOST_EVALUATIONS = 10_000_000
 """Most individuals of a phase: far more than a search evaluates in years, and few enough to count and list."""
 
 
-def refuse_flags_as_numbers(kind: type[BaseModel], data: Any) -> Any:
+def refuse_flags_as_numbers(kind: type[BaseModel], data: object) -> object:
     """Refuse `true` and `false` where a number is expected: pydantic takes them for 1 and 0."""
     for name, value in data.items() if isinstance(data, dict) else ():
         if isinstance(value, bool) and name in kind.model_fields:
@@ -23,7 +23,7 @@ def refuse_flags_as_numbers(kind: type[BaseModel], data: Any) -> Any:
     return data
 
 
-def _members(annotation: Any) -> list[Any]:
+def _members(annotation: object) -> list[object]:
     return [annotation, *(each for part in get_args(annotation) for each in _members(part))]
 
 
@@ -34,12 +34,12 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_flags_as_numbers(cls, data: Any) -> Any:
+    def _no_flags_as_numbers(cls, data: object) -> object:
         return refuse_flags_as_numbers(cls, data)
 
     @model_validator(mode="before")
     @classmethod
-    def _no_misspelt_keys(cls, data: Any) -> Any:
+    def _no_misspelt_keys(cls, data: object) -> object:
         for key in data.keys() - cls.model_fields.keys() if isinstance(data, dict) else ():
             if near := get_close_matches(str(key), cls.model_fields, n=1):
                 raise ValueError(f"{key}: unknown key (did you mean `{near[0]}`?)")
@@ -62,7 +62,7 @@ Strategy = Annotated[str, AfterValidator(_known_strategy)]
 """EEP's loop (`evolution`), a model that learns the value of each part of a genome (`surrogate`), or an optimiser."""
 
 
-def _by_default(value: Any) -> Any:
+def _by_default(value: object) -> object:
     """Read `true` as the default settings, and `false` as none."""
     return {True: {}, False: None}[value] if isinstance(value, bool) else value
 

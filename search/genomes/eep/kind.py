@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import comb
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.eep.edit import ExpertsMeasurement
 
 if TYPE_CHECKING:
-    from moevolve.search.drawing import Figure
+    from moevolve.search.drawing import Figure, FigureBase, Panels, ScalarMappable
 
 
 class EepCosts(GenomeCosts[EepSpace]):
@@ -133,7 +133,7 @@ class EepFigures(GenomeFigures[EepGenome]):
         caption = "Rows are new experts: how much of each original expert's routing weight and weights they take."
         return figure, caption + shown_note(genome.space.groups, MAX_ROWS, "groups of layers")
 
-    def draw(self, figure: Any, genome: EepGenome, start: EepGenome | None, label: str) -> None:
+    def draw(self, figure: FigureBase, genome: EepGenome, start: EepGenome | None, label: str) -> None:
         """Draw router mapping above, expert merging below, and a column per group of layers."""
         if genome.one_hot:
             figure.suptitle(f"{self.subject} of {label} (kept ones are filled)", fontsize="medium")
@@ -186,7 +186,7 @@ def _used(genome: EepGenome) -> NDArray[np.bool_]:
     return used[list(genome.space.layer_groups)]
 
 
-def _draw_kept(figure: Any, genome: EepGenome) -> None:
+def _draw_kept(figure: FigureBase, genome: EepGenome) -> None:
     axes, used = figure.subplots(), _used(genome)
     axes.imshow(used, cmap="Blues", vmin=0, vmax=1.3, aspect="auto", interpolation="none")
     axes.set_xlabel("original expert")
@@ -194,7 +194,7 @@ def _draw_kept(figure: Any, genome: EepGenome) -> None:
     ticks(axes, used.shape[1], used.shape[0])
 
 
-def _draw_matrices(grid: Any, genome: EepGenome, picked: Iterable[Any]) -> Any:
+def _draw_matrices(grid: Panels, genome: EepGenome, picked: Iterable[int]) -> ScalarMappable:
     """Draw the matrices of some groups on axes [2, groups], router mappings first, and return the last image."""
     limit = float(max(1.0, *(np.abs(matrices).max() for matrices in genome.canonical)))  # white is 0
     for row, matrices in zip(grid, genome.canonical, strict=True):

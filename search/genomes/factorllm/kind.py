@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.factorllm.edit import CmoeMeasurement, FactorLlmEdit, MoeficationMeasurement
 
 if TYPE_CHECKING:
-    from moevolve.search.drawing import Figure
+    from moevolve.search.drawing import Figure, FigureBase, Panels, ScalarMappable
 
 
 # Number of neurons that count as activated by a token, CMoE's `K_a`.
@@ -160,7 +160,7 @@ class FactorLlmFigures(GenomeFigures[FactorLlmGenome]):
         routers = f"{closed} of {genome.space.dense.layers} layers from a closed form"
         return GenomeOutline((("configuration", genome.space.name), ("routers", routers)))
 
-    def draw(self, figure: Any, genome: FactorLlmGenome, start: FactorLlmGenome | None, label: str) -> None:
+    def draw(self, figure: FigureBase, genome: FactorLlmGenome, start: FactorLlmGenome | None, label: str) -> None:
         assert start is not None
         edit = genome.express()
         figure.suptitle(f"{self.subject} of {label}", fontsize="medium")
@@ -188,7 +188,9 @@ def partition_figure(edit: FactorLlmEdit, start: FactorLlmEdit) -> Figure:
         return figure
 
 
-def _draw(figure: Any, edit: FactorLlmEdit, start: FactorLlmEdit, columns: int, rows: int) -> tuple[Any, Any]:
+def _draw(
+    figure: FigureBase, edit: FactorLlmEdit, start: FactorLlmEdit, columns: int, rows: int
+) -> tuple[ScalarMappable, Panels]:
     """Draw a panel per layer; return an image for the colour scale, and the panels."""
     moved, most = neurons_moved(edit, start), edit.width // edit.experts
     picked = spread(len(moved), columns * rows)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -257,7 +257,7 @@ class FactorLlmSpace(ArraySpace[FactorLlmGenome]):
         return Offspring(genome, name, (), note)
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[FactorLlmGenome]:
-        assignment: NDArray[Any] = self.statistics["start_experts"]
+        assignment: NDArray[np.integer] = self.statistics["start_experts"]
         if self.section.random_division:
             assignment = np.stack([rng.permutation(self.contiguous) for _ in range(self.dense.layers)])
         coordinates = rng.standard_normal(self.shapes["coordinates"])

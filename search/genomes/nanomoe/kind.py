@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection, NanoMoeSpace
 
 if TYPE_CHECKING:
-    from moevolve.search.drawing import Figure
+    from moevolve.search.drawing import Figure, FigureBase
 
 
 def low_rank(space: NanoMoeSpace) -> Offspring[NanoMoeGenome]:
@@ -84,7 +84,7 @@ class NanoMoeFigures(GenomeFigures[NanoMoeGenome]):
         settings = (("mixing", mixed), ("rank", str(form.rank)), ("linear layers", str(len(genome.space.layers))))
         return GenomeOutline((*settings, ("mean change of a block", f"{np.abs(change).mean():.3f}")))
 
-    def draw(self, figure: Any, genome: NanoMoeGenome, start: NanoMoeGenome | None, label: str) -> None:
+    def draw(self, figure: FigureBase, genome: NanoMoeGenome, start: NanoMoeGenome | None, label: str) -> None:
         names, blocks, neutral, what = _mixing(genome)
         figure.suptitle(f"{self.subject} of {label}", fontsize="medium")
         columns = min(len(blocks), WIDE)

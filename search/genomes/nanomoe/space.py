@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +136,7 @@ class NanoMoeSpace(ArraySpace[NanoMoeGenome]):
         return {"mixing": self.shape}
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[object, ...]:
         return self.form, [each.name for each in self.layers]
 
     @property

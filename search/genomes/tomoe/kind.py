@@ -7,7 +7,7 @@ with `genome.attention`, heads get the start's masks.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from moevolve.workers.contract.edits import ROW_TOKENS
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 
 if TYPE_CHECKING:
-    from moevolve.search.drawing import Figure
+    from moevolve.search.drawing import Figure, FigureBase
 
 
 def saliency(space: ToMoeSpace) -> Offspring[ToMoeGenome]:
@@ -155,13 +155,13 @@ class ToMoeFigures(GenomeFigures[ToMoeGenome]):
         sizes = tuple(zip(labels, (full * factors).tolist(), strict=False))
         return GenomeOutline(tuple(settings), sizes=sizes, layers=tuple(layers))
 
-    def draw(self, figure: Any, genome: ToMoeGenome, start: ToMoeGenome | None, label: str) -> None:
+    def draw(self, figure: FigureBase, genome: ToMoeGenome, start: ToMoeGenome | None, label: str) -> None:
         figure.suptitle(f"{self.subject} of {label}", fontsize="medium")
         _draw(figure, genome.express())
         figure.legend(loc="outside right upper")
 
 
-def _draw(figure: Any, edit: ToMoeEdit) -> None:
+def _draw(figure: FigureBase, edit: ToMoeEdit) -> None:
     layers, panels = np.arange(edit.layers), 1 if edit.heads is None else 2
     axes = figure.subplots(panels, 1, squeeze=False, sharex=True)[:, 0]
     unions = edit.kept.any(axis=1).sum(axis=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class LoggedSearch:
 
     name: str
     id: str
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
 
     def flat_config(self) -> dict[str, str]:
         """The configuration as texts by dotted path."""
@@ -39,9 +39,9 @@ class Logger(Protocol):
         ...
 
 
-def _flat(path: str, value: Any) -> list[tuple[str, str]]:
+def _flat(path: str, value: object) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
-        items: list[tuple[Any, Any]] = list(value.items())
+        items: list[tuple[object, object]] = list(value.items())
     elif isinstance(value, list):
         items = list(enumerate(value))
     else:

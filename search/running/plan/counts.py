@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moevolve.evaluators.types import Split
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.genomes.contract.costs import SpaceCosts
 from moevolve.search.genomes.contract.phases import PhaseConfig
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class PhaseCount:
     different: int
 
 
-def phase_counts(config: RunConfig, costs: GenomeCosts[Any]) -> tuple[PhaseCount, ...]:
+def phase_counts(config: RunConfig, costs: SpaceCosts) -> tuple[PhaseCount, ...]:
     """Count the individuals of every phase, and how many of them can differ."""
     counts = []
     for phase in config.phases:
@@ -52,9 +52,7 @@ def phase_counts(config: RunConfig, costs: GenomeCosts[Any]) -> tuple[PhaseCount
     return tuple(counts)
 
 
-def model_sizes(
-    outline: ModelOutline, costs: GenomeCosts[Any], like: Mapping[str, PhaseConfig]
-) -> tuple[ModelSize, ...]:
+def model_sizes(outline: ModelOutline, costs: SpaceCosts, like: Mapping[str, PhaseConfig]) -> tuple[ModelSize, ...]:
     """Size the full model and a candidate of every kind of phase; see `described_as` for `like`."""
     facts = outline.facts
     full = ModelSize("full model", facts.experts, facts.active, facts.parameters, facts.active_parameters)

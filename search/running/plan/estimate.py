@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.genomes.contract.costs import SpaceCosts
 from moevolve.search.genomes.registry import costs_of
 from moevolve.search.loop.setup import needs_calibration
 from moevolve.search.running.plan.counts import described_as, final_models, model_sizes, phase_counts
@@ -74,7 +73,7 @@ def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOu
 def _memory(
     config: RunConfig,
     outline: ModelOutline,
-    costs: GenomeCosts[Any],
+    costs: SpaceCosts,
     splits: Iterable[SplitWork],
     repairs: Sequence[RepairWork],
 ) -> dict[str, WorkerMemory]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from moevolve.kernels.expert_merge import staged_bytes
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.genomes.contract.costs import SpaceCosts
 from moevolve.search.running.plan.counts import described_as
 from moevolve.search.running.plan.repairs import RepairWork, repair_works
 from moevolve.workers.contract.capacity import MemoryItem, NeededMemory, SmallerSettings, WorkerMemory
@@ -31,7 +30,7 @@ _LEAST_BATCH = 1024
 def worker_memory(
     config: RunConfig,
     outline: ModelOutline,
-    costs: GenomeCosts[Any],
+    costs: SpaceCosts,
     passes: Iterable[Pass],
     place: ExpertOffload,
     repairs: Sequence[RepairWork],
@@ -93,7 +92,7 @@ def worker_memory(
     return WorkerMemory((*items, *needed), _loading(config, outline, place), beside, at_once, exporting)
 
 
-def launch_memory(config: RunConfig, outline: ModelOutline, costs: GenomeCosts[Any]) -> NeededMemory:
+def launch_memory(config: RunConfig, outline: ModelOutline, costs: SpaceCosts) -> NeededMemory:
     """Count the memory that a worker must find when it starts, with passes of the largest size instead of real prompts.
 
     Args:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import computed_field
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
+from moevolve.search.genomes.contract.costs import FitOutline, SpaceCosts
 from moevolve.workers.methods.repair.edit import RepairSettings
 from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
 from moevolve.workers.methods.repair.inputs import token_bytes, vector_bytes
@@ -66,7 +65,7 @@ class RepairWork:
 
 
 def repair_works(
-    config: RunConfig, costs: GenomeCosts[Any], outline: ModelOutline, most: int | None = None
+    config: RunConfig, costs: SpaceCosts, outline: ModelOutline, most: int | None = None
 ) -> tuple[RepairWork, ...]:
     """Count the memory of a search's repairs, phase by phase.
 

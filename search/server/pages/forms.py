@@ -31,7 +31,7 @@ def from_form(kind: type[R], **defaults: Any) -> Callable[[Request], R]:
     return made
 
 
-def form_link(path: str, asked: requests.Request, **changes: Any) -> str:
+def form_link(path: str, asked: requests.Request, **changes: object) -> str:
     """A link to a listing as it was asked for, with some parameters changed; None removes one."""
     chosen = asked.arguments() | changes
     query = urlencode({name: value for name, value in chosen.items() if value not in (None, False)})

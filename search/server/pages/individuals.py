@@ -5,8 +5,6 @@ Figures are documents of their own that pages show as images, so that they are d
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
@@ -114,7 +112,7 @@ def _path(detail: IndividualDetail) -> str:
     return f"/individuals/{handle(detail.search)}:{detail.individual.index}"
 
 
-def _part(request: Request, detail: IndividualDetail, name: str, what: str, **context: Any) -> HTMLResponse:
+def _part(request: Request, detail: IndividualDetail, name: str, what: str, **context: object) -> HTMLResponse:
     """A part of the page of an individual as a page of its own."""
     return render_part(request, name, what, detail.ref, _path(detail), detail=detail, **context)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
@@ -25,7 +25,7 @@ _STYLE = (
 routes = APIRouter(include_in_schema=False)
 
 
-def render(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
+def render(request: Request, template: str, status: int = 200, /, **context: object) -> HTMLResponse:
     """Render a page, or for `?part=1` only its contents, to be inserted into another page.
 
     Args:
@@ -48,7 +48,7 @@ def render(request: Request, template: str, status: int = 200, **context: Any) -
     return HTMLResponse(text, status)
 
 
-def render_part(request: Request, part: str, what: str, subject: str, here: str, **context: Any) -> HTMLResponse:
+def render_part(request: Request, part: str, what: str, subject: str, here: str, **context: object) -> HTMLResponse:
     """Render `PART_part.jinja` under a heading of a few words that end with a link to the page of its subject."""
     name = f"{part}_part.jinja"
     return render(request, "part_page.jinja", part=name, what=what, subject=subject, here=here, **context)

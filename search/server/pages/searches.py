@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -224,7 +224,7 @@ def _has_sizes(server: ServerState, search: SearchRecord) -> bool:
     )
 
 
-def _part(request: Request, search: SearchRecord, name: str, what: str, **context: Any) -> HTMLResponse:
+def _part(request: Request, search: SearchRecord, name: str, what: str, **context: object) -> HTMLResponse:
     """A part of the page of a search as a page of its own."""
     here = f"/searches/{handle(search)}"
     return render_part(request, name, what, search.name, here, search=search, **context)

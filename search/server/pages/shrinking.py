@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
@@ -110,7 +110,7 @@ def show_files(request: Request, server: ServerDep) -> HTMLResponse:
 @routes.post("/shrink")
 async def take_form(server: ServerDep, typed: TypedShrink) -> HTMLResponse:
     """Start the shrink described by the form."""
-    given: dict[str, Any] = {name: text.strip() for name, text in (typed.model_extra or {}).items() if text.strip()}
+    given: dict[str, object] = {name: text.strip() for name, text in (typed.model_extra or {}).items() if text.strip()}
     given |= {"name": typed.name.strip(), "model": typed.model, typed.keep: typed.amount.strip()}
     given |= {"data": _listed(typed.data), "tasks": _listed(typed.tasks)}
     with one_line_errors():
@@ -165,7 +165,7 @@ def _points(server: ServerState, search: SearchRecord) -> tuple[SizePoint, ...]:
     return server.listings.cached(f"kept by {search.id}", partial(kept_by_size, server.store, search))
 
 
-def shrink_context(server: ServerState, state: ShrinkState) -> dict[str, Any]:
+def shrink_context(server: ServerState, state: ShrinkState) -> dict[str, object]:
     """Return the variables of `shrink_part.jinja`."""
     record, stored = state.record, {one.search.name for one in server.listings.summaries()}
     result = None if record is None else result_of(server.store, record)
@@ -174,9 +174,9 @@ def shrink_context(server: ServerState, state: ShrinkState) -> dict[str, Any]:
     return {"shrink": state, "result": result, "trials": trials, "searched": searched}
 
 
-def checkpoint_context(server: ServerState, search: SearchRecord) -> dict[str, Any]:
+def checkpoint_context(server: ServerState, search: SearchRecord) -> dict[str, object]:
     """Return the variables of `checkpoint_part.jinja`."""
-    found: dict[str, Any] = {"shrink": None}
+    found: dict[str, object] = {"shrink": None}
     with suppress(NotFoundError):
         found = shrink_context(server, state_of(server, search.name))
     return found | {"checkpoints": list(_checkpoints(server, search))}
