@@ -24,8 +24,8 @@ What they have in common:
 * **Records** are frozen values; `as_data` turns any of them into plain JSON data. Their scores are in [0, 1]. Notebooks
   show listings, comparisons, and the results of searches and shrinks as tables, in % or as perplexities.
   `best(...).to_pandas()` makes a data frame with the same numbers.
-* **Progress** of functions that take more than a moment is shown on stderr, or in the notebook. `progress=False` turns
-  it off, and an `observer` gets it instead.
+* **Progress** of functions that take more than a moment is shown on stderr. `progress=False` turns it off, and an
+  `observer` gets it instead.
 * **Errors** that you can correct are a `UserError` or a `StoreError` of one line. `PoolError` is raised for workers,
   `ExportError` for checkpoints that fail their verification, `ProfileError` for profiled models. Interrupting a
   function that searches leaves the search resumable.

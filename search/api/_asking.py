@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Sequence
 from inspect import Parameter
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_origin, overload
 
-from moevolve._progress import progress_of
 from moevolve.evaluators.errors import UserError
 from moevolve.search.interface.opening import opened_reader, opened_store
+from moevolve.search.interface.progress import line_observer
 from moevolve.search.interface.request import (
     Request,
     answer_takes,
@@ -21,6 +22,7 @@ from moevolve.search.interface.request import (
     one_line_errors,
     summary_of,
 )
+from moevolve.search.interface.tables import plain
 from moevolve.search.running.observer import Observer
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
@@ -31,7 +33,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 _STORE = "URL of the store; or an open store, which is left open."
 _OBSERVER = "Its callbacks are called with what happens meanwhile."
-_PROGRESS = "Show steps and scores on stderr, or in the notebook; an observer replaces that."
+_PROGRESS = "Show steps and scores on stderr; an observer replaces that."
 
 
 class Answered(Protocol[T_co]):
@@ -116,7 +118,7 @@ def function_of(kind: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         observer = kwargs.pop("observer", None) if watched else None
         if watched and kwargs.pop("progress", True):
-            observer = observer or progress_of()
+            observer = observer or line_observer(_print_line)
         given = made.bind(*args[stores:], **kwargs).arguments
         for name in given.keys() & lists:
             given[name] = [given[name]] if isinstance(given[name], str | Path) else given[name]
@@ -144,6 +146,10 @@ def function_of(kind: Any) -> Any:
 def watched(function: Callable[..., T]) -> Callable[..., T]:
     """Let type checkers accept an observer, which types can't add to a record's parameters."""
     return function
+
+
+def _print_line(line: str) -> None:
+    print(plain(line), file=sys.stderr, flush=True)  # noqa: T201 - what it is for
 
 
 def _in_python(text: str) -> str:

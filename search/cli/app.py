@@ -1,13 +1,9 @@
-"""Entry point of the command line: its commands, its log, and exit codes for errors."""
+"""Entry point of the command line: its commands, and exit codes for errors."""
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -17,35 +13,6 @@ from typer.core import TyperArgument, TyperOption
 
 import moevolve
 from moevolve.search.cli.output.console import errors
-from moevolve.search.running.observer import SEARCH
-
-VARIABLE = "MOEVOLVE_LOG"
-
-
-class JsonFormatter(logging.Formatter):
-    """Formats a record as a line of JSON: time, level, logger and message; search, individual and exception if any."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            "search": getattr(record, "search", None) or SEARCH.get(),
-            "individual": getattr(record, "individual", None),
-            "exception": self.formatException(record.exc_info) if record.exc_info else None,
-        }
-        return json.dumps({key: value for key, value in fields.items() if value is not None})
-
-
-def set_up_logging() -> None:
-    """Set up logging: MOEVOLVE_LOG=json writes records from level `info` on to stderr."""
-    if os.environ.get(VARIABLE) == "json":
-        handler = logging.StreamHandler()
-        handler.setFormatter(JsonFormatter())
-        logging.basicConfig(level=logging.WARNING, handlers=[handler])
-        logging.getLogger("moevolve").setLevel(logging.INFO)
-
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Start": {
@@ -151,7 +118,6 @@ app = make_app()
 
 def main(command: typer.Typer = app) -> None:
     """Run the command line. Bad input ends with one line on stderr and exit code 2."""
-    set_up_logging()
     try:
         command()
     except (moevolve.UserError, moevolve.StoreError) as error:

@@ -12,8 +12,8 @@ from moevolve.search.text import duration
 if TYPE_CHECKING:
     from moevolve.store.records import Progress
 
+# Number of lines on the evaluations of a search, in a log that is read afterwards.
 _LINES = 10
-"""Number of lines on the evaluations of a search, in a log that is read afterwards."""
 
 
 def line_observer(write: Callable[[str], object], name: str = "", lines: int = _LINES) -> Observer:
@@ -38,15 +38,10 @@ def line_observer(write: Callable[[str], object], name: str = "", lines: int = _
         nonlocal following
         part = progress.done * lines // progress.total
         if part >= following and progress.full is not None:
-            on_line(progress_line(progress))
+            on_line(f"{progress.phase} {progress.done}/{progress.total} {describe(progress)}")
             following = part + 1
 
     return Observer(on_note=on_line, on_stage=on_stage, on_progress=on_progress)
-
-
-def progress_line(progress: Progress) -> str:
-    """Say in one line in which phase a search is, how far, and what `describe` does."""
-    return f"{progress.phase} {progress.done}/{progress.total} {describe(progress)}"
 
 
 def describe(progress: Progress) -> str:

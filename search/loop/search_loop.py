@@ -214,12 +214,9 @@ class SearchLoop:
         record, penalty = self._pending.pop(index)
         if item.failure is not None:
             decided = replace(record, status="failed", failure=item.failure, failure_kind=item.failure_kind)
-            log.info("individual %d failed: %s", index, item.failure, extra={"individual": index})
         else:
             score, tie_break = self._ranking(item)
             decided = replace(record, status="ok", fitness=score - penalty, tie_break=tie_break)
-            shown = SCALES[self._setup.scale].phrase(score - penalty)
-            log.info("individual %d: %s", index, shown, extra={"individual": index})
         self._unsaved.append(decided)
         self._finish(decided)
 

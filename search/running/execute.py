@@ -17,7 +17,7 @@ from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.lease_heartbeat import LEASE_S, LeaseHeartbeat
 from moevolve.search.running.loggers.feeding import feeding_loggers
-from moevolve.search.running.observer import Observer, logged_as
+from moevolve.search.running.observer import Observer
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import CancelledError, LeaseLostError
 from moevolve.store.events import asker
@@ -74,7 +74,6 @@ def execute(
         KeyboardInterrupt: The user stopped the search, which stays resumable unless it was cancelled.
     """
     with (
-        logged_as(setup.config.name),
         LeaseHeartbeat(store, setup.search_id, LEASE_S) as heartbeat,
         feeding_loggers(setup, store, observer) as observer,
     ):

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moevolve.search.config.run import RunConfig
     from moevolve.store.records import Progress
-
-SEARCH: ContextVar[str | None] = ContextVar("search", default=None)
-"""Name of the search that the current thread runs, for log records."""
-
-
-@contextmanager
-def logged_as(search: str) -> Iterator[None]:
-    """Add a search's name to the log records of the block."""
-    before = SEARCH.set(search)
-    try:
-        yield
-    finally:
-        SEARCH.reset(before)
 
 
 @dataclass(frozen=True, slots=True, repr=False)  # a default in signatures, which should be short

@@ -16,8 +16,8 @@ from moevolve.search.server.pages.forms import from_form
 from moevolve.search.server.pages.rendering import render
 from moevolve.store.pareto import Size
 
+# Configurations per task on a page.
 _ROWS = 25
-"""Configurations per task on a page."""
 
 R = TypeVar("R", BestRequest, ParetoRequest)
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)

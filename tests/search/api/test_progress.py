@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -48,29 +45,6 @@ def test_steps_are_lines_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     watched(progress=False)
     watched(observer=moevolve.Observer())
     assert capsys.readouterr().err == ""
-
-
-def test_a_notebook_shows_one_text_that_grows(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts: list[str] = []
-
-    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Any:
-        assert raw and display_id
-        texts.append(data["text/plain"])
-        return SimpleNamespace(update=lambda data, raw: texts.append(data["text/plain"]))
-
-    package, module = ModuleType("IPython"), ModuleType("IPython.display")
-    vars(package)["get_ipython"] = lambda: SimpleNamespace(kernel=None)
-    vars(module)["display"] = display
-    monkeypatch.setitem(sys.modules, "IPython", package)
-    monkeypatch.setitem(sys.modules, "IPython.display", module)
-    function_of(RunRequest)()
-    assert capsys.readouterr().err == "" and texts[0] == "3 rows set aside"
-    assert texts[-1].splitlines() == [*LINES[:2], *LINES[-2:]], "the last state of the evaluations stays"
-    vars(package)["get_ipython"] = object
-    function_of(RunRequest)()
-    assert capsys.readouterr().err.splitlines() == LINES, "IPython in a terminal has no kernel"
 
 
 @pytest.mark.parametrize("name", ["launch", "resume", "retry", "shrink", "study", "estimate", "export", "profile"])

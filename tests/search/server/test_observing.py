@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import json
-import logging
-from pathlib import Path
-
-import disturbed_lab
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from moevolve.search.cli.app import JsonFormatter
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 
@@ -48,23 +41,3 @@ def test_the_health_check_needs_no_token_and_shows_nothing(client: TestClient) -
     head = client.head("/healthz", headers=probe)
     assert (head.status_code, head.text) == (200, "")
     assert client.get("/metrics", headers=probe).status_code == 400
-
-
-def test_a_search_logs_its_name_and_its_individuals(tmp_path: Path) -> None:
-    said, logger = io.StringIO(), logging.getLogger("moevolve")
-    handler = logging.StreamHandler(said)
-    handler.setFormatter(JsonFormatter())
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        disturbed_lab.drive(f"sqlite:///{tmp_path / 'moevolve.db'}", "logged")
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
-    lines = [json.loads(line) for line in said.getvalue().splitlines()]
-    told = [line["message"] for line in lines]
-    assert all((line["search"], line["level"]) == ("logged", "info") for line in lines)
-    stages = ["starting workers", "evaluating", "finished"]
-    assert [line for line in told if line in stages] == stages
-    assert {line["individual"] for line in lines if "individual" in line} == set(range(disturbed_lab.TOTAL))
