@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 from sqlalchemy import Connection, Row, and_, or_, select, text, update
@@ -40,8 +39,8 @@ def now_of(connection: Connection) -> datetime:
     return now.astimezone(UTC)
 
 
-def free_lease(search_id: str) -> dict[str, Any]:
-    """The lease row of a new search, which no driver holds."""
+def free_lease(search_id: str) -> dict[str, object]:
+    """Return the lease row of a new search, which no driver holds."""
     return {"search_id": search_id, "epoch": 0, "desired_state": "running", "events": 0}
 
 
@@ -97,7 +96,7 @@ def renew(
         LeaseLostError: Another driver has the lease.
     """
     row = _locked_by(connection, lease)
-    changes: dict[str, Any] = {"expires_at": now_of(connection) + timedelta(seconds=seconds)}
+    changes: dict[str, object] = {"expires_at": now_of(connection) + timedelta(seconds=seconds)}
     if stage is not None:
         changes["stage"] = stage
     if progress is not None:
@@ -192,7 +191,7 @@ def revoke_expired(connection: Connection) -> set[str]:
     return {row.search_id for row in held if not is_gone(row.owner)}
 
 
-def _control(row: Row[Any], now: datetime) -> Control:
+def _control(row: Row[*tuple[object, ...]], now: datetime) -> Control:
     lasts = row.expires_at is not None and now < row.expires_at
     alive = row.owner is not None and lasts and not is_gone(row.owner)
     damaged = row.owner is not None and row.expires_at is None
@@ -210,7 +209,7 @@ def _control(row: Row[Any], now: datetime) -> Control:
     )
 
 
-def _locked_by(connection: Connection, lease: Lease) -> Row[Any]:
+def _locked_by(connection: Connection, lease: Lease) -> Row[*tuple[object, ...]]:
     """The lease's row, locked; an error if the lease has been lost."""
     row = _locked(connection, lease.search_id)
     if row.epoch != lease.epoch:
@@ -221,7 +220,7 @@ def _locked_by(connection: Connection, lease: Lease) -> Row[Any]:
     return row
 
 
-def _locked(connection: Connection, search_id: str) -> Row[Any]:
+def _locked(connection: Connection, search_id: str) -> Row[*tuple[object, ...]]:
     """A search's row, locked against other writers until this transaction ends."""
     row = connection.execute(select(leases).where(leases.c.search_id == search_id).with_for_update()).first()
     if row is None:
@@ -230,7 +229,7 @@ def _locked(connection: Connection, search_id: str) -> Row[Any]:
     return row
 
 
-def _update(connection: Connection, search_id: str, **values: Any) -> None:
+def _update(connection: Connection, search_id: str, **values: object) -> None:
     connection.execute(update(leases).where(leases.c.search_id == search_id).values(**values))
 
 

@@ -30,8 +30,8 @@ def find_search(connection: Connection, name_or_id: str) -> SearchRecord:
     return SearchRecord(**row._mapping)
 
 
-def find_individual(connection: Connection, ref: str) -> tuple[SearchRecord, Row[Any]]:
-    """The search and the row of the individual `SEARCH:INDEX`; NotFoundError if there is none."""
+def find_individual(connection: Connection, ref: str) -> tuple[SearchRecord, Row[*tuple[object, ...]]]:
+    """Return the search and the row of the individual `SEARCH:INDEX`; NotFoundError if there is none."""
     name, colon, number = ref.rpartition(":")
     if not colon or not name or not _INDEX.fullmatch(number):
         raise NotFoundError(f"{ref!r} names no individual: write SEARCH:INDEX, such as rte-8x7b:41")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, Row, func, select
 
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.store.errors import StoreError
@@ -58,11 +58,11 @@ def read_full_score(
 
 def _scored_contexts(
     connection: Connection, task: str, split: Split, search: SearchRecord | None, model: str | None
-) -> list[Any]:
+) -> list[Row[*tuple[object, ...]]]:
     if split not in SCORED:
         raise StoreError(f"a Pareto front needs a split of {', '.join(SCORED)}, got {split!r}")
     return task_contexts(connection, task, search, model)
 
 
-def _sized(context: Any, sizes: ColumnElement[int | None]) -> tuple[ColumnElement[bool], ...]:
+def _sized(context: Row[*tuple[object, ...]], sizes: ColumnElement[int | None]) -> tuple[ColumnElement[bool], ...]:
     return evaluations.c.context_id == context.id, evaluations.c.score.is_not(None), sizes.is_not(None)

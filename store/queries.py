@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, or_, select, union
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, literal, or_, select, union
 
 from moevolve.evaluators.errors import suggestion
 from moevolve.evaluators.metrics import mean_on_scale, scale_of
@@ -165,7 +164,7 @@ def read_best_of_search(connection: Connection, search_id: str, limit: int = 1) 
     return _in_order(connection, search_id, best_indices(search_id, limit))
 
 
-def _in_order(connection: Connection, search_id: str, query: Select[Any]) -> list[IndividualRecord]:
+def _in_order(connection: Connection, search_id: str, query: Select[int]) -> list[IndividualRecord]:
     """The individuals of a search whose indices a query selects, in its order."""
     indices = list(connection.execute(query).scalars())
     rows = {row.index: row for row in read_history(connection, search_id, indices)}
@@ -248,7 +247,7 @@ class ScoredPhenotype:
     score: float
     gold_logprob: float
     phenotype_hash: str
-    context: Any
+    context: Row[*tuple[object, ...]]
     split: Split
 
 
@@ -310,7 +309,7 @@ def _ranking(connection: Connection, task: str, where: Filter, limit: int, by: S
     return rows[:limit]
 
 
-def best_indices(search_id: str, limit: int) -> Select[Any]:
+def best_indices(search_id: str, limit: int) -> Select[int]:
     """A query for the indices of a search's best `ok` individuals, each phenotype only under its first individual."""
     earlier = individuals.alias("earlier")
     repeats = (
@@ -329,7 +328,7 @@ def best_indices(search_id: str, limit: int) -> Select[Any]:
 
 def task_contexts(
     connection: Connection, task: str, search: SearchRecord | None, model: str | None = None
-) -> list[Any]:
+) -> list[Row[*tuple[object, ...]]]:
     """The contexts of a task; for one search, those of its model, its engine and its versions of the splits.
 
     With a path of a model, only those of the models that searches have by this path.
@@ -370,7 +369,7 @@ def _own_fingerprints(connection: Connection, search_ids: Sequence[str], task: s
 
 def top(
     connection: Connection,
-    here: Sequence[Any],
+    here: Sequence[Row[*tuple[object, ...]]],
     split: Split,
     where: Filter,
     limit: int,
@@ -404,11 +403,13 @@ def top(
     return _rows(connection, here, held[:limit])
 
 
-def _same_model(one: Any, other: Any) -> bool:
+def _same_model(one: Row[*tuple[object, ...]], other: Row[*tuple[object, ...]]) -> bool:
     return (one.model_fingerprint, one.engine_fingerprint) == (other.model_fingerprint, other.engine_fingerprint)
 
 
-def candidates(context: Any, where: Filter, limit: int, excluded: Sequence[int] = ()) -> Select[Any]:
+def candidates(
+    context: Row[*tuple[object, ...]], where: Filter, limit: int, excluded: Sequence[int] = ()
+) -> Select[float, float, str]:
     """A query for (score, gold_logprob, phenotype_hash) of the best phenotypes in a context with an `ok` individual.
 
     Args:
@@ -439,7 +440,7 @@ def candidates(context: Any, where: Filter, limit: int, excluded: Sequence[int] 
     return query.order_by(e.c.score.desc(), e.c.gold_logprob.desc(), e.c.phenotype_hash.desc()).limit(limit)
 
 
-def _earliest(connection: Connection, one: ScoredPhenotype, search: SearchRecord | None) -> Any:
+def _earliest(connection: Connection, one: ScoredPhenotype, search: SearchRecord | None) -> Row[*tuple[object, ...]]:
     """The individual that represents a candidate: the first one in the oldest search that has the phenotype."""
     other = individuals.alias("other")
     first = (
@@ -468,7 +469,11 @@ def _earliest(connection: Connection, one: ScoredPhenotype, search: SearchRecord
     return connection.execute(query).one()
 
 
-def _rows(connection: Connection, here: Sequence[Any], held: Sequence[tuple[ScoredPhenotype, Any]]) -> list[BestRow]:
+def _rows(
+    connection: Connection,
+    here: Sequence[Row[*tuple[object, ...]]],
+    held: Sequence[tuple[ScoredPhenotype, Row[*tuple[object, ...]]]],
+) -> list[BestRow]:
     """The rows of a ranking, with the scores on all splits filled in."""
     scores = _scores(connection, [one.id for one in here], {one.phenotype_hash for one, _ in held})
     task = here[0].task if here else ""

@@ -160,7 +160,7 @@ def _connect(address: str, read_only: bool) -> sqlite3.Connection:
     return connection
 
 
-def _engine(url: URL, **options: Any) -> Engine:
+def _engine(url: URL, **options: object) -> Engine:
     try:
         return create_engine(url, **options)
     except ImportError as error:
@@ -315,18 +315,18 @@ def lock_against_prune(connection: Connection, alone: bool = False) -> None:
     connection.execute(select(lock(_CONTENT_LOCK)))
 
 
-def insert_new(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int:
+def insert_new(connection: Connection, table: Table, rows: Sequence[dict[str, object]]) -> int:
     """Inserts the rows whose key is new, and returns their number. Existing rows stay unchanged."""
     make = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     return _execute_insert(connection, make(table).on_conflict_do_nothing(), rows)
 
 
-def insert_all(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+def insert_all(connection: Connection, table: Table, rows: Sequence[dict[str, object]]) -> None:
     """Inserts rows; an existing key is an error."""
     _execute_insert(connection, insert(table), rows)
 
 
-def _execute_insert(connection: Connection, statement: Insert, rows: Sequence[dict[str, Any]]) -> int:
+def _execute_insert(connection: Connection, statement: Insert, rows: Sequence[dict[str, object]]) -> int:
     if not rows:
         return 0
     if connection.dialect.name == "sqlite":
@@ -336,7 +336,7 @@ def _execute_insert(connection: Connection, statement: Insert, rows: Sequence[di
     return len(connection.execute(statement.returning(literal(1)), list(rows)).all())
 
 
-def update_all(connection: Connection, statement: Update, rows: Sequence[dict[str, Any]]) -> None:
+def update_all(connection: Connection, statement: Update, rows: Sequence[dict[str, object]]) -> None:
     """Runs an update for each row; on PostgreSQL one by one, not in a pipeline (see `_execute_insert`)."""
     if rows and connection.dialect.name == "sqlite":
         connection.execute(statement, list(rows))

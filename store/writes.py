@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, select, update
 
 from moevolve.store.errors import StoreError
 from moevolve.store.leases import fence
@@ -92,7 +92,7 @@ def write_individuals(
     return list(decided.values())
 
 
-def _check_same(search_id: str, there: Any, one: IndividualRecord) -> None:
+def _check_same(search_id: str, there: Row[*tuple[object, ...]], one: IndividualRecord) -> None:
     """Refuses a record of an individual that is known already, if it has another genome or another outcome."""
     if (there.content_hash, there.phenotype_hash) != (one.content_hash, one.phenotype_hash):
         raise StoreError(
@@ -118,7 +118,7 @@ def _stored(connection: Connection, search_id: str, indices: Sequence[int]) -> d
     return found
 
 
-def _individual_row(search_id: str, one: IndividualRecord, now: datetime) -> dict[str, Any]:
+def _individual_row(search_id: str, one: IndividualRecord, now: datetime) -> dict[str, object]:
     values = {name: getattr(one, name) for name in INDIVIDUAL_COLUMNS}
     whole = {name: int(values[name]) for name in _INTEGER_COLUMNS}
     return {
@@ -167,7 +167,7 @@ def _context_id(connection: Connection, one: EvaluationRecord) -> int:
     return int(row.id)
 
 
-def _evaluation_row(one: EvaluationRecord, context_id: int, now: datetime) -> dict[str, Any]:
+def _evaluation_row(one: EvaluationRecord, context_id: int, now: datetime) -> dict[str, object]:
     score, gold = one.score, one.gold_logprob
     if one.failure is None:
         score, gold = _numbers(f"evaluation of {one.phenotype_hash} on {one.task}/{one.split}", score, gold)

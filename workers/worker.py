@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -61,7 +61,7 @@ class EvaluationWorker:
         self._name = f"{socket.gethostname()}/{os.getpid()}"  # where users look for its process and log
 
     @property
-    def memory(self) -> dict[str, Any]:
+    def memory(self) -> Mapping[str, object]:
         """See `GenerationEngine.memory`."""
         return self._engine.memory
 

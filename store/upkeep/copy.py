@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import Connection, Row, Table, func, select, update
 
@@ -88,7 +87,7 @@ def _counts(connection: Connection) -> dict[str, int]:
     return {table.name: connection.execute(select(func.count()).select_from(table)).scalar_one() for table in _COUNTED}
 
 
-def _rows(connection: Connection, table: Table, search: SearchRecord) -> Sequence[Row[Any]]:
+def _rows(connection: Connection, table: Table, search: SearchRecord) -> Sequence[Row[*tuple[object, ...]]]:
     return connection.execute(select(table).where(table.c.search_id == search.id)).all()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
 
@@ -98,7 +97,7 @@ def _drop_shrinks(connection: Connection) -> None:
 
 
 def _drop(
-    connection: Connection, table: Table, content: ColumnElement[Any], which: ColumnElement[bool]
+    connection: Connection, table: Table, content: ColumnElement[object], which: ColumnElement[bool]
 ) -> tuple[int, int]:
     """Deletes rows of a table; returns their number and the bytes of one of their columns."""
     size = connection.execute(select(func.coalesce(func.sum(func.length(content)), 0)).where(which)).scalar_one()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from gguf import GGUFReader, GGUFValueType
+from numpy.typing import NDArray
 
 
 class QuickReader(GGUFReader):
     """Reads metadata as the library does, which takes seconds for a vocabulary: it maps every entry anew."""
 
-    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list[NDArray[np.generic]], list[int], list[GGUFValueType]]:
         if raw_type == GGUFValueType.ARRAY:
             kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
             start, entry, number = orig_offs + 12, GGUFValueType(kind[0]), int(count[0])
@@ -26,9 +27,9 @@ class QuickReader(GGUFReader):
                 return size, parts, list(range(2, 2 + number)), [GGUFValueType.ARRAY, entry]
         return super()._get_field_parts(orig_offs, raw_type)
 
-    def _strings(self, start: int, number: int) -> tuple[list[Any], int]:
+    def _strings(self, start: int, number: int) -> tuple[list[NDArray[np.generic]], int]:
         """The lengths and the bytes of strings from an offset on, by turns, and the offset behind them."""
-        data, parts = self.data.view(np.ndarray), list[Any]()
+        data, parts = self.data.view(np.ndarray), list[NDArray[np.generic]]()
         length_type = np.dtype(np.uint64).newbyteorder(self.byte_order)
         for _ in range(number):
             length = data[start : start + 8].view(length_type)

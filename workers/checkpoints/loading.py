@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,7 +19,7 @@ from moevolve.workers.checkpoints.headers import stored_tensors
 from moevolve.workers.checkpoints.preflight import check_tensors
 from moevolve.workers.checkpoints.state import empty_model, load_part, restore_buffers
 from moevolve.workers.checkpoints.stored_experts import StoredExperts
-from moevolve.workers.checkpoints.text_models import published_names, text_config, text_tensors
+from moevolve.workers.checkpoints.text_models import ReadableTensor, published_names, text_config, text_tensors
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 from moevolve.workers.families.base import EXPERTS_BACKEND, ExpertFamily
 from moevolve.workers.families.registry import FAMILIES, dense_family, expert_family, family_of, register_class
@@ -92,11 +92,11 @@ def has_weights(config: ModelConfig) -> bool:
     return directory is None or gguf_file(config) is not None or any(directory.glob("*.safetensors"))
 
 
-def _hub_arguments(config: ModelConfig) -> dict[str, Any]:
+def _hub_arguments(config: ModelConfig) -> dict[str, str | bool]:
     return {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
 
 
-def backends(model_type: str) -> dict[str, Any]:
+def backends(model_type: str) -> dict[str, str]:
     """Return the arguments of `from_pretrained` that set the backends of attention and experts for a family."""
     family = FAMILIES.get(model_type)
     attention = "sdpa" if family is None or family.sdpa else "eager"
@@ -116,7 +116,7 @@ class Packing:
     """
 
     name: str
-    tensors: Callable[[torch.dtype], Mapping[str, Any]]
+    tensors: Callable[[torch.dtype], Mapping[str, ReadableTensor]]
 
 
 def packing(config: ModelConfig, settings: PretrainedConfig) -> Packing | None:
@@ -228,7 +228,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def model_class(settings: PretrainedConfig) -> Any:
+def model_class(settings: PretrainedConfig) -> type[PreTrainedModel]:
     """Return the class of causal language models of a config, whose family is supported."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -256,7 +256,7 @@ def check_weights(config: ModelConfig) -> None:
         each.check_beginning()
 
 
-def _opened(config: ModelConfig) -> tuple[PretrainedConfig, Mapping[str, Any], torch.dtype]:
+def _opened(config: ModelConfig) -> tuple[PretrainedConfig, Mapping[str, ReadableTensor], torch.dtype]:
     """Config of the unpacked model, its tensors by their names in its family, which are checked, and their dtype."""
     from transformers.utils import logging as transformers_logging
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.headers import EXPERT
 from moevolve.workers.checkpoints.pruning import is_mtp_stem
 from moevolve.workers.checkpoints.state import SavedNames, layers_prefix, load_part
+from moevolve.workers.checkpoints.text_models import ReadableTensor
 from moevolve.workers.families.base import MTP_FIELDS
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _MTP_PART = "eh_proj"
 _UNUSED_SCALES = re.compile(r".+[._](input|activation|k|v|q|prob)_(scale|global_scale|zero_point)")
 
 
-def check_tensors(model: PreTrainedModel, tensors: Mapping[str, Any], path: str) -> None:
+def check_tensors(model: PreTrainedModel, tensors: Mapping[str, ReadableTensor], path: str) -> None:
     """Refuse a checkpoint whose tensors aren't exactly those of its model.
 
     Modules that the model doesn't have at all, such as those for images, may be there and are ignored.
@@ -72,7 +73,7 @@ def check_tensors(model: PreTrainedModel, tensors: Mapping[str, Any], path: str)
 
 
 def _sources(
-    model: PreTrainedModel, conversions: list[Any], tensors: Collection[str], path: str
+    model: PreTrainedModel, conversions: list[object], tensors: Collection[str], path: str
 ) -> dict[str, list[str]]:
     """Names of the stored tensors that make up every parameter. Raises a `UserError` if there are two sets of them."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -157,7 +158,7 @@ def _misshapen(sources: Sequence[str], empty: Mapping[str, Tensor], wanted: torc
     )
 
 
-def _untied(model: PreTrainedModel, sources: Mapping[str, Sequence[str]], tensors: Mapping[str, Any]) -> str:
+def _untied(model: PreTrainedModel, sources: Mapping[str, Sequence[str]], tensors: Mapping[str, ReadableTensor]) -> str:
     """What is wrong where the output projection is the embedding by the config, and the files have both."""
     for target, source in model.all_tied_weights_keys.items():
         both = [*sources.get(target, ()), *sources.get(source, ())]

@@ -12,9 +12,10 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
+from pydantic import JsonValue
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
@@ -158,7 +159,7 @@ class Pruning:
         """Whether the source has layers for MTP."""
         return any(self._is_mtp(name) for name in self._tensors)
 
-    def renamed(self, value: Any) -> Any:
+    def renamed(self, value: JsonValue) -> JsonValue:
         """Rename experts in a JSON file's content, such as the modules that a quantisation config names.
 
         The result has no strings that name pruned experts or dropped layers.

@@ -24,7 +24,7 @@ def experts_prefix(model: PreTrainedModel) -> str:
 
 
 def empty_model(
-    model_class: type[PreTrainedModel], config: PretrainedConfig, dtype: torch.dtype, **form: Any
+    model_class: type[PreTrainedModel], config: PretrainedConfig, dtype: torch.dtype, **form: str
 ) -> PreTrainedModel:
     """Build a model on the meta device, with its tied tensors tied; the config is copied.
 
@@ -109,8 +109,8 @@ class SavedNames:
 
 def load_part(
     model: PreTrainedModel,
-    conversions: Sequence[Any],
-    tensors: Mapping[str, Any],
+    conversions: Sequence[object],
+    tensors: Mapping[str, object],
     device: torch.device,
     dtype: torch.dtype,
 ) -> Any:

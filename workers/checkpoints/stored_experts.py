@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from moevolve.workers.checkpoints.headers import EXPERT
 from moevolve.workers.checkpoints.state import SavedNames, experts_prefix, layers_prefix
+from moevolve.workers.checkpoints.text_models import ReadableTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,7 +45,7 @@ class StoredExperts:
             `first` up to `last` on `tensor[first:last]`.
     """
 
-    def __init__(self, model: PreTrainedModel, tensors: Mapping[str, Any]) -> None:
+    def __init__(self, model: PreTrainedModel, tensors: Mapping[str, ReadableTensor]) -> None:
         self._tensors = tensors
         self._names = SavedNames(model)
         self._layers, self._experts = layers_prefix(model), experts_prefix(model)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +22,17 @@ from moevolve.workers.families.registry import FAMILIES
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-SAME_ON_TEXT: dict[str, tuple[str, dict[str, Any]]] = {
+
+class ReadableTensor(Protocol):
+    """A tensor that is read from its files on `tensor[...]`, or some of its rows on `tensor[first:last]`."""
+
+    def __getitem__(self, which: EllipsisType | slice) -> Tensor: ...
+
+    def empty(self) -> Tensor:
+        """Return a tensor of the same shape and dtype on the meta device; nothing is read."""
+
+
+SAME_ON_TEXT: dict[str, tuple[str, dict[str, bool]]] = {
     "qwen3_vl_moe_text": ("qwen3_moe", {"norm_topk_prob": True}),
     "qwen3_omni_moe_text": ("qwen3_moe", {}),
     "glm4v_moe_text": ("glm4_moe", {"use_qk_norm": False}),
@@ -65,7 +75,7 @@ def text_config(settings: PretrainedConfig) -> PretrainedConfig:
     if family != text.model_type:
         from transformers import CONFIG_MAPPING
 
-        kind: Any = CONFIG_MAPPING[family]
+        kind = CONFIG_MAPPING[family]
         found = {each.name: getattr(text, each.name) for each in fields(kind) if each.init and hasattr(text, each.name)}
         rope = {name: value for name, value in text.rope_parameters.items() if name not in _IMAGE_POSITIONS}
         text = kind(**{**found, "rope_parameters": rope, **fixed})
@@ -110,7 +120,7 @@ def published_names(whole: PretrainedConfig) -> Iterator[None]:
         register_checkpoint_conversion_mapping(text, own, overwrite=True)
 
 
-def is_text_of(settings: Mapping[str, Any], config: PretrainedConfig) -> bool:
+def is_text_of(settings: Mapping[str, object], config: PretrainedConfig) -> bool:
     """Whether a part of a config.json describes the text model whose config as its family has it is `config`."""
     kind = settings.get("model_type")
     return kind == config.model_type or SAME_ON_TEXT.get(str(kind), ("", {}))[0] == config.model_type
@@ -137,14 +147,13 @@ class _Turned:
         shape: Shape of an expert in the family.
     """
 
-    tensor: Any
+    tensor: ReadableTensor
     shape: tuple[int, int]
 
     def __getitem__(self, which: EllipsisType | slice) -> Tensor:
         return self._turned(self.tensor[which])
 
     def empty(self) -> Tensor:
-        """Return a tensor of the same shape and dtype on the meta device; nothing is read."""
         return self._turned(self.tensor.empty())
 
     def _turned(self, values: Tensor) -> Tensor:
@@ -159,14 +168,13 @@ class _Numbered:
         matrices: Of every expert, those that are put side by side, as objects that return them on `tensor[...]`.
     """
 
-    matrices: tuple[tuple[Any, ...], ...]
+    matrices: tuple[tuple[ReadableTensor, ...], ...]
 
     def __getitem__(self, which: EllipsisType | slice) -> Tensor:
         chosen = self.matrices if which is ... else self.matrices[which]
         return torch.stack([torch.cat([each[...] for each in expert]).mT for expert in chosen])
 
     def empty(self) -> Tensor:
-        """Return a tensor of the same shape and dtype on the meta device; nothing is read."""
         return torch.stack([torch.cat([each.empty() for each in expert]).mT for expert in self.matrices])
 
 
@@ -174,13 +182,13 @@ class _Numbered:
 _LLAMA4_EXPERTS = {"gate_up_proj": (".gate_proj.weight", ".up_proj.weight"), "down_proj": (".down_proj.weight",)}
 
 
-def _llama4_tensors(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+def _llama4_tensors(tensors: Mapping[str, ReadableTensor]) -> Mapping[str, ReadableTensor]:
     """Fuse the experts of a Llama-4 that are stored one by one and transposed.
 
     That is how `transformers` runs, and stores, those that compressed-tensors has quantised.
     """
-    fused: dict[str, Any] = {}
-    blocks: dict[str, dict[int, dict[str, Any]]] = {}
+    fused: dict[str, ReadableTensor] = {}
+    blocks: dict[str, dict[int, dict[str, ReadableTensor]]] = {}
     for name, tensor in tensors.items():
         match = EXPERT.fullmatch(name)
         if match is None:
@@ -195,7 +203,7 @@ def _llama4_tensors(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
     return fused
 
 
-def text_tensors(tensors: Mapping[str, Any], config: PretrainedConfig) -> Mapping[str, Any]:
+def text_tensors(tensors: Mapping[str, ReadableTensor], config: PretrainedConfig) -> Mapping[str, ReadableTensor]:
     """Return the tensors of a checkpoint's text model by their names in its family; all if there is nothing else.
 
     Tensors are objects that return theirs on `tensor[...]`. The config is the text model's as its family has it.

@@ -101,10 +101,10 @@ class GrowingMeasurement(Measurement, Protocol):
     def most(self) -> int:
         """Largest number of tokens."""
 
-    def is_met(self, arrays: Mapping[str, NDArray[Any]]) -> bool:
+    def is_met(self, arrays: Mapping[str, NDArray[np.number]]) -> bool:
         """Whether what was measured so far is enough."""
 
-    def note(self, arrays: Mapping[str, NDArray[Any]]) -> str:
+    def note(self, arrays: Mapping[str, NDArray[np.number]]) -> str:
         """A line for users that says what was measured, and why no more."""
 
 
@@ -181,7 +181,7 @@ def calibration_fingerprint(
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _settings(measurement: Any) -> list[Any]:
+def _settings(measurement: Any) -> list[object]:
     combines = isinstance(measurement, CombinedMeasurement)
     return [
         type(measurement).__name__,

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ class FitRows:
     prompts: NDArray[np.int32] = field(repr=False)
 
     @classmethod
-    def of(cls, arrays: Mapping[str, NDArray[Any]], use: RowsUse = "repair") -> FitRows:
+    def of(cls, arrays: Mapping[str, NDArray[np.int32]], use: RowsUse = "repair") -> FitRows:
         """Take the sequences out of the arrays of a calibration made from a `RowsMeasurement`."""
         return cls(*(arrays[f"{use}_{name}"] for name in ("tokens", "lengths", "prompts")))
 

@@ -25,10 +25,10 @@ from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.families.layers import DenseLayer, MoELayer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
-def host_tensor(array: NDArray[Any]) -> Tensor:
+def host_tensor(array: NDArray[np.generic]) -> Tensor:
     """Wrap an array in a host tensor, copying it only if it is read-only or not contiguous."""
     # Arrays that Ray delivers are read-only.
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
@@ -218,7 +218,7 @@ class PruningExporter(Exporter, Protocol):
         """Describe an edit that `selection` accepts; for `form_note` see `ExportSummary`."""
 
 
-RoutingReader = Callable[[Any, tuple[Any, ...], Any], tuple[Tensor, Tensor]]
+RoutingReader = Callable[[Any, tuple[Tensor, ...], Any], tuple[Tensor, Tensor]]
 """Reads a routing decision from a module, its inputs and its output. Returns the chosen experts, 0 or 1 [tokens, E],
 and the factors on their outputs, [tokens, E]."""
 
@@ -259,4 +259,4 @@ class Method:
     calibrators: Mapping[type, Calibrator] = field(default_factory=dict)
     routing: Mapping[type[nn.Module], RoutingReader] = field(default_factory=dict)
     described: Callable[[RoutedLayer, int, Any], RoutedLayer] = lambda layer, _position, _edit: layer
-    module_uses: Mapping[str, Callable[[Any, Any], ModuleUse]] = field(default_factory=dict)
+    module_uses: Mapping[str, Callable[[Any, PretrainedConfig], ModuleUse]] = field(default_factory=dict)

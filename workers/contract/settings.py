@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le, MinLen
 
@@ -80,7 +80,7 @@ class VllmConfig:
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
 
     python: Annotated[str, MinLen(1)]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     folder: str | None = None
 
 

@@ -27,9 +27,9 @@ _ANSWER = "\ue000answer\ue000"
 
 # Template variables that turn thinking off or down, in the templates that know them. Answers are short, and thinking
 # would use up their tokens.
-_NO_THINKING: dict[str, Any] = {"enable_thinking": False, "reasoning_effort": "low"}
+_NO_THINKING: dict[str, object] = {"enable_thinking": False, "reasoning_effort": "low"}
 # Template variables that turn thinking on, in the templates that know them.
-_THINKING: dict[str, Any] = {"enable_thinking": True, "thinking": True}
+_THINKING: dict[str, object] = {"enable_thinking": True, "thinking": True}
 
 # Date that templates get for today's, so that prompts are the same on every day.
 _TODAY = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
@@ -237,7 +237,7 @@ class ChatTemplate:
         return self._written(messages, generates, tools, _THINKING if thinks else _NO_THINKING)
 
     def _written(
-        self, messages: Sequence[Message], generates: bool, tools: Sequence[Message], variables: Mapping[str, Any]
+        self, messages: Sequence[Message], generates: bool, tools: Sequence[Message], variables: Mapping[str, object]
     ) -> str:
         # Templates of GPT-OSS's kind have another name for thoughts.
         thoughts = ({"thinking": each["reasoning_content"]} if "reasoning_content" in each else {} for each in messages)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ _GPU_PART_COST = 20_000
 class Masks:
     """Causal attention masks, cached by the positions that they are for."""
 
-    _cache: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+    _cache: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
     def of(
         self, first: int, end: int, window: int | None, additive: torch.dtype | None, device: torch.device

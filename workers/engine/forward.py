@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class _NoCopyLayer(DynamicLayer):
     """A layer of a KV cache that stores the first states it gets without copying them, unlike its base class."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **more: object) -> tuple[Tensor, Tensor]:
         if self.is_initialized:
-            return super().update(key_states, value_states, *args, **kwargs)
+            return super().update(key_states, value_states, *args, **more)
         self.lazy_initialization(key_states, value_states)
         self.keys, self.values = key_states, value_states
         return key_states, value_states
@@ -157,7 +157,7 @@ class Forward:
         index = torch.as_tensor(np.asarray(places, dtype=np.int64), device=self.device)
         read: list[Tensor] = []
 
-        def select(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        def select(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             states = args[0].reshape(-1, args[0].shape[-1])
             read.append(states.index_select(0, index.to(states.device)))
             # When hidden states are read, the logits aren't: one place is enough.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from numpy.typing import NDArray
 
@@ -68,19 +68,19 @@ class ResidentLM(TemplateLM):
                 return int(token)
         raise UserError("the tokenizer has neither a beginning nor an end token to open an empty prompt with")
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: object) -> list[int]:
         """Return the token ids of a text, from a cache."""
         key = (string, add_special_tokens is not False)
         if key not in self._tokens:
             self._tokens[key] = list(self._prompts.text(string, special=key[1]))
         return self._tokens[key]
 
-    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Return every continuation's summed log-probability, and whether it is greedy, without a progress bar."""
         scored: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
         return scored
 
-    def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **kwargs: Any) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **kwargs: object) -> list[tuple[float, bool]]:
         contexts: dict[Tokens, list[int]] = {}
         for place, (texts, context, continuation) in enumerate(requests):
             if not continuation:
@@ -98,10 +98,10 @@ class ResidentLM(TemplateLM):
                 self._answered[requests[place][0]] = float(total) / len(requests[place][2])
         return answers
 
-    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
         raise UserError(f"{self._split.task}: likelihoods of whole texts aren't lm-eval's to measure here")
 
-    def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         """Return greedy answers to the split's prompts, cut at the first stop string."""
         prompts = [example.prompt for example in self._split.examples]
         if [request.args[0] for request in requests] != prompts:

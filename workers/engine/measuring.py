@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -219,7 +219,7 @@ class _Counter:
         self._weights: Tensor | None = None
         self._together = torch.empty(0)
 
-    def observe(self, reader: RoutingReader, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def observe(self, reader: RoutingReader, module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
         chosen, weights = reader(module, args, output)
         if self._weights is None:
             experts = chosen.shape[1]

@@ -21,7 +21,7 @@ from moevolve.workers.engine.columns import Attention, AttentionPart, Step
 from moevolve.workers.families.registry import pads_left
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 _NAME = "moevolve_packed"
 # Attention of `transformers` that can run between packed columns; flash attention has another layout.
@@ -35,7 +35,7 @@ width], to outputs [n, tokens, heads, width]."""
 _NOW: ContextVar[tuple[str, Attention | Step]] = ContextVar("attention")
 
 
-def packs(model: PreTrainedModel, layers: Sequence[Any]) -> bool:
+def packs(model: PreTrainedModel, layers: Sequence[object]) -> bool:
     """Return whether a model's attention can run between packed columns.
 
     The model must look up its attention in the registry, and nothing else in it may pass information between tokens, as
@@ -70,13 +70,13 @@ def packed(model: PreTrainedModel, attention: Attention | Step) -> Iterator[None
         _NOW.reset(token)
 
 
-def _configs(model: PreTrainedModel) -> list[Any]:
+def _configs(model: PreTrainedModel) -> list[PretrainedConfig]:
     """The distinct configs of a model's modules that attention may read."""
     found = (getattr(module, "config", None) for module in model.modules())
     return list({id(config): config for config in found if hasattr(config, "_attn_implementation")}.values())
 
 
-def _eager(kind: type) -> Callable[..., Any] | None:
+def _eager(kind: type) -> Callable[..., tuple[Tensor, Tensor | None]] | None:
     """The eager attention function in the modelling file of a module's class."""
     return getattr(sys.modules[kind.__module__], "eager_attention_forward", None)
 

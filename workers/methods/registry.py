@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -15,6 +15,9 @@ from moevolve.workers.methods.factorllm.method import FACTORLLM
 from moevolve.workers.methods.nanomoe.method import NANOMOE
 from moevolve.workers.methods.repair.apply import REPAIR
 from moevolve.workers.methods.tomoe.method import TOMOE
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 METHODS: dict[type, Method] = {method.edit: method for method in (EEP, NANOMOE, FACTORLLM, TOMOE, REPAIR)}
 """Methods by type of edit."""
@@ -57,8 +60,8 @@ def routing_reader(module: nn.Module) -> RoutingReader | None:
     return next((reader for reader in found if reader is not None), None)
 
 
-def module_use(name: str) -> Callable[[Any, Any], ModuleUse] | None:
-    """Function that counts a token's use of a native checkpoint's module, by class name; None for other modules."""
+def module_use(name: str) -> Callable[[nn.Module, PretrainedConfig], ModuleUse] | None:
+    """Return what counts a token's use of a native checkpoint's module, by class name; None for other modules."""
     found = (method.module_uses.get(name) for method in METHODS.values())
     return next((use for use in found if use is not None), None)
 

@@ -23,7 +23,7 @@ _INDEX_BYTES = 40
 _NORMED = 8
 
 
-def mixer_bytes(layer: Any, hidden: int, size: int) -> tuple[int, int]:
+def mixer_bytes(layer: nn.Module, hidden: int, size: int) -> tuple[int, int]:
     """Peak activation memory of a layer's attention, or of the recurrent mixer that it has instead.
 
     Args:
@@ -44,7 +44,7 @@ def mixer_bytes(layer: Any, hidden: int, size: int) -> tuple[int, int]:
     return size * 3 * hidden + (2 * size + 4) * width, 0
 
 
-def _attention_bytes(attention: Any, hidden: int, size: int) -> tuple[int, int]:
+def _attention_bytes(attention: nn.Module, hidden: int, size: int) -> tuple[int, int]:
     """Bytes of a layer's attention per position that is run and per cached position.
 
     Queries, keys and values are held as computed, after rotary embedding, and gathered for packed sequences; then come
@@ -58,7 +58,7 @@ def _attention_bytes(attention: Any, hidden: int, size: int) -> tuple[int, int]:
     return held, size * 2 * queries if queries > keys else 0
 
 
-def scores_bytes(layers: Iterable[Any], size: int) -> int:
+def scores_bytes(layers: Iterable[nn.Module], size: int) -> int:
     """Bytes that `eager` attention holds per pair of a query and a key, in the layer with the most heads.
 
     Scores are held with their softmax, in float32 and as cast. Layers with sinks (GPT-OSS) compute all in one dtype,
@@ -83,7 +83,7 @@ def attention_widths(attention: Any) -> tuple[int, int, int]:
     return int(attention.q_proj.out_features), int(attention.k_proj.out_features), int(values.out_features)
 
 
-def dense_width(layer: Any) -> int:
+def dense_width(layer: nn.Module) -> int:
     """Neurons of the widest dense network or shared expert in a decoder layer; 0 without any."""
     widths = (
         max(module.out_features, module.in_features)

@@ -15,7 +15,7 @@ parameters. Modules of native checkpoints are counted by their methods
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -56,7 +56,7 @@ def _uses(module: nn.Module, config: PretrainedConfig, name: str) -> list[Module
 
 def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse:
     kind, children = type(module).__name__, tuple(module.children())
-    own: dict[str, Any] = dict(module.named_parameters(recurse=False))
+    own: dict[str, nn.Parameter] = dict(module.named_parameters(recurse=False))
     native = module_use(kind)
     if native is not None:
         return native(module, config)
@@ -81,7 +81,7 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
     return ModuleUse(0, 0, children)
 
 
-def _experts(own: dict[str, Any], active: int) -> ModuleUse:
+def _experts(own: dict[str, nn.Parameter], active: int) -> ModuleUse:
     """Count fused experts with tensors [n, ...], of which a token uses k."""
     count, total = len(own["down_proj"]), sum(each.numel() for each in own.values())
     matrices = sum(each.numel() for each in own.values() if each.dim() == 3)
@@ -89,7 +89,7 @@ def _experts(own: dict[str, Any], active: int) -> ModuleUse:
 
 
 def _attention_flops(model: PreTrainedModel, context: int) -> int:
-    config: Any = model.config
+    config = model.config
     heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     window: int | None = getattr(config, "sliding_window", None)

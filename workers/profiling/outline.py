@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -88,7 +88,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
     check_weights(config)
     with opening(f"model {config.path}: it can't be described"):
         model = meta_model(config)
-        decoder: Any = decoder_of(model)
+        decoder = decoder_of(model)
         output = model.get_output_embeddings()
         facts = describe_config(model, config)
         hidden, size = int(model.config.hidden_size), facts.dtype_bytes
@@ -132,7 +132,7 @@ def _cached_values(model: PreTrainedModel) -> int:
 
     States of recurrent mixers aren't counted: their size doesn't depend on the number of positions.
     """
-    config: Any = model.config
+    config = model.config
     attentions = [found for found in map(softmax_attention, decoder_of(model).layers) if found is not None]
     if getattr(config, "kv_lora_rank", None):
         # DeepSeek's attention caches the compressed latent from which keys and values are computed.

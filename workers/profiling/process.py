@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,7 +72,7 @@ class ProfiledProcess:
         self._device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        hub: dict[str, Any] = {"revision": checkpoint.revision or "main"}
+        hub: dict[str, object] = {"revision": checkpoint.revision or "main"}
         hub["trust_remote_code"] = checkpoint.trust_remote_code
         path = checkpoint.path
         if path.endswith(".gguf"):
@@ -88,7 +87,7 @@ class ProfiledProcess:
             _warm_up(self._device)
             self._memory = _PeakMemory(self._device)
             spread = checkpoint.device_map if self._device.type == "cuda" else None
-            model: Any = AutoModelForCausalLM.from_pretrained(
+            model = AutoModelForCausalLM.from_pretrained(
                 path, dtype=settings.dtype, use_safetensors=True, device_map=spread, **hub
             )
             if not spread:
@@ -162,10 +161,10 @@ def _warm_up(device: torch.device) -> None:
     """Load and run a tiny model, so that memory of libraries and the device isn't counted as the profiled model's."""
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-    sizes: dict[str, Any] = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=1)).save_pretrained(folder)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder)
         tokens = torch.zeros(1, 4, dtype=torch.int64, device=device)
         model.to(device)(input_ids=tokens, use_cache=True).logits.sum().item()
     matrix = torch.ones(512, 512, device=device)

@@ -11,7 +11,7 @@ from typing import Any
 _LOADED: list[Any] = []
 
 
-def start(folder: str, options: dict[str, Any]) -> None:
+def start(folder: str, options: dict[str, object]) -> None:
     """Load a checkpoint."""
     # Scheduling is deterministic only in one process (https://docs.vllm.ai/en/latest/usage/reproducibility/).
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +35,7 @@ class VllmProcess(ChildProcess):
     The options are further arguments of `vllm.LLM`. The constructor and calls raise a `WorkerFault` if vLLM fails.
     """
 
-    def __init__(self, python: str, folder: Path, options: Mapping[str, Any]) -> None:
+    def __init__(self, python: str, folder: Path, options: Mapping[str, object]) -> None:
         super().__init__(python)
         self.call(child.start, str(folder), dict(options))
 

@@ -19,7 +19,7 @@ _UNUSED = ("weight_g_idx", "weight_zero_point", "input_scale", "input_global_sca
 class CompressedTensors:
     """Every group of modules in the config has its own scheme."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, object]) -> None:
         from compressed_tensors.compressors.format import infer_module_format
         from compressed_tensors.quantization import QuantizationConfig
 

@@ -7,7 +7,6 @@ E2M1 has 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives. MXFP4 has a power of tw
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,7 +71,7 @@ class GptOssMxfp4(Codec):
     The unpacked tensor is [n, columns, rows], as the family multiplies from the right.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, object]) -> None:
         pass  # the format has no settings
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
@@ -104,7 +103,7 @@ class GptOssMxfp4(Codec):
 class ModelOptNvfp4(Codec):
     """NVFP4 as ModelOpt writes it: `weight`, uint8 [rows, columns / 2], `weight_scale` and `weight_scale_2`."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, object]) -> None:
         algorithm = settings.get("quant_algo")
         if algorithm != "NVFP4":
             raise UserError(f"modelopt weights quantised by {algorithm} aren't supported; use an NVFP4 checkpoint")

@@ -62,7 +62,7 @@ _QWEN = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 # Model type, further fields by key, and what llama.cpp's code does without a key for it, by architecture.
-_CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+_CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, object]]] = {
     "llama": ("mixtral", {"expert_count": "num_local_experts", "attention.key_length": "head_dim"}, {}),
     "olmoe": ("olmoe", {"expert_count": "num_experts"}, {"norm_topk_prob": False}),
     "qwen2moe": ("qwen2_moe", _QWEN, {"norm_topk_prob": False}),
@@ -70,7 +70,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
 }
 
 # The same of architectures whose files without a number of experts are dense models of another type.
-_DENSE_CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+_DENSE_CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, object]]] = {
     "llama": ("llama", {"attention.key_length": "head_dim"}, {})
 }
 
@@ -185,8 +185,7 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
             "next to it by that of the model that it was made from"
         )
     names = GgufNames(architecture, settings.num_hidden_layers)
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
-    model = empty_model(kind, settings, dtype)
+    model = empty_model(MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)], settings, dtype)
     wanted = {name: tensor for saved in SavedNames(model).tensors.values() for name, tensor in saved.items()}
     tensors, used = {}, set()
     for name, tensor in wanted.items():
@@ -372,6 +371,6 @@ def _is_dense(reader: GGUFReader, architecture: str) -> bool:
     return architecture in _DENSE_CONFIGS and not metadata(reader, f"{architecture}.expert_count")
 
 
-def _shortest(value: Any) -> Any:
-    """The shortest decimal that is the same float32: 1e-5 and not 9.99999975e-06."""
+def _shortest(value: object) -> object:
+    """Return the shortest decimal that is the same float32: 1e-5 and not 9.99999975e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) else value

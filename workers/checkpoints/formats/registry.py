@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -26,7 +26,7 @@ from moevolve.workers.checkpoints.formats.groupwise import Awq, Gptq
 from moevolve.workers.checkpoints.headers import StoredTensor
 from moevolve.workers.checkpoints.shards import finite, read_tensor, torch_dtype
 
-FORMATS: dict[str, Callable[[Mapping[str, Any]], PackedFormat]] = {
+FORMATS: dict[str, Callable[[Mapping[str, JsonValue]], PackedFormat]] = {
     "fp8": Fp8,
     "mxfp4": GptOssMxfp4,
     "compressed-tensors": CompressedTensors,
@@ -39,7 +39,7 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], PackedFormat]] = {
 _WITHOUT_LIBRARY = ("fp8", "mxfp4")
 
 
-def packed_format(method: str, settings: Mapping[str, Any], model: str) -> PackedFormat:
+def packed_format(method: str, settings: Mapping[str, JsonValue], model: str) -> PackedFormat:
     """Return the format of a checkpoint's weights, by the `quant_method` and `quantization_config` of its config.json.
 
     Raises:

@@ -19,7 +19,6 @@ loss: about half more than what is lost where errors are smaller than the gaps b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,7 @@ from moevolve.evaluators.types import Floats
 _FAR = 40.0
 
 
-def expected_losses(arrays: Mapping[str, NDArray[Any]], retained: int) -> Floats:
+def expected_losses(arrays: Mapping[str, NDArray[np.number]], retained: int) -> Floats:
     """Expected losses of keeping so many experts by REAP's scores: float64 [..., layers], 0 if all are kept.
 
     `arrays` has `importance_sums` [..., layers, n, 3, 3] and `row_squares` [..., layers, n, 4] (`calibrate_experts`).
@@ -50,7 +49,7 @@ def expected_losses(arrays: Mapping[str, NDArray[Any]], retained: int) -> Floats
     return lost / np.where(kept > 0, kept, 1.0)
 
 
-def scores_with_errors(arrays: Mapping[str, NDArray[Any]]) -> tuple[Floats, Floats]:
+def scores_with_errors(arrays: Mapping[str, NDArray[np.number]]) -> tuple[Floats, Floats]:
     """REAP's scores and their standard errors, both float64 [..., layers, n], 0 for experts that no token chose."""
     sums, squares = arrays["importance_sums"], arrays["row_squares"]
     counts = np.maximum(sums[..., 0, 0], 1)

@@ -131,7 +131,7 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], measureme
 
 
 def _add_tokens(
-    layer: MoELayer, measures: Sequence[Any], module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, ...]
+    layer: MoELayer, measures: Sequence[Any], module: nn.Module, args: tuple[Tensor, ...], output: tuple[Tensor, ...]
 ) -> None:
     """Forward hook of a router: add the tokens that it routes to the layer's measures."""
     logits, weights, chosen = output

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,11 +84,11 @@ class ExpertsMeasurement:
     def most(self) -> int:
         return self.tokens if self.until is None else max(self.tokens, self.until.tokens)
 
-    def is_met(self, arrays: Mapping[str, NDArray[Any]]) -> bool:
+    def is_met(self, arrays: Mapping[str, NDArray[np.number]]) -> bool:
         """Whether the expected loss of every layer is small enough."""
         return self.until is None or float(expected_losses(arrays, self.until.retained).max()) <= self.until.loss
 
-    def note(self, arrays: Mapping[str, NDArray[Any]]) -> str:
+    def note(self, arrays: Mapping[str, NDArray[np.number]]) -> str:
         """Say how many tokens chose an expert, and what errors of its scores are expected to cost."""
         assert self.until is not None, "there is nothing to say of a fixed number of tokens"
         counts, tokens = arrays["importance_sums"][:, :, 0, 0], int(arrays["importance_tokens"][0])

@@ -339,6 +339,6 @@ def _router(layer: MoELayer) -> EditableRouter:
     return gate
 
 
-def edited_router_use(module: Any, config: Any) -> ModuleUse:
+def edited_router_use(module: Any, config: object) -> ModuleUse:
     """Use of `EditedRouter` in `native.py.jinja`: all router rows, and the mapping if it isn't one-hot."""
     return ModuleUse(0, module.weight.numel() + (0 if module.one_hot else module.router_mapping.numel()))

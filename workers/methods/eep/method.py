@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,9 @@ from moevolve.workers.methods.eep.export import EepExporter, edited_router_use
 from moevolve.workers.methods.eep.router import EditableRouter
 
 
-def _read_routing(router: EditableRouter, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:
+def _read_routing(
+    router: EditableRouter, args: tuple[Tensor, ...], output: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
     plan = router.plan
     if plan is not None and plan.positions is not None:
         # Two kept experts may share a position in the expert tensors: route again, to the kept experts themselves.

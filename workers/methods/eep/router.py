@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -220,7 +220,7 @@ def _observe_weights(
 
 
 def _pass_weights(
-    callback: Callable[[Tensor], object], real: Tensor, router: nn.Module, args: tuple[Any, ...], output: Any
+    callback: Callable[[Tensor], object], real: Tensor, router: nn.Module, args: tuple[Tensor, ...], output: object
 ) -> None:
     assert isinstance(router, EditableRouter) and router.plan is not None
     # The weights in the output may have been rounded to the model's dtype.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -162,7 +162,7 @@ class FactorLlmApplicator(Repairable):
             weights.restore()
 
 
-def _read_routing(network: FactorizedNetwork, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:
+def _read_routing(network: FactorizedNetwork, args: tuple[Tensor, ...], output: object) -> tuple[Tensor, Tensor]:
     flat = args[0].reshape(-1, args[0].shape[-1])
     chosen = choose_experts(flat, network.router_weight, network.router_bias, network.active)
     return chosen, chosen.double() * network.output_scale

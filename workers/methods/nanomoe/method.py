@@ -243,7 +243,7 @@ class NanoMoeExporter:
         return Blueprint(empty_model(model_class, config, source.dtype), layer)
 
 
-def block_mixed_linear_use(module: Any, config: Any) -> ModuleUse:
+def block_mixed_linear_use(module: Any, config: object) -> ModuleUse:
     """Use of `BlockMixedLinear` in `native.py.jinja`: both factors and M."""
     mixing = 0 if module.mixing is None else module.mixing.numel()
     if module.mixing is not None and module.mixing.dim() == 2:

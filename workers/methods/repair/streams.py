@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,7 @@ class ResidualStreams:
         """
         found: list[Tensor] = []
 
-        def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
             found.append(state_of(output) if after else args[0])
 
         first = self._layers[:layer]

@@ -44,7 +44,7 @@ def recording(module: nn.Module, read: Callable[[Tensor, Any], Recorded]) -> Ite
     """Record what `read` returns for a module's first input [tokens, size] and its output."""
     records: list[Recorded] = []
 
-    def keep(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def keep(_module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
         records.append(read(args[0].reshape(-1, args[0].shape[-1]), output))
 
     handle = module.register_forward_hook(keep)

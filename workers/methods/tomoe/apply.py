@@ -79,7 +79,7 @@ class _MaskedHeads:
         self._kept: Tensor | None = None
         self._masking = True
         self._handles: list[RemovableHandle] = []
-        projections: dict[str, Any] = {name: getattr(attention, f"{name}_proj") for name in "qvo"}
+        projections: dict[str, nn.Module] = {name: getattr(attention, f"{name}_proj") for name in "qvo"}
         if not pairs.all():
             self._handles.append(projections["q"].register_forward_hook(self._mask_query))
         if self._active < heads.head_dim:
@@ -99,10 +99,10 @@ class _MaskedHeads:
         finally:
             self._masking = True
 
-    def _mask_query(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def _mask_query(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return _times(output, self._query) if self._masking else output
 
-    def _mask_value(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def _mask_value(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         if not self._masking:
             return output
         products = linear(args[0].float(), self._directions)
@@ -110,7 +110,7 @@ class _MaskedHeads:
         self._kept = top_dimensions(scores, self._active).unsqueeze(-2)
         return _times(output, self._kept)
 
-    def _mask_output(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _mask_output(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not self._masking:
             return args
         assert self._kept is not None, "an attention ran its output projection before its values"

@@ -59,7 +59,7 @@ class HeadMasks:
     directions: NDArray[np.float32] = field(repr=False)
 
     def __post_init__(self) -> None:
-        kinds: dict[str, Any] = {"pairs": np.bool_, "active": np.int64}
+        kinds: dict[str, type[np.generic]] = {"pairs": np.bool_, "active": np.int64}
         for name in ("pairs", "active", "value_bias", "value_router", "directions"):
             array = np.ascontiguousarray(getattr(self, name), dtype=kinds.get(name, np.float32))
             object.__setattr__(self, name, array)
@@ -86,7 +86,7 @@ class HeadMasks:
         return np.asarray(~self.value_router.any(axis=(1, 2)))
 
     @property
-    def arrays(self) -> tuple[NDArray[Any], ...]:
+    def arrays(self) -> tuple[NDArray[np.generic], ...]:
         """All arrays, with packed masks, in the order in which they are hashed."""
         active = self.active.astype("<i8")
         return np.packbits(self.pairs, axis=1), active, self.value_bias, self.value_router, self.directions
@@ -172,7 +172,7 @@ class ToMoeEdit:
 
     @cached_property
     def layer_hashes(self) -> tuple[str, ...]:
-        arrays: tuple[NDArray[Any], ...] = (self.kept, self.router, self.directions)
+        arrays: tuple[NDArray[np.generic], ...] = (self.kept, self.router, self.directions)
         if self.heads is not None:
             arrays += self.heads.arrays
         head = f"tomoe/1 {[array.shape[1:] for array in arrays]}".encode()

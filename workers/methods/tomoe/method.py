@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def _read_routing(network: MaskedNetwork, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:
+def _read_routing(network: MaskedNetwork, args: tuple[Tensor, ...], output: object) -> tuple[Tensor, Tensor]:
     logits, chosen = choose_expert(args[0].reshape(-1, args[0].shape[-1]), network.router)
     return nn.functional.one_hot(chosen, logits.shape[-1]), torch.softmax(logits, dim=-1)
 
@@ -241,7 +241,7 @@ def _attention(layer: DenseLayer, heads: HeadMasks, i: int) -> dict[str, Tensor]
     return state
 
 
-def _narrow(attention: Any, name: str, head_dim: int, dimensions: Tensor) -> dict[str, Tensor]:
+def _narrow(attention: nn.Module, name: str, head_dim: int, dimensions: Tensor) -> dict[str, Tensor]:
     """Tensors of a projection with only some dimensions of each head."""
     state = {f"{name}.dimensions": dimensions.clone()}
     for kind, tensor in getattr(attention, name).state_dict().items():
