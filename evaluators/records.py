@@ -30,7 +30,7 @@ def short_repr(record: Any) -> str:
     return f"{line})"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if _is_record(value):
         name = getattr(value, "ref", getattr(value, "name", None))
         return f"{type(value).__name__}({'...' if name is None else repr(name)})"
@@ -44,5 +44,5 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:half]}...{text[-half:]}"
 
 
-def _is_record(value: Any) -> bool:
+def _is_record(value: object) -> bool:
     return is_dataclass(value) or hasattr(type(value), "model_fields")

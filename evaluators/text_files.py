@@ -35,7 +35,7 @@ def read_lines(path: Path, missing: str = "") -> list[str]:
 
 ROW_FILES = (".jsonl", ".json", ".csv", ".tsv")
 """Names of files that `read_rows` reads end in one of these."""
-Row = dict[str, Any]
+Row = dict[str, object]
 _SHOWN_FAULTS = 3
 """Malformed rows that a message names."""
 
@@ -72,7 +72,7 @@ def read_rows(path: Path, missing: str = "") -> Iterator[tuple[str, Row | UserEr
                 yield place, UserError(f"{place}: {error}")
 
 
-def _checked_row(row: Any, place: str) -> Row | UserError:
+def _checked_row(row: object, place: str) -> Row | UserError:
     if isinstance(row, dict):
         return row
     return UserError(f"{place}: expected a JSON object with named fields, got {type(row).__name__}")

@@ -23,9 +23,9 @@ class _TextKeyLoader(yaml.SafeLoader):
     """
 
 
-def _text_keys(loader: _TextKeyLoader, node: yaml.MappingNode) -> dict[str, Any]:
+def _text_keys(loader: _TextKeyLoader, node: yaml.MappingNode) -> dict[str, object]:
     loader.flatten_mapping(node)
-    mapping: dict[str, Any] = {}
+    mapping: dict[str, object] = {}
     for key_node, value_node in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
             raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key_node.start_mark)
@@ -58,7 +58,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-def explain_validation(error: ValidationError, data: Any, known: Collection[str] = ()) -> str:
+def explain_validation(error: ValidationError, data: object, known: Collection[str] = ()) -> str:
     """Put pydantic's errors about plain data into one line that names every field once.
 
     For an unknown key the nearest of the `known` ones beside it is suggested; they are dotted paths.

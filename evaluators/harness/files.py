@@ -133,7 +133,7 @@ def _problem(raw: dict[str, Any]) -> str | None:
     return None
 
 
-def _identity_of(value: Any, folder: Path) -> Any:
+def _identity_of(value: object, folder: Path) -> object:
     if isinstance(value, dict):
         return {str(key): _identity_of(item, folder) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -148,7 +148,7 @@ def _identity_of(value: Any, folder: Path) -> Any:
     return value
 
 
-def _from_folder(files: Any, folder: Path) -> Any:
+def _from_folder(files: object, folder: Path) -> object:
     if isinstance(files, dict):
         return {key: _from_folder(value, folder) for key, value in files.items()}
     if isinstance(files, list | tuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.harness.files import PREFIX, harness_version, read_config, resolve_path, task_identity
 from moevolve.evaluators.tasks.datasets import as_dataset
+from moevolve.evaluators.text_files import Row
 from moevolve.evaluators.types import HarnessTask, PreparedSplit
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import LM
+    from lm_eval.api.task import ConfigurableTask
 
 
 class HarnessJudge:
@@ -28,7 +34,7 @@ class HarnessJudge:
         self._harness = split.harness
         self._documents = [json.loads(document) for document in split.harness.documents]
         self._task = _rebuild(split.harness, self._documents[0])
-        self._requests: list[list[Any]] = []
+        self._requests: list[list[Instance]] = []
         for index, (document, contexts) in enumerate(zip(self._documents, split.harness.contexts, strict=True)):
             made = self._task.construct_requests(
                 doc=document,
@@ -37,13 +43,13 @@ class HarnessJudge:
             )
             self._requests.append(made if isinstance(made, list) else [made])
 
-    def outcomes(self, model: Any) -> NDArray[np.float64]:
-        """Send all requests to an `lm_eval.api.model.LM` and judge its answers: float64 [documents], each in [0, 1].
+    def outcomes(self, model: LM) -> NDArray[np.float64]:
+        """Send all requests to a model and judge its answers: float64 [documents], each in [0, 1].
 
         Raises:
             UserError: The metric of a document isn't a number in [0, 1].
         """
-        kinds: defaultdict[str, list[Any]] = defaultdict(list)
+        kinds: defaultdict[str, list[Instance]] = defaultdict(list)
         for requests in self._requests:
             for request in requests:
                 request.resps, request.filtered_resps = [], {}
@@ -56,11 +62,11 @@ class HarnessJudge:
         self._task.apply_filters()
         return np.array([self._outcome(index) for index in range(len(self._documents))], dtype=np.float64)
 
-    def gold_requests(self) -> list[Any | None]:
+    def gold_requests(self) -> list[Instance | None]:
         """Return each document's log-likelihood request of its (first) right answer; None if there is none."""
         return [self._gold_request(index) for index in range(len(self._documents))]
 
-    def _gold_request(self, index: int) -> Any | None:
+    def _gold_request(self, index: int) -> Instance | None:
         requests, document = self._requests[index], self._documents[index]
         if requests[0].request_type != "loglikelihood":
             return None
@@ -85,7 +91,7 @@ class HarnessJudge:
         return float(value)
 
 
-def _rebuild(harness: HarnessTask, document: dict[str, Any]) -> Any:
+def _rebuild(harness: HarnessTask, document: Row) -> ConfigurableTask:
     """Make lm-eval's task from its YAML on this machine; one document replaces its data and shows the fields."""
     own = harness_version()
     if own != harness.version:

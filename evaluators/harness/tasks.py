@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moevolve.evaluators.errors import UserError, opening
 from moevolve.evaluators.fitness.kinds import LmEval
@@ -28,7 +28,11 @@ from moevolve.evaluators.harness.files import (
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.tasks.datasets import Table
 from moevolve.evaluators.tasks.selection import check_disjoint, select_rows, unshared_rows
+from moevolve.evaluators.text_files import Row
 from moevolve.evaluators.types import Example, HarnessTask, PreparedSplit, Split
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import ConfigurableTask
 
 # Default limit on the number of documents in `search`, `dev` and `calibration`; `counts` changes it.
 _MAX_DOCUMENTS = 256
@@ -49,7 +53,7 @@ class LoadedTask:
         filter: Name of the filter whose answers the metric receives.
     """
 
-    task: Any = field(repr=False)
+    task: ConfigurableTask = field(repr=False)
     path: Path
     tables: dict[str, Table] = field(repr=False)
     metric: str
@@ -146,7 +150,7 @@ def prepare_harness(task: TaskConfig, wanted: Collection[Split]) -> dict[Split, 
 
 
 def _prepare(
-    task: TaskConfig, loaded: LoadedTask, split: Split, rows: Sequence[int], documents: Sequence[dict[str, Any]]
+    task: TaskConfig, loaded: LoadedTask, split: Split, rows: Sequence[int], documents: Sequence[Row]
 ) -> PreparedSplit:
     contexts, examples, texts = [], [], []
     for row, document in zip(rows, documents, strict=True):
@@ -174,7 +178,7 @@ def _rendering(task: TaskConfig, loaded: LoadedTask, split: Split, row: int) -> 
     return opening(f"{task.origin}: {place}: lm-eval can't make a prompt of it")
 
 
-def _contexts(task: Any, document: dict[str, Any], row: int, shots: int) -> tuple[str, ...]:
+def _contexts(task: ConfigurableTask, document: Row, row: int, shots: int) -> tuple[str, ...]:
     """A document's prompt with `shots` few-shot examples, or one prompt for each of its choices."""
     if shots:
         task.set_fewshot_seed(_FEWSHOT_SEED + row)
@@ -182,7 +186,7 @@ def _contexts(task: Any, document: dict[str, Any], row: int, shots: int) -> tupl
     return (made,) if isinstance(made, str) else tuple(made)
 
 
-def _example(task: Any, document: dict[str, Any], contexts: tuple[str, ...]) -> Example:
+def _example(task: ConfigurableTask, document: Row, contexts: tuple[str, ...]) -> Example:
     """The document as an example for our own fitnesses."""
     target = task.doc_to_target(document)
     if task.multiple_input:
@@ -193,7 +197,7 @@ def _example(task: Any, document: dict[str, Any], contexts: tuple[str, ...]) -> 
     return Example(contexts[0], tuple(dict.fromkeys(answers)), choices)
 
 
-def _keep_shots_apart(loaded: LoadedTask, documents: Sequence[dict[str, Any]]) -> None:
+def _keep_shots_apart(loaded: LoadedTask, documents: Sequence[Row]) -> None:
     """Remove the documents of all splits from the pool of few-shot examples."""
     task = loaded.task
     shots = task.config.num_fewshot or 0
@@ -211,7 +215,7 @@ def _keep_shots_apart(loaded: LoadedTask, documents: Sequence[dict[str, Any]]) -
     task.sampler.replace_df(kept)
 
 
-def _tables(task: Any, name: str) -> dict[str, Table]:
+def _tables(task: ConfigurableTask, name: str) -> dict[str, Table]:
     config = task.config
     documents = {
         config.training_split: task.training_docs,
@@ -221,7 +225,7 @@ def _tables(task: Any, name: str) -> dict[str, Table]:
     return {split: Table(f"{name}, {split}", read()) for split, read in documents.items() if split is not None}
 
 
-def _default_splits(loaded: LoadedTask) -> dict[str, dict[str, Any]]:
+def _default_splits(loaded: LoadedTask) -> dict[str, dict[str, object]]:
     config = loaded.task.config
     evaluated = config.test_split or config.validation_split
     others = [s for s in (config.validation_split, config.training_split) if s not in (None, evaluated)]
@@ -230,7 +234,7 @@ def _default_splits(loaded: LoadedTask) -> dict[str, dict[str, Any]]:
     if others:
         search = min(_MAX_DOCUMENTS, (count + 1) // 2)
         dev = min(_MAX_DOCUMENTS, count - search)
-        test: dict[str, Any] = {"from": evaluated}
+        test: dict[str, object] = {"from": evaluated}
     else:
         search = dev = min(_MAX_DOCUMENTS, count // 3)
         test = {"from": evaluated, "seed": 0, "offset": search + dev}
@@ -246,7 +250,7 @@ def _default_splits(loaded: LoadedTask) -> dict[str, dict[str, Any]]:
     return splits
 
 
-def _metric(task: Any, wanted: str, name: str) -> tuple[str, str]:
+def _metric(task: ConfigurableTask, wanted: str, name: str) -> tuple[str, str]:
     """Metric and filter that give the score: the requested ones, or the first usable ones."""
     from lm_eval.api.registry import get_aggregation
 

@@ -9,7 +9,6 @@ import json
 import os
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from moevolve.evaluators.errors import UserError, suggestion
 from moevolve.evaluators.fitness.kinds import task_fitnesses
@@ -92,7 +91,7 @@ def _find(name: str | Path) -> Path:
     return tasks[str(name)]
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, object]:
     """The YAML document with absolute data paths and row numbers, merged over the task that it `extends`."""
     path = path.absolute()
     if path in seen:
@@ -142,7 +141,7 @@ def read_function(given: str, folder: Path, option: str = "matching.function") -
     return {"kind": matching.kind, "function": name, "source": matching.source}
 
 
-def _make_absolute(raw: dict[str, Any], folder: Path) -> None:
+def _make_absolute(raw: dict[str, object], folder: Path) -> None:
     source = raw.get("source")
     listed = source.get("files") if isinstance(source, dict) else None
     if not isinstance(listed, dict):
@@ -153,7 +152,7 @@ def _make_absolute(raw: dict[str, Any], folder: Path) -> None:
             listed[split] = [str(folder / str(path)) for path in named]
 
 
-def _read_indices(raw: dict[str, Any], path: Path) -> None:
+def _read_indices(raw: dict[str, object], path: Path) -> None:
     """Replace files of row numbers by the row numbers."""
     splits = raw.get("splits")
     chosen = {f"splits.{name}": each for name, each in splits.items()} if isinstance(splits, dict) else {}

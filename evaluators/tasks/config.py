@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -24,6 +24,7 @@ from moevolve.evaluators.fitness.kinds import DEFAULT_FITNESS, FITNESSES, task_f
 from moevolve.evaluators.matching.registry import MATCHERS
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.tasks.installed import DOMAINS, SOURCE_SPLITS
+from moevolve.evaluators.text_files import Row
 from moevolve.evaluators.types import Example, HarnessTask, Matching, Positions, PreparedSplit, Split
 from moevolve.evaluators.yaml_files import explain_validation
 
@@ -31,7 +32,7 @@ Count = Annotated[int, Field(ge=1)]
 Scalar = str | int | bool
 
 
-def _as_list(value: Any) -> Any:
+def _as_list(value: object) -> object:
     return [value] if isinstance(value, str | Path) else value
 
 
@@ -220,7 +221,7 @@ class TaskConfig(TaskFileSection):
     max_new_tokens: Count = 16
     answer_prefix: str = " "
     system: str = ""
-    shots: Selection | tuple[dict[str, Any], ...] = ()
+    shots: Selection | tuple[Row, ...] = ()
     turns: str | None = None
     chat: bool = True
     window: Annotated[int, Field(ge=2)] | None = None
@@ -320,7 +321,7 @@ class TaskConfig(TaskFileSection):
         )
 
     @classmethod
-    def from_mapping(cls, raw: Mapping[str, Any], origin: str = "") -> TaskConfig:
+    def from_mapping(cls, raw: Mapping[str, object], origin: str = "") -> TaskConfig:
         """Validate a parsed YAML document; `origin` is its file for messages.
 
         Raises:
@@ -373,9 +374,9 @@ class TaskConfig(TaskFileSection):
             changes["positions"] = "text"
         return self._changed(**changes)
 
-    def _raw_splits(self) -> dict[Split, dict[str, Any]]:
+    def _raw_splits(self) -> dict[Split, dict[str, object]]:
         return {name: rows.model_dump(by_alias=True, exclude_unset=True) for name, rows in self.splits.items()}
 
-    def _changed(self, **changes: Any) -> TaskConfig:
+    def _changed(self, **changes: object) -> TaskConfig:
         raw = self.model_dump(by_alias=True, exclude_unset=True) | changes
         return TaskConfig.from_mapping(raw, self._origin)

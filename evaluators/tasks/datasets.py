@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from datasets import Dataset, concatenate_datasets, load_dataset
 
@@ -50,7 +49,7 @@ class Table:
         columns = self.data[list(indices)]
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
-    def column(self, name: str) -> list[Any]:
+    def column(self, name: str) -> list[object]:
         """Return all values of a column; a `UserError` says which columns there are if it isn't one of them."""
         if name not in self.columns:
             raise UserError(f"{self.name}: there is no column `{name}`; it has: {', '.join(self.columns)}")
@@ -105,7 +104,7 @@ def read_files(paths: Sequence[Path]) -> Table:
     return Table(name, as_dataset(rows, name), tuple(places))
 
 
-def as_dataset(rows: list[Row], file: str) -> Dataset:
+def as_dataset(rows: Sequence[Mapping[str, object]], file: str) -> Dataset:
     """Make a `Dataset` of rows, whose columns are typed; `file` is their origin for messages."""
     columns = []
     for name in dict.fromkeys(name for row in rows for name in row):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.config import Selection
@@ -15,7 +14,7 @@ from moevolve.evaluators.types import Split
 _LOG = logging.getLogger(__name__)
 
 
-def value_key(value: Any) -> str:
+def value_key(value: object) -> str:
     """Return a value as text for labels and filters: `True` is `true`, `1` and `1.0` are `1`, None is `null`."""
     if isinstance(value, bool):
         return "true" if value else "false"

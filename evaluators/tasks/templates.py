@@ -16,7 +16,7 @@ from moevolve.evaluators.text_files import Row
 from moevolve.evaluators.types import Example
 
 
-def _no_null(value: Any) -> Any:
+def _no_null(value: object) -> object:
     if value is None:
         raise jinja2.UndefinedError("a value in it is null or absent in this row")
     return value
@@ -121,8 +121,8 @@ class ExampleTemplate:
         return UserError(f"{self._task.origin}: {what}")
 
 
-def _follow(row: Row, path: str) -> Any:
-    value: Any = row
+def _follow(row: Row, path: str) -> object:
+    value: object = row
     for part in path.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
@@ -138,7 +138,7 @@ def _as_turns(value: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
     return system, tuple((question, answer) for (_, question), (_, answer) in zip(questions, answers, strict=True))
 
 
-def _as_texts(value: Any) -> tuple[str, ...]:
+def _as_texts(value: object) -> tuple[str, ...]:
     if isinstance(value, jinja2.Undefined):
         str(value)  # StrictUndefined raises with the variable's name
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):

@@ -90,7 +90,7 @@ class SavedNames:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import PrefixChange
 
-        self._model: Any = model
+        self._model = model
         # What `save_pretrained` uses for a model that wasn't loaded. Finding it visits every module.
         conversions = get_model_conversion_mapping(model, add_legacy=False)
         self._conversions = [each for each in conversions if not isinstance(each, PrefixChange)]

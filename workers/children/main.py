@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 
 def reply(request: str) -> str:
@@ -30,7 +30,7 @@ def reply(request: str) -> str:
         return json.dumps({"error": str(error), "kind": [kind.__module__, kind.__name__]})
 
 
-def _function(module: str, name: str) -> Callable[..., Any]:
+def _function(module: str, name: str) -> Callable[..., object]:
     if not module.endswith(".py"):
         from pydantic import validate_call
 
@@ -38,7 +38,7 @@ def _function(module: str, name: str) -> Callable[..., Any]:
     file = Path(module)
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
-    function: Callable[..., Any] = getattr(importlib.import_module(file.stem), name)
+    function: Callable[..., object] = getattr(importlib.import_module(file.stem), name)
     return function
 
 

@@ -298,7 +298,7 @@ def _marked(messages: Sequence[Message]) -> tuple[list[Message], dict[str, str]]
 
     marked: list[Message] = []
     for number, message in enumerate(messages, start=1):
-        changes: dict[str, Any] = {}
+        changes: dict[str, object] = {}
         if message.get("content"):
             changes["content"] = message["content"] + mark(f"what message {number} says")
         if "tool_calls" in message:

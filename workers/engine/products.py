@@ -66,7 +66,7 @@ def _experts(module: Any, use_onednn: bool, hidden: Tensor, top_k_index: Tensor,
         return kernel.experts(hidden, top_k_index, top_k_weights, *matrices, module.act_fn, use_onednn=use_onednn)
 
 
-def _intercepted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _intercepted(module: nn.Module, *args: object, **kwargs: object) -> object:
     with _Interception():
         return type(module).forward(module, *args, **kwargs)
 
@@ -91,8 +91,8 @@ class _Interception(TorchFunctionMode):
     """Computes products and activations on a CPU with our kernels."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: Callable[..., Tensor], _: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         settings = kwargs or {}
         # Parents intercept too. Whatever is done with a tensor here, even reading its device, would go through theirs.
         with _without_interception():
@@ -102,7 +102,7 @@ class _Interception(TorchFunctionMode):
             return func(*args, **settings)
 
 
-def _elementwise(func: Callable[..., Tensor], values: Tensor, *args: Any, **settings: Any) -> Tensor:
+def _elementwise(func: Callable[..., Tensor], values: Tensor, *args: object, **settings: object) -> Tensor:
     return kernel.elementwise(lambda part: func(part, *args, **settings), values)
 
 
@@ -119,7 +119,7 @@ def _grouped(inputs: Tensor, weights: Tensor, *, offs: Tensor, **settings: None)
     return kernel.grouped(inputs, weights, offs)
 
 
-_PRODUCTS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
+_PRODUCTS: Mapping[Callable[..., object], Callable[..., Tensor]] = {
     functional.linear: kernel.linear,
     functional.grouped_mm: _grouped,
     torch._grouped_mm: _grouped,  # noqa: SLF001

@@ -32,11 +32,11 @@ def text_fields(settings: dict[str, Any], config: PretrainedConfig) -> dict[str,
     """Return the part of a config.json that describes the text model, which multimodal checkpoints have inside."""
     # Qwen3-Omni's model of text is inside one that reads images and sounds.
     outer = settings.get("thinker_config", settings)
-    inner: dict[str, Any] = outer.get("text_config", {})
+    inner = outer.get("text_config", {})
     return inner if is_text_of(inner, config) else settings
 
 
-def changed_fields(raw: Mapping[str, Any], before: PretrainedConfig, after: PretrainedConfig) -> dict[str, Any]:
+def changed_fields(raw: Mapping[str, object], before: PretrainedConfig, after: PretrainedConfig) -> dict[str, object]:
     """Return the fields of a config that differ from another's, by their names in a config.json.
 
     Args:
@@ -45,7 +45,7 @@ def changed_fields(raw: Mapping[str, Any], before: PretrainedConfig, after: Pret
         after: Changed config.
     """
     was = before.to_dict()
-    changed: dict[str, Any] = {}
+    changed: dict[str, object] = {}
     for name, value in after.to_dict().items():
         if not name.startswith("_") and was.get(name) != value:
             names = [name, *(alias for alias, of in _aliases(after).items() if of == name)]
@@ -82,7 +82,7 @@ def write_config(source: ModelConfig, config: PretrainedConfig, part: Path) -> N
     write_json(part / "config.json", settings)
 
 
-def write_json(file: Path, content: Any) -> None:
+def write_json(file: Path, content: object) -> None:
     """Write a JSON file as published checkpoints have them."""
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -109,7 +109,7 @@ def _write_files(
 ) -> tuple[PreTrainedModel, dict[str, int]]:
     """Write all that `transformers` reads; returns the model on the meta device, and tensors' checksums by name."""
     blueprint = exporter.build(resident, underlying(resident.applied), form, part)
-    config: Any = blueprint.model.config
+    config = blueprint.model.config
     config.architectures = [type(blueprint.model).__name__]
     # Code that came with a stock model's checkpoint isn't exported, and it isn't what the search ran.
     if form == "stock" and hasattr(config, "auto_map"):

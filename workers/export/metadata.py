@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -24,7 +23,7 @@ def metadata_of(card: ExportCard, facts: CardFacts, source: Path) -> str:
         source: Folder of the unedited checkpoint, whose card or config may state a licence.
     """
     tags = ["mixture-of-experts"] if facts.summary.experts > 1 else []
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, object] = {}
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", card.base_model) and not Path(card.base_model).exists():  # a hub id
         metadata["base_model"] = card.base_model
     metadata |= source_license(source)
@@ -36,10 +35,10 @@ def metadata_of(card: ExportCard, facts: CardFacts, source: Path) -> str:
     return yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
 
 
-def source_license(folder: Path) -> dict[str, Any]:
+def source_license(folder: Path) -> dict[str, object]:
     """Return the licence that a checkpoint's model card states, or else its config, by the hub's keys; often empty."""
     card, config = folder / "README.md", folder / "config.json"
-    found: Any = None
+    found: object = None
     if card.is_file():
         head = re.match(r"---\s*\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
         try:
@@ -51,7 +50,7 @@ def source_license(folder: Path) -> dict[str, Any]:
     return {key: found[key] for key in _LICENSE_KEYS if isinstance(found, dict) and found.get(key)}
 
 
-def _result(score: ExportScore) -> dict[str, Any]:
+def _result(score: ExportScore) -> dict[str, object]:
     scale = SCALES[score.scale]
     kind = "perplexity" if scale.is_reciprocal else score.metric or "score"
     metric = {"type": kind, "name": scale.title, "value": round(scale.value(score.score), 4)}

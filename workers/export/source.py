@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.files import gguf_file, read_json
@@ -220,11 +220,11 @@ def _note(plan: SourceExport) -> str:
     return f"In the format of the base model: its tensors, {values}, are copied byte for byte{but}."
 
 
-def _without_mtp(raw: dict[str, Any], config: Any, extra: int) -> dict[str, Any]:
+def _without_mtp(raw: Mapping[str, object], config: Any, extra: int) -> dict[str, list[object]]:
     """Return the lists of a config.json with an entry per layer, without the last `extra` ones for MTP layers."""
     layers, known = config.num_hidden_layers, config.to_dict()
 
-    def per_layer(value: Any, count: int) -> bool:
+    def per_layer(value: object, count: int) -> TypeGuard[list[object]]:
         return isinstance(value, list) and len(value) == count
 
     return {
@@ -277,9 +277,9 @@ def _write_file(source: Path, target: Path, tensors: Sequence[KeptTensor]) -> di
         return {tensor.name: tensor.copy(stream) for tensor in ordered}
 
 
-def _header_of(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
+def _header_of(metadata: object, tensors: Iterable[KeptTensor]) -> bytes:
     """Return the header of a safetensors file with some tensors, without gaps and in this order."""
-    entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    entries: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     position = 0
     for tensor in tensors:
         where = [position, position + tensor.nbytes]

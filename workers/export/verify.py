@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +72,7 @@ def record_activations(resident: ResidentModel) -> tuple[Activations, ...]:
 
 
 def _record(resident: ResidentModel, tokens: Tensor) -> Activations:
-    model: Any = resident.model
+    model = resident.model
     decoder, layers = decoder_of(model), decoder_layers(model)
     states: list[Tensor] = []
     hooks = [layer.register_forward_pre_hook(lambda _, args: states.append(args[0].cpu())) for layer in layers]
@@ -174,7 +173,7 @@ def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) ->
         # Hunyuan 4 keeps its head in float32.
         logits = (head(each.normed.to(device, head.weight.dtype)) for each in expected)
         yield compare("output head", [each.logits for each in expected], logits, dtype)
-    carried: list[Any] = [None] * len(expected)
+    carried: list[Tensor | None] = [None] * len(expected)
     for index, layer in enumerate(layers):
         carrying, outputs = carries(layer), []
         prefix = f"{layers_prefix(exported.model)}{index}."
@@ -190,7 +189,7 @@ def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) ->
 
 
 # Positional and keyword arguments of a decoder layer: hidden states, masks, positions and others.
-_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_Arguments = tuple[tuple[Tensor, *tuple[object, ...]], dict[str, object]]
 
 
 class _ExportedModel:
@@ -203,7 +202,6 @@ class _ExportedModel:
         self._stored = stored_tensors(directory)
         self.device = resident.device
         self.dtype: torch.dtype = resident.model.dtype
-        kind: Any
         if form == "stock":
             config = AutoConfig.from_pretrained(str(directory))
             kind = model_class(config)
@@ -211,7 +209,7 @@ class _ExportedModel:
             kind = import_native(directory)
             config = kind.config_class.from_pretrained(str(directory))
         family = str(config.model_type).removeprefix(NATIVE_PREFIX)
-        self.model: Any = empty_model(kind, config, self.dtype, **backends(family))
+        self.model = empty_model(kind, config, self.dtype, **backends(family))
         self.names = SavedNames(self.model)
         self._conversions = get_model_conversion_mapping(self.model)
         self.last_read: dict[str, int] = {}
@@ -270,7 +268,7 @@ class _ExportedModel:
 def _recording(layers: Sequence[nn.Module], calls: list[_Arguments]) -> Iterator[None]:
     """Context manager in which layers append their arguments to `calls`."""
 
-    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record(_: nn.Module, args: tuple[Tensor, *tuple[object, ...]], kwargs: dict[str, object]) -> None:
         calls.append((args, kwargs))
 
     hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 
@@ -21,14 +21,14 @@ def causal_class(text_model: type[PreTrainedModel]) -> type[PreTrainedModel]:
         config_class = text_model.config_class
         _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
 
-        def __init__(self, config: Any) -> None:
+        def __init__(self, config: PretrainedConfig) -> None:
             super().__init__(config)
             self.model = text_model(config)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
             self.post_init()
 
         def forward(
-            self, input_ids: Tensor | None = None, logits_to_keep: int | Tensor = 0, **inputs: Any
+            self, input_ids: Tensor | None = None, logits_to_keep: int | Tensor = 0, **inputs: object
         ) -> CausalLMOutputWithPast:
             outputs = self.model(input_ids=input_ids, **inputs)
             states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)

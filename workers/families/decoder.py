@@ -23,12 +23,12 @@ def carries(layer: nn.Module) -> bool:
     return CARRIED in inspect.signature(type(layer).forward).parameters
 
 
-def cache_name(model: Any) -> str:
+def cache_name(model: nn.Module) -> str:
     """Return the name of the cache in a model's arguments and outputs, another one from transformers 5.24 on."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
-def state_of(output: Any) -> Any:
+def state_of(output: Tensor | tuple[Tensor, ...]) -> Tensor:
     """Return the hidden states that a decoder layer returns, alone or before other values."""
     return output[0] if isinstance(output, tuple) else output
 
@@ -74,8 +74,8 @@ def skipped(layers: Sequence[nn.Module], state: Tensor | None = None) -> Iterato
                 layer.forward = forward
 
 
-def _identity(state: Tensor | None, carrying: bool) -> Callable[..., Any]:
-    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _identity(state: Tensor | None, carrying: bool) -> Callable[..., object]:
+    def forward(hidden_states: Tensor, *args: object, **kwargs: object) -> object:
         given = hidden_states if state is None else state
         return (given, kwargs.get(CARRIED)) if carrying else given
 

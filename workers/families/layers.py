@@ -119,7 +119,7 @@ class MoELayer:
         """Number n of experts of the original layer."""
         return int(self.router_weight.shape[0])
 
-    def route(self, hidden: Tensor) -> Any:
+    def route(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Run the original router on hidden states [tokens, hidden], all of token id 0; returns what it returns."""
         more: tuple[Tensor | None, ...] = (self.correction_bias,) if self.family.correction_in_block else ()
         if self.table is not None:

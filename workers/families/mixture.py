@@ -96,7 +96,7 @@ def _granite(model_type: str, title: str, **differing: Any) -> ExpertFamily:
     )
 
 
-_GRANITE_NAMES: dict[str, Any] = {
+_GRANITE_NAMES = {
     "stored": (".block_sparse_moe.input_linear.weight", ".block_sparse_moe.output_linear.weight"),
     "stored_weight": "layer.weight",
 }
