@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sqlalchemy import ColumnElement, Connection, Row, func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.store.errors import StoreError
-from moevolve.store.queries import Filter, find_named, task_contexts, top
+from moevolve.store.queries import Filter, StoredRow, find_named, task_contexts, top
 from moevolve.store.records import FULL_MODEL, BestRow, SearchRecord
 from moevolve.store.tables import evaluations
 
@@ -58,11 +58,11 @@ def read_full_score(
 
 def _scored_contexts(
     connection: Connection, task: str, split: Split, search: SearchRecord | None, model: str | None
-) -> list[Row[*tuple[object, ...]]]:
+) -> list[StoredRow]:
     if split not in SCORED:
         raise StoreError(f"a Pareto front needs a split of {', '.join(SCORED)}, got {split!r}")
     return task_contexts(connection, task, search, model)
 
 
-def _sized(context: Row[*tuple[object, ...]], sizes: ColumnElement[int | None]) -> tuple[ColumnElement[bool], ...]:
+def _sized(context: StoredRow, sizes: ColumnElement[int | None]) -> tuple[ColumnElement[bool], ...]:
     return evaluations.c.context_id == context.id, evaluations.c.score.is_not(None), sizes.is_not(None)

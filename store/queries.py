@@ -34,6 +34,8 @@ from moevolve.store.scales import SearchScales, read_scales, scales_of
 from moevolve.store.session import chunks
 from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, search_tasks, searches
 
+StoredRow = Row[*tuple[object, ...]]
+
 
 def read_searches(connection: Connection) -> list[SearchSummary]:
     """All searches with their counts, oldest first."""
@@ -165,7 +167,7 @@ def read_best_of_search(connection: Connection, search_id: str, limit: int = 1) 
 
 
 def _in_order(connection: Connection, search_id: str, query: Select[int]) -> list[IndividualRecord]:
-    """The individuals of a search whose indices a query selects, in its order."""
+    """Return the individuals of a search whose indices a query selects, in its order."""
     indices = list(connection.execute(query).scalars())
     rows = {row.index: row for row in read_history(connection, search_id, indices)}
     return [rows[index] for index in indices]
@@ -247,7 +249,7 @@ class ScoredPhenotype:
     score: float
     gold_logprob: float
     phenotype_hash: str
-    context: Row[*tuple[object, ...]]
+    context: StoredRow
     split: Split
 
 
@@ -310,7 +312,7 @@ def _ranking(connection: Connection, task: str, where: Filter, limit: int, by: S
 
 
 def best_indices(search_id: str, limit: int) -> Select[int]:
-    """A query for the indices of a search's best `ok` individuals, each phenotype only under its first individual."""
+    """Return a query for the indices of a search's best `ok` individuals, each phenotype only under its first one."""
     earlier = individuals.alias("earlier")
     repeats = (
         select(literal(1))
@@ -328,8 +330,8 @@ def best_indices(search_id: str, limit: int) -> Select[int]:
 
 def task_contexts(
     connection: Connection, task: str, search: SearchRecord | None, model: str | None = None
-) -> list[Row[*tuple[object, ...]]]:
-    """The contexts of a task; for one search, those of its model, its engine and its versions of the splits.
+) -> list[StoredRow]:
+    """Return the contexts of a task; for one search, those of its model, its engine and its versions of the splits.
 
     With a path of a model, only those of the models that searches have by this path.
 
@@ -369,14 +371,14 @@ def _own_fingerprints(connection: Connection, search_ids: Sequence[str], task: s
 
 def top(
     connection: Connection,
-    here: Sequence[Row[*tuple[object, ...]]],
+    here: Sequence[StoredRow],
     split: Split,
     where: Filter,
     limit: int,
     not_on: Split | None = None,
     only: ColumnElement[bool] | None = None,
 ) -> list[BestRow]:
-    """The best rows on one split over all contexts, each phenotype of a model once.
+    """Return the best rows on one split over all contexts, each phenotype of a model once.
 
     Phenotypes that were evaluated on the split `not_on`, scored or failed, are left out.
     """
@@ -403,14 +405,14 @@ def top(
     return _rows(connection, here, held[:limit])
 
 
-def _same_model(one: Row[*tuple[object, ...]], other: Row[*tuple[object, ...]]) -> bool:
+def _same_model(one: StoredRow, other: StoredRow) -> bool:
     return (one.model_fingerprint, one.engine_fingerprint) == (other.model_fingerprint, other.engine_fingerprint)
 
 
 def candidates(
-    context: Row[*tuple[object, ...]], where: Filter, limit: int, excluded: Sequence[int] = ()
+    context: StoredRow, where: Filter, limit: int, excluded: Sequence[int] = ()
 ) -> Select[float, float, str]:
-    """A query for (score, gold_logprob, phenotype_hash) of the best phenotypes in a context with an `ok` individual.
+    """Return a query for the best phenotypes in a context with an `ok` individual: score, gold_logprob, phenotype_hash.
 
     Args:
         context: Row of `evaluation_contexts`.
@@ -440,8 +442,8 @@ def candidates(
     return query.order_by(e.c.score.desc(), e.c.gold_logprob.desc(), e.c.phenotype_hash.desc()).limit(limit)
 
 
-def _earliest(connection: Connection, one: ScoredPhenotype, search: SearchRecord | None) -> Row[*tuple[object, ...]]:
-    """The individual that represents a candidate: the first one in the oldest search that has the phenotype."""
+def _earliest(connection: Connection, one: ScoredPhenotype, search: SearchRecord | None) -> StoredRow:
+    """Return the individual that represents a candidate: the first one in the oldest search that has the phenotype."""
     other = individuals.alias("other")
     first = (
         select(other.c.idx)
@@ -470,11 +472,9 @@ def _earliest(connection: Connection, one: ScoredPhenotype, search: SearchRecord
 
 
 def _rows(
-    connection: Connection,
-    here: Sequence[Row[*tuple[object, ...]]],
-    held: Sequence[tuple[ScoredPhenotype, Row[*tuple[object, ...]]]],
+    connection: Connection, here: Sequence[StoredRow], held: Sequence[tuple[ScoredPhenotype, StoredRow]]
 ) -> list[BestRow]:
-    """The rows of a ranking, with the scores on all splits filled in."""
+    """Return the rows of a ranking, with the scores on all splits filled in."""
     scores = _scores(connection, [one.id for one in here], {one.phenotype_hash for one, _ in held})
     task = here[0].task if here else ""
     own = _own_fingerprints(connection, sorted({individual.search_id for _, individual in held}), task)

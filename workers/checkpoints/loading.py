@@ -108,12 +108,7 @@ def backends(model_type: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a checkpoint's weights are packed.
-
-    Attributes:
-        tensors: Returns the tensors by name in an unquantised checkpoint, each unpacked to a given dtype on
-            `tensor[...]`.
-    """
+    """How a checkpoint's weights are packed; `tensors` unpacks to a dtype, by names in an unquantised checkpoint."""
 
     name: str
     tensors: Callable[[torch.dtype], Mapping[str, ReadableTensor]]

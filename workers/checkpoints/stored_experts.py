@@ -41,8 +41,7 @@ class StoredExperts:
 
     Args:
         model: Model on the meta device, whose fused experts have the checkpoint's shapes.
-        tensors: Tensors of the checkpoint by name, as objects that return them on `tensor[...]`, and fused experts from
-            `first` up to `last` on `tensor[first:last]`.
+        tensors: Tensors of the checkpoint by name.
     """
 
     def __init__(self, model: PreTrainedModel, tensors: Mapping[str, ReadableTensor]) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ReadableTensor(Protocol):
-    """A tensor that is read from its files on `tensor[...]`, or some of its rows on `tensor[first:last]`."""
+    """A tensor that is read from its files on `tensor[...]`, or some of its experts on `tensor[first:last]`."""
 
     def __getitem__(self, which: EllipsisType | slice) -> Tensor: ...
 
@@ -164,8 +164,7 @@ class _Turned:
 class _Numbered:
     """Fused experts [n, in, out] whose matrices [out, in] are stored one by one.
 
-    Attributes:
-        matrices: Of every expert, those that are put side by side, as objects that return them on `tensor[...]`.
+    `matrices` has those of every expert that are put side by side.
     """
 
     matrices: tuple[tuple[ReadableTensor, ...], ...]
@@ -206,7 +205,7 @@ def _llama4_tensors(tensors: Mapping[str, ReadableTensor]) -> Mapping[str, Reada
 def text_tensors(tensors: Mapping[str, ReadableTensor], config: PretrainedConfig) -> Mapping[str, ReadableTensor]:
     """Return the tensors of a checkpoint's text model by their names in its family; all if there is nothing else.
 
-    Tensors are objects that return theirs on `tensor[...]`. The config is the text model's as its family has it.
+    The config is the text model's as its family has it.
     """
     named = {text_name(name): tensor for name, tensor in tensors.items()}
     if set(named) <= {None}:

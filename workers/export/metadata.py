@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -41,10 +42,8 @@ def source_license(folder: Path) -> dict[str, object]:
     found: object = None
     if card.is_file():
         head = re.match(r"---\s*\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
-        try:
+        with suppress(yaml.YAMLError):  # a card isn't needed to export
             found = yaml.safe_load(head[1]) if head else None
-        except yaml.YAMLError:  # a card isn't needed to export
-            found = None
     if (not isinstance(found, dict) or "license" not in found) and config.is_file():
         found = read_json(config)
     return {key: found[key] for key in _LICENSE_KEYS if isinstance(found, dict) and found.get(key)}

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 from torch import nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Edit, IdentityEdit, Measurement, underlying
-from moevolve.workers.contract.methods import Calibrator, ExpertsOwner, Exporter, Method, ModuleUse, RoutingReader
+from moevolve.workers.contract.methods import Calibrator, ExpertsOwner, Exporter, Method, RoutingReader
 from moevolve.workers.methods.eep.method import EEP
 from moevolve.workers.methods.factorllm.method import FACTORLLM
 from moevolve.workers.methods.nanomoe.method import NANOMOE
 from moevolve.workers.methods.repair.apply import REPAIR
 from moevolve.workers.methods.tomoe.method import TOMOE
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 METHODS: dict[type, Method] = {method.edit: method for method in (EEP, NANOMOE, FACTORLLM, TOMOE, REPAIR)}
 """Methods by type of edit."""
@@ -58,12 +52,6 @@ def routing_reader(module: nn.Module) -> RoutingReader | None:
     """The reader of a router module's choices; None for modules that aren't routers."""
     found = (method.routing.get(type(module)) for method in METHODS.values())
     return next((reader for reader in found if reader is not None), None)
-
-
-def module_use(name: str) -> Callable[[nn.Module, PretrainedConfig], ModuleUse] | None:
-    """Return what counts a token's use of a native checkpoint's module, by class name; None for other modules."""
-    found = (method.module_uses.get(name) for method in METHODS.values())
-    return next((use for use in found if use is not None), None)
 
 
 def _names(kinds: list[type]) -> str:

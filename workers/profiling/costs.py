@@ -23,7 +23,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.methods import ModuleUse
 from moevolve.workers.families.decoder import decoder_of, softmax_attention
 from moevolve.workers.families.registry import active_experts
-from moevolve.workers.methods.registry import module_use
+from moevolve.workers.methods.registry import METHODS
 from moevolve.workers.profiling.report import ModelCosts
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def _uses(module: nn.Module, config: PretrainedConfig, name: str) -> list[Module
 def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse:
     kind, children = type(module).__name__, tuple(module.children())
     own: dict[str, nn.Parameter] = dict(module.named_parameters(recurse=False))
-    native = module_use(kind)
-    if native is not None:
-        return native(module, config)
+    for method in METHODS.values():
+        if kind in method.module_uses:  # a module of a native checkpoint
+            return method.module_uses[kind](module, config)
     if isinstance(module, nn.Linear | nn.Conv1d) or kind.lower().endswith(("topkrouter", "hashrouter")):
         return ModuleUse(0, own["weight"].numel())
     if isinstance(module, nn.Embedding):
