@@ -33,7 +33,7 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
     if as_json:
         print_json(report)
         return
-    parts = part_names([moevolve.show(store, request.individual).search.genome_kind])
+    parts = part_names(moevolve.show(store, request.individual).search.genome_kind)
     _print_report(report, parts)
 
 

@@ -269,7 +269,7 @@ def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
         ("genome", f"{kind}: {record.summary}"),
         ("made by", f"{record.operator} in phase {record.phase}, depth {record.depth}"),
         ("parents", ", ".join(f"{detail.search.name}:{parent}" for parent in record.parents) or "none"),
-        (part_names([kind]), part_counts(kind, record.experts, record.active)),
+        (part_names(kind), part_counts(kind, record.experts, record.active)),
         ("parameters", f"{record.parameters:,} of {record.parameters_full:,} ({share:.1f} %)"),
         ("active", f"{record.active_parameters:,} of {record.active_parameters_full:,} ({used:.1f} %)"),
         ("status", record.status + (f" ({record.failure_kind}): {record.failure}" if record.failure else "")),

@@ -186,7 +186,7 @@ def _one_shot(name: str, kind: str, data: Mapping[str, object], where: str, own:
     final = data.get("final")
     final = final if isinstance(final, dict) else {}
     known = KINDS[kind].baselines
-    first = next((each.phases[0] for each in known.values()), "tune")
+    first = KINDS[kind].section.phase_kinds[0]
     phase: dict[str, object] = {"kind": first, "init": [name]} | {key: own[key] for key in (REPAIR,) if key in own}
     form = dict(KINDS[kind].baseline_settings)
     if name == "random":
@@ -196,6 +196,6 @@ def _one_shot(name: str, kind: str, data: Mapping[str, object], where: str, own:
     plain = ("random", START) if first == "tune" else ("random",)
     if name not in known and name not in plain:
         raise UserError(f"{where}: baseline: {name} is unknown; there are {', '.join((*plain, *known))}")
-    phase |= {"kind": known[name].phases[0] if name in known else first, "evaluations": 1, "initial": 1}
+    phase |= {"evaluations": 1, "initial": 1}
     rerank = 0 if final.get("rerank") == 0 else 1
     return form | {"phases": [phase], "strategy": "evolution", "final.rerank": rerank, "final.random_baselines": 0}

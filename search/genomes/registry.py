@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,10 +68,10 @@ def make_space(section: GenomeSection, facts: ModelFacts, phases: Sequence[Phase
     kind = KINDS[section.kind]
     space = repaired_space(kind.make_space(section, facts, phases), phases)
     for position, phase in enumerate(phases):
-        if phase.kind not in space.phase_kinds:
+        if phase.kind not in (*section.phase_kinds, "repair"):
             raise UserError(
                 f"phases.{position}.kind: a {phase.kind} phase doesn't suit genome kind {section.kind}; "
-                f"use {' or '.join(space.phase_kinds)}"
+                f"use {' or '.join(section.phase_kinds)}"
             )
     return space
 
@@ -95,10 +95,9 @@ def outline_of(genome: Genome) -> GenomeOutline:
     return replace(outline, settings=(*outline.settings, *repair_rows(genome.settings)))
 
 
-def part_names(kinds: Iterable[str]) -> str:
-    """Return what individuals of some kinds consist of, as a heading: "experts", "blocks", or "experts or blocks"."""
-    named = set(kinds)
-    return " or ".join(dict.fromkeys(kind.section.parts for name, kind in KINDS.items() if name in named))
+def part_names(kind: str) -> str:
+    """Return what individuals of a kind consist of, as a heading, for example "experts"."""
+    return KINDS[kind].section.parts
 
 
 def part_counts(kind: str, experts: int, active: int) -> str:
@@ -110,18 +109,16 @@ def check_baselines(phases: Sequence[PhaseConfig], space: GenomeSpace[Genome]) -
     """Check the names in every phase's `init`.
 
     Raises:
-        UserError: A name is unknown, or doesn't suit the phase or the genome kind; the message names the field.
+        UserError: A name is unknown, or doesn't suit the genome kind; the message names the field.
     """
     for position, phase in enumerate(phases):
         own = ["random", START] if isinstance(phase, TunePhase) else ["random"]
         for name in (each for each in phase.named if each not in own):
             where = f"phases.{position}.init: {name}"
             known = KINDS[space.kind].baselines
-            suited = [*own, *(each for each, baseline in known.items() if phase.kind in baseline.phases)]
             if name not in known:
-                raise UserError(f"{where} is unknown; a {phase.kind} phase can begin with {', '.join(suited)}")
-            if name not in suited:
-                raise UserError(f"{where} can't begin a {phase.kind} phase; use {', '.join(suited)}")
+                suited = ", ".join((*own, *known))
+                raise UserError(f"{where} is unknown; a {phase.kind} phase can begin with {suited}")
             problem = known[name].problem(base_space(space))
             if problem is not None:
                 raise UserError(f"{where} {problem}")

@@ -69,10 +69,6 @@ class RepairedSpace(GenomeSpace[Genome]):
         return self.inner.kind
 
     @property
-    def phase_kinds(self) -> tuple[str, ...]:
-        return (*self.inner.phase_kinds, "repair")
-
-    @property
     def measurement(self) -> Measurement | None:
         return combined(self.inner.measurement, RowsMeasurement(self.tokens))
 

@@ -14,8 +14,8 @@ from moevolve.workers.contract.facts import ModelFacts
 
 
 def factorllm_space(facts: ModelFacts | None = None, **settings: Any) -> FactorLlmSpace:
-    """A calibrated space; 4 experts, 2 active and 3 components unless `settings` say otherwise."""
-    chosen = {"experts": 4, "active": 2, "components": 3} | settings
+    """A calibrated space; 4 experts, 2 active unless `settings` say otherwise."""
+    chosen = {"experts": 4, "active": 2} | settings
     space = FactorLlmSpace.of(FactorLlmSection(kind="factorllm", **chosen), facts or dense_model())
     dense, rng = space.dense, np.random.default_rng(5)
 

@@ -17,8 +17,8 @@ from moevolve.search.running.observer import Observer
 from moevolve.store.repository import Store
 
 DENSE: dict[str, dict[str, Any]] = {
-    "factorllm": {"experts": 4, "active": 2, "components": 4, "calibration_tokens": 300},
-    "tomoe": {"experts": 3, "budget": 0.5, "components": 4, "latent": 4, "calibration_tokens": 300},
+    "factorllm": {"experts": 4, "active": 2, "calibration_tokens": 300},
+    "tomoe": {"experts": 3, "budget": 0.5, "calibration_tokens": 300},
     "nanomoe": {"variant": "II", "blocks": 4, "rank": 3},
 }
 KINDS = ("eep", *DENSE)

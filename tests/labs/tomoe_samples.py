@@ -15,11 +15,11 @@ SAMPLE = 40
 
 
 def tomoe_space(facts: ModelFacts | None = None, **settings: Any) -> ToMoeSpace:
-    """A calibrated space; 4 experts, half of the parameters, 3 components and latents unless told otherwise."""
+    """A calibrated space; 4 experts and half of the parameters unless told otherwise."""
     facts = facts or dense_model()
-    chosen = {"experts": 4, "components": 3, "latent": 3, "embedding": 12, "attention": facts.family == "llama"}
+    chosen = {"experts": 4, "attention": facts.family == "llama"}
     space = ToMoeSpace.of(ToMoeSection(kind="tomoe", **(chosen | settings)), facts)
-    dense, components, rng = space.dense, space.section.components, np.random.default_rng(5)
+    dense, components, rng = space.dense, space.components, np.random.default_rng(5)
 
     def draw(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         return rng.standard_normal((dense.layers, *shape)).astype(np.float32)

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from moevolve.search.genomes.contract.arrays import BYTES, ArrayGenome, ArraySpace, Shape, inherited
 from moevolve.search.genomes.contract.base import Description, GenomeSection, Offspring, offspring_of
@@ -18,8 +17,9 @@ from moevolve.workers.methods.eep.edit import EepEdit
 
 class RunsSection(GenomeSection):
     parts: ClassVar[str] = "neighbours"
+    phase_kinds: ClassVar[tuple[str, ...]] = ("prune",)
     kind: Literal["runs"] = "runs"
-    length: int = Field(2, ge=1)
+    length: int = 2
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,7 +35,7 @@ class RunsGenome(ArrayGenome):
 
 @dataclass(frozen=True)
 class RunsSpace(ArraySpace[RunsGenome]):
-    kind, genome_type, phase_kinds = "runs", RunsGenome, ("prune",)
+    kind, genome_type = "runs", RunsGenome
     length: int
 
     @property

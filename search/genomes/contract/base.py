@@ -37,11 +37,13 @@ class GenomeSection(Section):
         random_title: Title of the random individuals in a final table.
         parts: Plural noun for the parts of an individual that listings count.
         count_format: Format of these counts for people, with the fields `experts` and `active` of `Description`.
+        phase_kinds: Kinds of phases that genomes are bred in; one-shot methods begin the first of them.
     """
 
     random_title: ClassVar[str] = "random genomes"
     parts: ClassVar[str] = "experts"
     count_format: ClassVar[str] = "{experts} per network, {active} active"
+    phase_kinds: ClassVar[tuple[str, ...]] = ("tune",)
     kind: str
 
 
@@ -132,11 +134,6 @@ class GenomeSpace(ABC, Generic[G]):
     @abstractmethod
     def kind(self) -> str:
         """Name of the kind in the registry."""
-
-    @property
-    def phase_kinds(self) -> tuple[str, ...]:
-        """Kinds of phases that the space can breed in."""
-        return ("tune",)
 
     @property
     def measurement(self) -> Measurement | None:

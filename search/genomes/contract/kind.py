@@ -26,11 +26,9 @@ class Baseline:
 
     Attributes:
         make: Function from a calibrated space to the individual.
-        phases: Kinds of phases that it can begin.
     """
 
     make: Callable[[Any], Child]
-    phases: tuple[str, ...]
 
     def problem(self, space: Any) -> str | None:
         """Say why a space can't have this baseline, as the predicate of a sentence; None if it can."""

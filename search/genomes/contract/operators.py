@@ -6,7 +6,7 @@ changes nothing.
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,26 +57,21 @@ def gaussian_noise(
 
 
 FIRST_PARENT = 0.6
-"""Probability that a unit of a matrix comes from the first parent, as in the authors' released configuration; the order
-of the parents is drawn."""
+"""Probability that a row or a whole matrix comes from the first parent, as in the authors' released configuration; the
+order of the parents is drawn."""
 
 
 def matrix_crossover(
     rng: np.random.Generator,
     first: NDArray[np.float32],
     second: NDArray[np.float32],
-    units: Literal["whole", "rows", "entries"],
+    by_rows: bool,
 ) -> NDArray[np.float32]:
-    """Combine two matrices, float32 [n', n], unit by unit.
+    """Combine two matrices, float32 [n', n], row by row, or take one of them whole.
 
-    Source: EEP (arXiv 2407.00945), Sec. 4.3 (entries, whole matrices) and App. C (rows).
-
-    Args:
-        units: Parts that are inherited as a whole.
+    Source: EEP (arXiv 2407.00945), Sec. 4.3 and App. C.
     """
-    rows, columns = first.shape
-    shape = {"whole": (1, 1), "rows": (rows, 1), "entries": (rows, columns)}[units]
-    return np.where(rng.random(shape) < FIRST_PARENT, first, second)
+    return np.where(rng.random((len(first) if by_rows else 1, 1)) < FIRST_PARENT, first, second)
 
 
 def normalise_rows(matrix: NDArray[np.float32], smallest: float = 1e-3) -> NDArray[np.float32]:

@@ -95,7 +95,7 @@ class PhaseBase(Section):
     parents: Parents = 10
     strategy: Strategy | None = None
     crossover_rate: float = Field(0.3, ge=0, le=1)
-    group_rate: float = Field(0.25, ge=0, le=1)
+    group_rate: float = Field(0.25, ge=0.01, le=1)
     init: tuple[str, ...] = Field(("random",), min_length=1)
     repair: Repair = None
     allow_duplicates: bool = False
@@ -133,35 +133,28 @@ class PrunePhase(PhaseBase):
 
     kind: Literal["prune"] = "prune"
     initial: int = Field(31, ge=0, le=MOST_EVALUATIONS)
-    group_rate: float = Field(0.25, ge=0.01, le=1)
     replace_rate: float = Field(0.15, ge=0, le=1)
 
 
 class MergePhase(PhaseBase):
     """A search of continuous matrices: router mapping and expert merging are decoupled.
 
-    Operators are those of EEP's Sec. 4.3 and App. C. The rates, and what the paper leaves open, follow the authors'
-    code.
+    Operators are those of EEP's Sec. 4.3 and App. C: a changed matrix takes each row from either parent, and others
+    come whole from one parent. The rates, and what the paper leaves open, follow the authors' code.
 
     Attributes:
         start: Parents in addition to the phase's own individuals: the `best` of the previous phase (the paper), or
             `all` individuals of the previous phases (the authors' code).
         group_rate: Probability that a group's matrix is changed. Groups of the router mapping and of the expert merging
             are drawn until one of either is.
-        crossover: The unit that a changed matrix takes from either parent: `rows` (App. C) or `entries` (Sec. 4.3).
-            Other matrices come whole from one parent.
         entry_rate: Probability that an entry of a changed matrix is perturbed.
         sigma: Standard deviation of the perturbation.
-        normalise_rate: Probability that the rows of all groups' expert mergings are scaled to sum 1.
     """
 
     kind: Literal["merge"] = "merge"
     start: Literal["best", "all"] = "best"
-    group_rate: float = Field(0.25, ge=0.01, le=1)
-    crossover: Literal["rows", "entries"] = "rows"
     entry_rate: float = Field(0.25, ge=0, le=1)
     sigma: float = Field(0.065, gt=0, le=1000)
-    normalise_rate: float = Field(0.1, ge=0, le=1)
 
 
 class TunePhase(PhaseBase):

@@ -1,11 +1,10 @@
-"""One-shot methods that choose or merge experts from statistics on calibration tokens.
+"""One-shot methods that choose experts from statistics on calibration tokens.
 
-- `frequency`, `soft_activation`, `reap`, `man`, `msan` and `energy` keep the experts with the highest score. Sources:
-  EEP (arXiv 2407.00945), App. A.2, for the first two; REAP the Experts (arXiv 2510.13999), Sec. 4, the saliency
-  criterion: the mean over the tokens that chose an expert of its routing weight times the norm of its output; arXiv
-  2606.15716 for the mean of the norm alone (MAN), and of its square (MSAN). `energy` is the sum, not the mean, of
-  squares of routing weight times norm: what dropping an expert by itself changes in the layer's output, squared, which
-  is the diagonal of HOPE's F below.
+- `frequency`, `soft_activation`, `reap` and `energy` keep the experts with the highest score. Sources: EEP (arXiv
+  2407.00945), App. A.2, for the first two; REAP the Experts (arXiv 2510.13999), Sec. 4, the saliency criterion: the
+  mean over the tokens that chose an expert of its routing weight times the norm of its output. `energy` is the sum, not
+  the mean, of squares of routing weight times norm: what dropping an expert by itself changes in the layer's output,
+  squared, which is the diagonal of HOPE's F below.
 - `naee` keeps the subset of experts that changes the layer's output least. Source: NAEE (arXiv 2402.14800), Sec. 3.2:
   all subsets are compared by the Frobenius norm of the difference to the whole layer's output; also a baseline in EEP
   (arXiv 2407.00945), App. A.2.
@@ -13,7 +12,6 @@
   experts and g_i f_i the weighted output of expert i on a token that chose it (else 0), it minimises `p^T F p` with
   `F_ij = sum g_i g_j |f_i| |f_j|` over tokens: an upper bound of the squared error of dropping them without rescaling
   the other weights. Such sums need n x n numbers per layer however many tokens there are.
-- `hc_smoe` merges experts with similar mean outputs (arXiv 2410.08589).
 - `most`, `middle` and `fewest` keep the experts of the most energy. Where several numbers of experts are tried
   (`genome.neuron_share`), they keep the largest number, the one in the middle, and the smallest one.
 - `identity` keeps all experts.
@@ -38,13 +36,12 @@ from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.kind import Baseline
 from moevolve.search.genomes.contract.phases import PhaseConfig, PrunePhase
 from moevolve.search.genomes.eep.section import EepSection, token_limit
-from moevolve.search.genomes.eep.space import SCORES, EepGenome, EepSpace
+from moevolve.search.genomes.eep.space import EepGenome, EepSpace
 from moevolve.search.genomes.eep.subsets import mean_shares
 from moevolve.workers.contract.edits import Measurement
 from moevolve.workers.methods.eep.edit import ExpertsMeasurement, Statistic, SubsetMeasurement
 
-_PRUNING = ("prune", "merge")
-# As many subsets are all tried as `naee` tries by default.
+# Largest number of subsets that are all tried; of more, experts are dropped or swapped one by one.
 _EXHAUSTIVE = 5000
 # Smallest gain of a swap, as a share of the error of dropping all experts; smaller ones are rounding errors.
 _LEAST_GAIN = 1e-12
@@ -130,7 +127,7 @@ def _scored(
         subsets = space.keeping(space.counts[place(len(space.counts))]).subsets
         return Offspring(space.from_kept(subsets.best(shares)), operator, ())
 
-    return EepBaseline(make, _PRUNING, (statistic,))
+    return EepBaseline(make, (statistic,))
 
 
 def _naee(space: EepSpace) -> Offspring[EepGenome]:
@@ -151,35 +148,6 @@ def _naee(space: EepSpace) -> Offspring[EepGenome]:
     return Offspring(space.from_kept(subsets[best]), "naee", (), f"naee, exhaustive: {count} subsets")
 
 
-def _hc_smoe(space: EepSpace) -> Offspring[EepGenome]:
-    """Merge the experts of each cluster of similar mean outputs.
-
-    Source: HC-SMoE (arXiv 2410.08589), Sec. 3: hierarchical clustering of the experts by their mean outputs on
-    calibration tokens, with average linkage on Euclidean distances, down to n' clusters; a cluster's experts are
-    averaged, weighted by how often each is chosen (uniformly if none is).
-
-    Departure in the router: the paper keeps it, takes the top-k of the n original experts, and sends all members of a
-    cluster to the same merged expert. Here the top-k is taken of the n' new experts. On probabilities a cluster's
-    routing weight is the sum of its members' (a row of ones), which keeps its mass; on logits, where sums mean nothing,
-    it is the mean of its members' logits with the same weights as their parameters.
-    """
-    distances = space.statistics["output_distances"].astype(np.float64)
-    owners = np.array(space.layer_groups)
-    totals = distances.sum(axis=(1, 2), keepdims=True)
-    squares = (distances / np.where(totals > 0, totals, 1.0)) ** 2
-    weights = mean_shares(space.statistics["counts"], space.layer_groups)
-    mapping = np.zeros((space.groups, space.retained, space.experts), dtype=np.float32)
-    merging = np.zeros_like(mapping)
-    for group in range(space.groups):
-        clusters = average_linkage(np.sqrt(squares[owners == group].sum(axis=0)), space.retained)
-        for row, members in enumerate(clusters):
-            shares = weights[group, members]
-            shares = shares / shares.sum() if shares.sum() > 0 else np.full(len(members), 1 / len(members))
-            merging[group, row, members] = shares
-            mapping[group, row, members] = 1.0 if space.router_space == "probs" else shares
-    return Offspring(EepGenome(space, mapping, merging), "hc_smoe", ())
-
-
 def _identity(space: EepSpace) -> Offspring[EepGenome]:
     """Keep all experts; with `active` or `dynamic_skipping` this is still an edit."""
     every = np.tile(np.arange(space.experts), (space.groups, 1))
@@ -194,55 +162,37 @@ _PLACES: dict[str, Callable[[int], int]] = {
 BASELINES: dict[str, EepBaseline] = {
     "frequency": _scored("frequency", "usage", lambda space: space.statistics["counts"]),
     "soft_activation": _scored("soft_activation", "usage", lambda space: space.statistics["soft_activation"]),
-    **{name: _scored(name, "importance", partial(EepSpace.score, name=name)) for name in SCORES},
+    **{name: _scored(name, "importance", partial(EepSpace.score, name=name)) for name in ("reap", "energy")},
     **{
         name: _scored(name, "importance", partial(EepSpace.score, name="energy"), place)
         for name, place in _PLACES.items()
     },
-    "naee": EepBaseline(_naee, _PRUNING, compares_subsets=True, per_routing_group=False),
-    "hope": EepBaseline(_hope, _PRUNING, ("pairs",), per_routing_group=False),
-    "hc_smoe": EepBaseline(_hc_smoe, ("merge",), ("mean_outputs", "usage"), per_routing_group=False),
-    "identity": EepBaseline(_identity, _PRUNING, keeps_all=True),
+    "naee": EepBaseline(_naee, compares_subsets=True, per_routing_group=False),
+    "hope": EepBaseline(_hope, ("pairs",), per_routing_group=False),
+    "identity": EepBaseline(_identity, keeps_all=True),
 }
 
 
 def expert_measurements(
     space: EepSpace, section: EepSection, phases: Sequence[PhaseConfig]
 ) -> tuple[Measurement | None, ...]:
-    """Return the measurements for baselines and surrogates, and for baselines that aren't scores.
-
-    None stands for what isn't needed.
-    """
+    """Return the measurements of scores, for baselines and surrogates, and of subsets; None for what isn't needed."""
     tokens = token_limit(section.calibration_tokens)
     needed = [BASELINES[name] for phase in phases for name in phase.baselines if name in BASELINES]
     statistics: set[Statistic] = {name for baseline in needed for name in baseline.statistics}
     if any(isinstance(phase, PrunePhase) and phase.strategy == "surrogate" for phase in phases):
         statistics |= {"usage", "importance", "pairs"}  # for `EepSpace.importance`
     # Errors are those of `importance`, whatever is measured with it.
-    measured = tuple(sorted({"importance", *statistics} - {"mean_outputs"}))
-    scores = ExpertsMeasurement(measured, None, tokens, section.until(space.counts[-1]))
+    measured = tuple(sorted({"importance", *statistics}))
+    scores = ExpertsMeasurement(measured, None, tokens, section.until(space.counts[-1])) if statistics else None
+    if not any(baseline.compares_subsets for baseline in needed):
+        return scores, None
     compared = SubsetMeasurement(
         retained=space.retained,
         active=space.active,
         layer_groups=space.layer_groups,
         logits_space=space.router_space == "logits",
-        limit=section.naee_subsets,
+        limit=_EXHAUSTIVE,
         sample=section.naee_tokens,
     )
-    subsets = compared if any(baseline.compares_subsets for baseline in needed) else None
-    others = ExpertsMeasurement(("mean_outputs",) if "mean_outputs" in statistics else (), subsets, tokens)
-    return scores if statistics else None, others if others.statistics or subsets is not None else None
-
-
-def average_linkage(distances: NDArray[np.float64], clusters: int) -> list[list[int]]:
-    """Cluster points, by their distances [points, points], by average linkage (UPGMA) down to so many clusters.
-
-    Returns the sorted points of every cluster, clusters in order of their first points.
-    """
-    from scipy.cluster.hierarchy import average, cut_tree
-    from scipy.spatial.distance import squareform
-
-    if len(distances) == 1:
-        return [[0]]
-    labels = cut_tree(average(squareform(distances, checks=False)), clusters)[:, 0]
-    return [np.flatnonzero(labels == label).tolist() for label in dict.fromkeys(labels.tolist())]
+    return scores, ExpertsMeasurement((), compared, tokens)

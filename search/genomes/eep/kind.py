@@ -83,7 +83,7 @@ def _space(section: EepSection, facts: ModelFacts, phases: Sequence[PhaseConfig]
     """
     space = EepSpace.of(section, facts)
     for position, phase in enumerate(phases):
-        if section.neuron_share is None or phase.kind not in (*EepSpace.phase_kinds, "repair"):
+        if section.neuron_share is None or phase.kind not in (*section.phase_kinds, "repair"):
             continue
         if phase.kind == "merge":
             raise UserError(

@@ -8,13 +8,17 @@ from pydantic import Field, model_validator
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING
-from moevolve.search.genomes.contract.base import MOST_PARTS, MOST_STEPS, MOST_TOKENS, GenomeSection
+from moevolve.search.genomes.contract.base import MOST_PARTS, MOST_TOKENS, GenomeSection
 from moevolve.workers.contract.edits import ALL_TOKENS
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.eep.edit import RouterSpace, Until
 
 TokenCount = Annotated[int, Field(ge=1, le=MOST_TOKENS)] | Literal["all"]
 """Number of tokens of the `calibration` rows: whole prompts up to that many, or all prompts."""
+
+
+# Largest expected loss by errors of scores in any layer, as a share of the kept experts' scores.
+_LOSS = 0.002
 
 
 def token_limit(tokens: TokenCount) -> int:
@@ -41,17 +45,15 @@ class EepSection(GenomeSection):
         skipping_tokens: Number of calibration tokens for these medians, which are measured for every candidate, or
             `all`.
         calibration_tokens: Number of calibration tokens on which experts are measured, or `all`.
-        calibration_loss: Scores that are sums over tokens, which need no more memory, are measured on twice as many
-            tokens again and again until the expected loss by their errors is at most this in every layer, as a share
-            of the kept experts' scores (`moevolve.workers.methods.eep.accuracy`).
-        calibration_most: Largest number of tokens that they are measured on, if there are so many `calibration` rows.
+        calibration_most: Scores that are sums over tokens, which need no more memory, are measured on twice as many
+            tokens again and again until they are accurate (`moevolve.workers.methods.eep.accuracy`), or on so many.
         naee_tokens: Largest number of calibration tokens, evenly spaced, on which the baseline `naee` compares subsets.
             It keeps n^2 numbers per token and layer, up to 4 GiB of host memory.
-        naee_subsets: Largest number of subsets that `naee` tries; if there are more, it drops experts greedily.
     """
 
     random_title: ClassVar[str] = "random pruning"
     count_format: ClassVar[str] = "{experts} kept, {active} active"
+    phase_kinds: ClassVar[tuple[str, ...]] = ("prune", "merge")
     kind: Literal["eep"] = "eep"
     experts: int | None = Field(None, ge=1, le=MOST_PARTS)
     neuron_share: float | None = Field(None, gt=0, le=1)
@@ -61,10 +63,8 @@ class EepSection(GenomeSection):
     dynamic_skipping: bool = False
     skipping_tokens: TokenCount = 2048
     calibration_tokens: TokenCount = 8192
-    calibration_loss: float = Field(0.002, ge=0, le=1)
     calibration_most: TokenCount = 131072
     naee_tokens: int = Field(1024, ge=1, le=MOST_TOKENS)
-    naee_subsets: int = Field(5000, ge=0, le=MOST_STEPS)
 
     @model_validator(mode="after")
     def _keeps_the_active_ones(self) -> Self:
@@ -83,7 +83,7 @@ class EepSection(GenomeSection):
         """
         most = token_limit(self.calibration_most)
         is_fixed = most <= token_limit(self.calibration_tokens)
-        return None if is_fixed else Until(retained, self.calibration_loss, most)
+        return None if is_fixed else Until(retained, _LOSS, most)
 
     def active_in(self, facts: ModelFacts, retained: int) -> int:
         """Return the number of active experts of a model with so many kept ones.

@@ -37,6 +37,8 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUMMARY_DIGITS = 72
 # Positions of the two matrices in stacked arrays.
 _MAPPING, _MERGING = 0, 1
+# Probability that the rows of all expert mergings are scaled to sum 1, as in the authors' released configuration.
+_NORMALISED = 0.1
 # How much of the most that any number of experts keeps has to be kept by others.
 _NEARLY = 0.95
 
@@ -143,7 +145,6 @@ class EepSpace(ArraySpace[EepGenome]):
 
     kind: ClassVar[str] = "eep"
     genome_type: ClassVar[type[EepGenome]] = EepGenome
-    phase_kinds: ClassVar[tuple[str, ...]] = ("prune", "merge")
     experts: int
     counts: tuple[int, ...]
     active: int
@@ -316,11 +317,10 @@ class EepSpace(ArraySpace[EepGenome]):
         child, mutated = both[0].copy(), select_matrices(rng, (2, self.groups), phase.group_rate)
         for index in np.ndindex(mutated.shape):
             if len(both) == 2:
-                units = phase.crossover if mutated[index] else "whole"
-                child[index] = matrix_crossover(rng, both[0][index], both[1][index], units)
+                child[index] = matrix_crossover(rng, both[0][index], both[1][index], bool(mutated[index]))
             if mutated[index]:
                 child[index] = gaussian_noise(rng, child[index], phase.entry_rate, phase.sigma)
-        if rng.random() < phase.normalise_rate:
+        if rng.random() < _NORMALISED:
             for group in range(self.groups):
                 child[_MERGING, group] = normalise_rows(child[_MERGING, group])
         return EepGenome(self, child[_MAPPING], child[_MERGING])

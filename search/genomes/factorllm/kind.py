@@ -36,7 +36,7 @@ from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down
 from moevolve.search.genomes.contract.kind import Baseline, GenomeFigures, GenomeKind
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.contract.phases import PhaseConfig
-from moevolve.search.genomes.factorllm.space import FactorLlmGenome, FactorLlmSection, FactorLlmSpace
+from moevolve.search.genomes.factorllm.space import RIDGE, FactorLlmGenome, FactorLlmSection, FactorLlmSpace
 from moevolve.workers.contract.edits import ROW_TOKENS, Measurement, combined, measurement_parts
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.factorllm.edit import CmoeMeasurement, FactorLlmEdit, MoeficationMeasurement
@@ -83,18 +83,17 @@ class FactorLlmBaseline(Baseline):
 
 
 BASELINES = {
-    "kmeans": FactorLlmBaseline(kmeans, ("tune",), lambda space: space.measurement_of("kmeans")),
+    "kmeans": FactorLlmBaseline(kmeans, lambda space: space.measurement_of("kmeans")),
     "moefication": FactorLlmBaseline(
-        moefication, ("tune",), lambda space: MoeficationMeasurement(space.experts, space.section.calibration_tokens)
+        moefication, lambda space: MoeficationMeasurement(space.experts, space.section.calibration_tokens)
     ),
     "cmoe": FactorLlmBaseline(
         cmoe,
-        ("tune",),
         lambda space: CmoeMeasurement(
             experts=space.experts,
             shared=space.active // 2,
             firing=min(_FIRING, space.dense.width),
-            ridge=space.section.ridge,
+            ridge=RIDGE,
             tokens=space.section.calibration_tokens,
         ),
         shared_experts=True,

@@ -23,7 +23,6 @@ from pydantic import Field, model_validator
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.arrays import BYTES, FLOATS, ArrayGenome, ArraySpace, inherited
 from moevolve.search.genomes.contract.base import (
-    MOST_PARTS,
     MOST_TOKENS,
     Description,
     GenomeSection,
@@ -57,9 +56,7 @@ class FactorLlmSection(GenomeSection):
             of predictions; after repair, by 8 points with 1 of 4, and otherwise by nothing
             (`configs/runs/factorllm-table.yaml`).
         random_division: Give random individuals random partitions. Otherwise they have the start's partition
-            and random routers (the paper's Fig. 4 without its router); with `swap_rate: 0` only routers are searched.
-        components: Number of principal directions of a network's inputs in which routers are searched.
-        ridge: Regularisation of the routers' closed-form start, as a share of the inputs' mean variance.
+            and random routers (the paper's Fig. 4 without its router).
         calibration_tokens: Number of calibration tokens that the start is measured on.
     """
 
@@ -71,8 +68,6 @@ class FactorLlmSection(GenomeSection):
     router_bias: bool = True
     output_scale: Literal["one", "n_over_k"] = "one"
     random_division: bool = True
-    components: int = Field(8, ge=0, le=MOST_PARTS)
-    ridge: float = Field(1e-3, gt=0, le=1e6)
     calibration_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
 
     @model_validator(mode="after")
@@ -82,10 +77,14 @@ class FactorLlmSection(GenomeSection):
         return self
 
 
+# Most principal directions in which routers are searched.
+_COMPONENTS = 8
 # Distance of two experts' scores in a flattened genome; with it, steps of 0.1 per score move few neurons.
 _SPACING = 0.5
 
 
+RIDGE = 1e-3
+"""Regularisation of the routers' closed-form start, as a share of the inputs' mean variance."""
 ROUTERS = ("start", "kmeans", "moefication", "cmoe")
 """Names of measured routers: R closed-form ones of the start and of `kmeans`, and one of the other baselines."""
 
@@ -186,8 +185,6 @@ class FactorLlmSpace(ArraySpace[FactorLlmGenome]):
                 f"genome.routers: {section.routers} is neither 1 nor {dense.matrices}, the linear layers of a network "
                 f"of {facts.family}"
             )
-        if section.components > dense.hidden:
-            raise UserError(f"genome.components: {section.components} is more than the {dense.hidden} inputs")
         return cls(section, dense, facts=facts)
 
     @property
@@ -204,7 +201,8 @@ class FactorLlmSpace(ArraySpace[FactorLlmGenome]):
 
     @property
     def components(self) -> int:
-        return self.section.components
+        """Number of principal directions of a network's inputs in which routers are searched."""
+        return min(_COMPONENTS, self.dense.hidden)
 
     @property
     def output_scale(self) -> float:
@@ -242,7 +240,7 @@ class FactorLlmSpace(ArraySpace[FactorLlmGenome]):
             output_scale=self.output_scale,
             router_bias=section.router_bias,
             components=self.components,
-            ridge=section.ridge,
+            ridge=RIDGE,
             tokens=section.calibration_tokens,
         )
 

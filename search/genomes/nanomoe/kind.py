@@ -39,7 +39,7 @@ class _LowRank(Baseline):
         return "is fitted to outputs, without mixing, which needs genome.fit_to: outputs and genome.fit: 0"
 
 
-BASELINES = {"low_rank": _LowRank(low_rank, ("tune",))}
+BASELINES = {"low_rank": _LowRank(low_rank)}
 
 
 class NanoMoeCosts(GenomeCosts[NanoMoeSpace]):

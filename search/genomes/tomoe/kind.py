@@ -73,8 +73,8 @@ def competing_widths(metric: NDArray[np.floating], total: int) -> NDArray[np.int
 
 
 BASELINES = {
-    "saliency": Baseline(saliency, ("tune",)),
-    "flap": Baseline(flap, ("tune",)),
+    "saliency": Baseline(saliency),
+    "flap": Baseline(flap),
 }
 
 

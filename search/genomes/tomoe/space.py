@@ -66,10 +66,6 @@ class ToMoeSection(GenomeSection):
             the budget by a neuron's parameters per layer. With `experts: 1` and `attention: false`, candidates are
             narrower dense models, whose exports are stock.
         attention: Mask the heads' dimensions too (Llama, Mistral, Qwen2), and not only the networks.
-        embedding: Dimension of an expert's embedding.
-        latent: Number of searched coordinates per expert; the embedding is a fixed projection of them.
-        components: Number of directions of a layer's inputs in which the router is searched; a fitted router of N
-            experts has N - 1, of which the first are used.
         coverage, balance: Weights of the paper's union-coverage and load-balance terms as penalties on the fitness.
             Balance is measured on calibration tokens in the unedited model. The paper's weights are 2 and 1, for an
             unbounded loss; they outweigh a fitness of at most 1.
@@ -82,14 +78,16 @@ class ToMoeSection(GenomeSection):
     budget: float = Field(0.5, gt=0, le=1)
     equal_widths: bool = False
     attention: bool = True
-    embedding: int = Field(128, ge=1, le=MOST_PARTS)
-    latent: int = Field(8, ge=1, le=MOST_PARTS)
-    components: int = Field(8, ge=0, le=MOST_PARTS)
     coverage: float = Field(0.0, ge=0, le=1e6)
     balance: float = Field(0.0, ge=0, le=1e6)
     calibration_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
 
 
+# Searched coordinates per expert; an expert's embedding is a fixed projection of them, whose dimension is the paper's.
+_LATENT, _EMBEDDING = 8, 128
+# Most directions of a layer's inputs in which the router is searched; a fitted router of N experts has N - 1, of which
+# the first are used.
+_COMPONENTS = 8
 # Number of calibration tokens on which coverage and balance are estimated.
 _SAMPLE = 512
 # Additional width of a network that writes all of the residual stream, as a multiple of one that writes little. With 0,
@@ -168,9 +166,9 @@ class ToMoeGenome(ArrayGenome):
     @property
     def _kept(self) -> NDArray[np.bool_]:
         """Neuron masks in the genome's own order of experts: bool [layers, N, width]."""
-        measured, section = self.space.statistics, self.space.section
+        measured = self.space.statistics
         width = measured["neuron_saliency"].shape[1]
-        project = projection("neurons", section.latent, section.embedding, width)
+        project = projection("neurons", _LATENT, _EMBEDDING, width)
         kept = np.empty((*self.latents.shape[:2], width), dtype=np.bool_)
         for layer, count in enumerate(self.widths[:, 0].tolist()):
             scores = np.empty(kept.shape[1:])
@@ -189,22 +187,22 @@ class ToMoeGenome(ArrayGenome):
     def _head_masks(self) -> HeadMasks | None:
         if not len(self.heads):
             return None
-        measured, section = self.space.statistics, self.space.section
+        measured, components = self.space.statistics, self.space.components
         pairs, values = measured["pair_saliency"], measured["value_saliency"]
         head_dim = values.shape[1]
-        of_pairs = projection("pairs", section.latent, section.embedding, pairs.shape[1])
-        of_values = projection("values", section.latent, section.embedding, head_dim)
+        of_pairs = projection("pairs", _LATENT, _EMBEDDING, pairs.shape[1])
+        of_values = projection("values", _LATENT, _EMBEDDING, head_dim)
         pair_scores = np.stack([standardised_log(each) for each in pairs])
         value_bias = np.stack([standardised_log(each) for each in values])
-        router = np.zeros((len(values), head_dim, section.components))
+        router = np.zeros((len(values), head_dim, components))
         for layer, seed in enumerate(self.seeds[:, -1].astype(int).tolist()):
             if seed > 0:
                 pair_scores[layer] = random_scores(seed, "pairs", pairs.shape[1])
                 value_bias[layer] = random_scores(seed, "values", head_dim)
-                router[layer] = _ROUTED * random_scores(seed, "value router", head_dim, section.components)
+                router[layer] = _ROUTED * random_scores(seed, "value router", head_dim, components)
         pair_scores += of_pairs(self.heads[:, :, 0])
         value_bias += of_values(self.heads[:, :, 1])
-        for component in range(section.components):
+        for component in range(components):
             router[:, :, component] += of_values(self.heads[:, :, 2 + component])
         kept_pairs = [top_mask(scores, width) for scores, width in zip(pair_scores, self.widths[:, 1], strict=True)]
         return HeadMasks(
@@ -250,20 +248,23 @@ class ToMoeSpace(ArraySpace[ToMoeGenome]):
                 f"genome.attention: heads of {facts.family} can't be masked, only those of {', '.join(maskable)} "
                 "with rotary embedding of whole heads; set attention: false"
             )
-        if section.components >= dense.hidden:
-            raise UserError(f"genome.components: {section.components} is too many for {dense.hidden} inputs")
         return cls(section, dense, WidthBudget.of(facts, section.attention, section.budget), facts=facts)
+
+    @property
+    def components(self) -> int:
+        """Number of directions of a layer's inputs in which the router is searched."""
+        return min(_COMPONENTS, self.dense.hidden - 1)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of a genome's arrays."""
         section, layers = self.section, self.dense.layers
-        experts, latent, components = section.experts, section.latent, section.components
+        experts, components = section.experts, self.components
         return {
             "shares": (0 if section.equal_widths else layers, len(self.budget.full_widths)),
-            "latents": (layers, experts, latent),
+            "latents": (layers, experts, _LATENT),
             "routers": (layers, experts, 1 + components),
-            "heads": (layers if self.section.attention else 0, latent, 2 + components),
+            "heads": (layers if section.attention else 0, _LATENT, 2 + components),
             "seeds": (layers, experts + self.section.attention),
         }
 
@@ -274,7 +275,7 @@ class ToMoeSpace(ArraySpace[ToMoeGenome]):
             section.attention,
             section.experts,
             section.budget,
-            section.components,
+            self.components,
             sample=_SAMPLE,
             tokens=section.calibration_tokens,
         )
@@ -377,6 +378,6 @@ class ToMoeSpace(ArraySpace[ToMoeGenome]):
         if section.experts == 1 and not section.attention and np.ptp(widths[:, 0]) == 0:
             routers = 0  # one mask per layer, all equally wide, makes a narrower dense model
         if section.attention:
-            scores = section.components * dense.hidden + dense.head_dim * (section.components + 1)
+            scores = self.components * dense.hidden + dense.head_dim * (self.components + 1)
             routers += int(((widths[:, 2] < dense.head_dim) & ~still).sum()) * scores
         return self.facts.parameters + routers - int(unused.sum())

@@ -40,7 +40,7 @@ def show_individual(request: Request, server: ServerDep, ref: RefPath) -> HTMLRe
         "individual.jinja",
         detail=detail,
         here=_path(detail),
-        parts=part_names([kind]),
+        parts=part_names(kind),
         counts=part_counts(kind, detail.individual.experts, detail.individual.active),
         scores=[(one, score_of(one)) for one in detail.evaluations],
         exports=server.settings.exports is not None,

@@ -44,7 +44,7 @@ RUN: dict[str, Any] = {
     "final": {"rerank": 2, "random_baselines": 2},
 }
 
-MASKS = {"kind": "tomoe", "experts": 4, "components": 4, "latent": 4, "calibration_tokens": 300}
+MASKS = {"kind": "tomoe", "experts": 4, "calibration_tokens": 300}
 MIXED = {"kind": "nanomoe", "variant": "II", "blocks": 4, "rank": 3, "fit": 3}
 
 

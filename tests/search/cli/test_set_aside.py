@@ -111,7 +111,7 @@ def test_of_several_tasks_only_those_without_rows_give_some(tiny: Any, bare: Pat
 
 
 def test_rows_set_aside_are_found_again_on_resume(tiny: Any, bare: Path, tmp_path: Path) -> None:
-    genome = {"kind": "factorllm", "experts": 4, "active": 1, "components": 4, "calibration_tokens": 60}
+    genome = {"kind": "factorllm", "experts": 4, "active": 1, "calibration_tokens": 60}
     run = dense_run(tiny, tmp_path, genome, "divided")
     run = run.model_copy(update={"tasks": (TaskSection(name=str(bare), counts={"search": 20}),)})
     setup = set_up(run, "divided-1")

@@ -12,6 +12,7 @@ from moevolve.search.config.files import load_run_config, presets
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.operators import FIRST_PARENT
 from moevolve.search.genomes.contract.phases import MergePhase, PrunePhase
+from moevolve.search.genomes.eep.space import _NORMALISED
 
 RUN = {"name": "one", "model": {"path": "some/model"}, "tasks": ["demo-span"], "genome": {"experts": 4}}
 
@@ -65,9 +66,9 @@ def test_the_papers_preset_has_its_iterations_after_the_random_ones(tmp_path: Pa
     assert (prune.evaluations - prune.initial, merge.evaluations) == (40, 160)
     assert prune.parents == merge.parents == 10
     assert (prune.initial, prune.group_rate, prune.replace_rate, prune.crossover_rate) == (31, 0.25, 0.15, 0.3)
-    assert (merge.crossover_rate, merge.entry_rate, merge.sigma, merge.normalise_rate) == (0.3, 0.25, 0.065, 0.1)
+    assert (merge.crossover_rate, merge.entry_rate, merge.sigma) == (0.3, 0.25, 0.065)
     assert not prune.allow_duplicates and not merge.allow_duplicates
-    assert (merge.start, merge.crossover, config.final.rerank) == ("best", "rows", 0)
+    assert (merge.start, config.final.rerank) == ("best", 0)
 
 
 def test_the_authors_preset_has_their_released_settings(tmp_path: Path) -> None:
@@ -83,11 +84,11 @@ def test_the_authors_preset_has_their_released_settings(tmp_path: Path) -> None:
     prune, merge = config.phases
     assert isinstance(prune, PrunePhase) and isinstance(merge, MergePhase)
     assert merge.crossover_rate == released["crossover.prob"] and prune.crossover_rate == 0
-    assert released["crossover.from_front_prob"] == FIRST_PARENT and merge.crossover == "rows"
+    assert released["crossover.from_front_prob"] == FIRST_PARENT
     assert (merge.entry_rate, merge.sigma) == (released["mutate.prob"], released["mutate.scale"])
     assert prune.replace_rate == released["discrete_mutate.prob"]
     assert prune.group_rate == merge.group_rate == released["change_prob"]
-    assert merge.normalise_rate == released["norm_prob"]
+    assert released["norm_prob"] == _NORMALISED
     assert merge.start == "all" and prune.allow_duplicates and merge.allow_duplicates
     for phase in (prune, merge):
         assert phase.parents == "threshold"

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from dense_lab import search
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +21,7 @@ from tiny_models import WORDS, save_tiny_model
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.genomes.eep import baselines
-from moevolve.search.genomes.eep.baselines import BASELINES, average_linkage, cheapest_to_drop
+from moevolve.search.genomes.eep.baselines import BASELINES, cheapest_to_drop
 from moevolve.search.genomes.eep.space import EepGenome
 from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.search.genomes.repaired import RepairedGenome
@@ -38,7 +37,7 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS, RETAINED, LAYERS, TOKENS = 6, 3, 3, 60
-PRUNING = ("frequency", "soft_activation", "reap", "man", "msan", "energy", "naee")
+PRUNING = ("frequency", "soft_activation", "reap", "energy", "naee")
 Layers = list[list[Token]]
 
 
@@ -107,8 +106,7 @@ def scores_of(name: str, tokens: list[Token]) -> NDArray[np.float64]:
         for expert in token.chosen:
             counts[expert] += 1
             norm, gate = float(token.outputs[expert].norm()), float(token.gates[expert])
-            added = {"man": norm, "msan": norm**2, "energy": gate**2 * norm**2}
-            scores[expert] += added.get(name, gate * norm)
+            scores[expert] += (gate * norm) ** (2 if name == "energy" else 1)
     if name == "frequency":
         return counts
     if name == "soft_activation":
@@ -154,8 +152,7 @@ def searched(
     """All baselines of a family: with matrices for every layer, or for two groups of layers and on logits."""
     family = str(request.param)
     settings: dict[str, Any] = {} if family == "mixtral" else {"groups": 2, "router_space": "logits"}
-    phases = [begins_with(*PRUNING), begins_with("hc_smoe", kind="merge")]
-    data = run_of(models(family), phases, **settings)
+    data = run_of(models(family), [begins_with(*PRUNING)], **settings)
     return Searched(family, *run_baselines(tiny, tmp_path_factory.mktemp(family), data), plain(family))
 
 
@@ -186,7 +183,7 @@ def test_pruning_baselines_keep_what_their_papers_say(searched: Searched) -> Non
         for kept, members in zip(genome.space.kept(genome).tolist(), searched.groups(genome), strict=True):
             assert kept == plain_kept(name, members, searched.family), name
     assert searched.found["naee"][0].summary.endswith("(naee, exhaustive: 20 subsets)")
-    # Scores are sums over tokens; subsets of experts and mean outputs are measured by themselves.
+    # Scores are sums over tokens; subsets of experts are measured by themselves.
     assert searched.calibration.tokens_run == 2 * len(searched.layers[0]) >= 2 * TOKENS
     assert searched.calibration.seconds > 0
 
@@ -214,34 +211,6 @@ def test_importance_has_a_row_for_every_statistic_that_was_measured() -> None:
     assert np.allclose(hope, [0.55, 0.25, 0.2])
 
 
-def plain_clusters(distances: NDArray[np.float64], count: int) -> list[list[int]]:
-    """Average linkage by definition: the mean over all pairs, computed again at every step."""
-    clusters = [[point] for point in range(len(distances))]
-    while len(clusters) > count:
-        pairs = list(combinations(range(len(clusters)), 2))
-        means = [distances[np.ix_(clusters[one], clusters[two])].mean() for one, two in pairs]
-        one, two = pairs[int(np.argmin(means))]
-        clusters[one] += clusters.pop(two)
-    return sorted(sorted(cluster) for cluster in clusters)
-
-
-def test_hc_smoe_merges_what_is_alike(searched: Searched) -> None:
-    individual, genome = searched.found["hc_smoe"]
-    assert (individual.operator, individual.phase, individual.parents) == ("hc_smoe", "merge", ())
-    for group, members in enumerate(searched.groups(genome)):
-        squares, counts = np.zeros((EXPERTS, EXPERTS)), np.zeros(EXPERTS)
-        for tokens in members:
-            means = torch.stack([token.outputs for token in tokens]).mean(dim=0)
-            squares += share([[float((a - b).norm()) for b in means] for a in means]) ** 2
-            counts += scores_of("frequency", tokens)
-        for row, cluster in enumerate(plain_clusters(np.sqrt(squares), RETAINED)):
-            merging, mapping = np.zeros(EXPERTS), np.zeros(EXPERTS)
-            merging[cluster] = counts[cluster] / counts[cluster].sum()
-            mapping[cluster] = 1.0 if searched.family == "mixtral" else merging[cluster]
-            np.testing.assert_allclose(genome.expert_merging[group, row], merging, rtol=1e-6)
-            np.testing.assert_allclose(genome.router_mapping[group, row], mapping, rtol=1e-6)
-
-
 def test_a_repaired_baseline_of_all_rows_keeps_the_experts_used_most(models: Any, tiny: Any, tmp_path: Path) -> None:
     repair = begins_with("frequency", repair={"tokens": 60})
     data = run_of(models("mixtral"), [repair], calibration_tokens="all")
@@ -253,12 +222,14 @@ def test_a_repaired_baseline_of_all_rows_keeps_the_experts_used_most(models: Any
     assert np.array_equal(genome.base.space.kept(genome.base), np.sort(np.argsort(-counts, axis=1)[:, :RETAINED]))
 
 
-def test_dynamic_skipping_applies_to_every_candidate(models: Any, tiny: Any, tmp_path: Path) -> None:
+def test_dynamic_skipping_applies_to_every_candidate(
+    models: Any, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baselines, "_EXHAUSTIVE", 19)
     data = run_of(
         *(models("mixtral"), [begins_with("random", "naee")]),
         dynamic_skipping=True,
         skipping_tokens=20,
-        naee_subsets=19,
     )
     found, _ = run_baselines(tiny, tmp_path, data)
     for individual, genome in found.values():
@@ -266,13 +237,6 @@ def test_dynamic_skipping_applies_to_every_candidate(models: Any, tiny: Any, tmp
         assert isinstance(edit, EepEdit) and edit.skip_rows is not None and "skipped" in individual.summary
         assert 20 <= len(edit.skip_rows.tokens) < TOKENS, "whole prompts up to the limit"
     assert "(naee, greedy: 20 subsets are above the limit)" in found["naee"][0].summary
-
-
-def test_average_linkage_is_the_mean_over_all_pairs() -> None:
-    points = np.random.default_rng(0).standard_normal((11, 4))
-    distances = np.linalg.norm(points[:, None] - points[None], axis=2)
-    for count in range(1, 12):
-        assert average_linkage(distances, count) == plain_clusters(distances, count)
 
 
 def outputs_of(seed: int, tokens: int, experts: int, hidden: int = 4) -> np.ndarray:

@@ -23,8 +23,13 @@ DRAWS = 1000
 GROUPS, KEPT, EXPERTS = 4, 3, 8
 TOUCHED = 0.25 / (1 - 0.75 ** (2 * GROUPS))
 """Probability that a given one of the 2 G matrices is drawn, given that at least one is."""
-STILL = {"entry_rate": 0.0, "normalise_rate": 0.0}
 Floats = NDArray[np.floating[Any]]
+
+
+@pytest.fixture
+def unscaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rows are scaled to sum 1."""
+    monkeypatch.setattr("moevolve.search.genomes.eep.space._NORMALISED", 0.0)
 
 
 def near(rate: float, expected: float, draws: int) -> bool:
@@ -49,8 +54,9 @@ def children(parents: Sequence[EepGenome], draws: int = DRAWS, phase: Any = MERG
     return np.stack([np.stack([child.router_mapping, child.expert_merging]) for child in bred])
 
 
+@pytest.mark.usefixtures("unscaled")
 def test_groups_of_both_matrices_are_touched_apart() -> None:
-    touched = children([filled(0, 0)], entry_rate=1.0, normalise_rate=0.0).any(axis=(3, 4))
+    touched = children([filled(0, 0)], entry_rate=1.0).any(axis=(3, 4))
     assert touched.any(axis=(1, 2)).all()
     for rate in touched.mean(axis=0).ravel():
         assert near(rate, TOUCHED, DRAWS)
@@ -59,8 +65,9 @@ def test_groups_of_both_matrices_are_touched_apart() -> None:
     assert near((mapped & merged).mean(), 0.25**2 / (1 - 0.75 ** (2 * GROUPS)), DRAWS * GROUPS)
 
 
+@pytest.mark.usefixtures("unscaled")
 def test_entries_of_touched_matrices_get_noise_of_the_rate_and_deviation() -> None:
-    noise = children([filled(0, 0)], normalise_rate=0.0)
+    noise = children([filled(0, 0)])
     hit = noise[noise != 0]
     assert near(hit.size / noise.size, TOUCHED * 0.25, DRAWS)
     rows = noise[noise.any(axis=(3, 4))]
@@ -79,16 +86,14 @@ def test_all_expert_mergings_are_normalised_at_once() -> None:
     assert near(whole.mean(), 0.1, DRAWS)
 
 
-@pytest.mark.parametrize("units", ["rows", "entries"])
-def test_touched_matrices_are_mixed_by_unit_and_others_come_whole(units: str) -> None:
+@pytest.mark.usefixtures("unscaled")
+def test_touched_matrices_are_mixed_by_rows_and_others_come_whole() -> None:
     """The first parent is all zeros, the second all ones."""
-    bred = children([filled(0, 0), filled(1, 1)], crossover=units, **STILL)
-    count = {"rows": KEPT, "entries": KEPT * EXPERTS}[units]
+    bred = children([filled(0, 0), filled(1, 1)], entry_rate=0.0)
     assert near(1 - bred[..., 0, 0].mean(), 0.6, DRAWS * 2 * GROUPS), "the front parent's share"
-    if units == "rows":
-        assert np.array_equal(bred.min(axis=4), bred.max(axis=4))
+    assert np.array_equal(bred.min(axis=4), bred.max(axis=4))
     whole = (bred == bred[..., :1, :1]).all(axis=(3, 4))
-    expected = (1 - TOUCHED) + TOUCHED * (0.6**count + 0.4**count)
+    expected = (1 - TOUCHED) + TOUCHED * (0.6**KEPT + 0.4**KEPT)
     assert near(whole.mean(), expected, DRAWS * GROUPS)
     # Each matrix of each group by itself.
     first = bred[..., 0, 0]
@@ -96,8 +101,9 @@ def test_touched_matrices_are_mixed_by_unit_and_others_come_whole(units: str) ->
         assert near((first[:, *one] == first[:, *two]).mean(), 0.6**2 + 0.4**2, DRAWS)
 
 
+@pytest.mark.usefixtures("unscaled")
 def test_noise_of_a_crossed_child_is_where_rows_of_both_are() -> None:
-    bred = children([filled(0, 0), filled(1, 1)], entry_rate=1.0, normalise_rate=0.0)
+    bred = children([filled(0, 0), filled(1, 1)], entry_rate=1.0)
     plain = np.isin(bred, (0, 1)).all(axis=(3, 4))
     assert near(1 - plain.mean(), TOUCHED, DRAWS * GROUPS)
     whole = bred[plain]
@@ -159,13 +165,14 @@ def test_a_pruning_child_changes_where_the_expert_merging_was_drawn() -> None:
     assert near(changed.mean(), TOUCHED * (1 - same), DRAWS * GROUPS)
 
 
+@pytest.mark.usefixtures("unscaled")
 def test_merging_takes_no_expert_from_both_of_two_pruned_relatives() -> None:
     """Rows of {0, 1, 2, 3} and of its child {7, 1, 2, 3} are mixed in place; sorted, {1, 2, 3, 7} would repeat some."""
     wide = eep_space(4, 1)
     parent = wide.from_kept(np.array([[0, 1, 2, 3]]))
     bred = (wide.breed(np.random.default_rng(seed), PRUNE, (parent,)).genome for seed in range(10 * DRAWS))
     child = next(each for each in bred if set(wide.kept(each)[0]) == {1, 2, 3, 7})
-    mixed = children([parent, child], group_rate=1.0, **STILL)
+    mixed = children([parent, child], group_rate=1.0, entry_rate=0.0)
     assert mixed.sum(axis=3).max() == 1, "an expert comes twice"
     assert near(mixed[..., 0, 7].mean(), 0.4, DRAWS * 2), "the front parent's share is 0.6"
 

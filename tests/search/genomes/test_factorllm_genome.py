@@ -98,7 +98,7 @@ def test_layers_cross_over_whole_and_mutation_touches_those_selected() -> None:
         )
         sources.add(source)
     assert sources == {"one", "two"}
-    single = TUNE.model_copy(update={"group_rate": 0.0, "entry_rate": 1.0, "swap_rate": 1.0})
+    single = TUNE.model_copy(update={"group_rate": 0.01, "entry_rate": 1.0, "swap_rate": 1.0})
     mutant = space.breed(np.random.default_rng(0), single, (two,)).genome
     for name in ("assignment", "coordinates", "biases"):
         changed = getattr(mutant, name) != getattr(two, name)
@@ -165,7 +165,6 @@ def test_tinyllamas_networks_cost_what_the_paper_says() -> None:
     [
         ({"experts": 5}, dense_model(), r"genome\.experts: 24 neurons can't be divided among 5"),
         ({"routers": 2}, dense_model(), r"genome\.routers: 2 is neither 1 nor 3"),
-        ({"components": 17}, dense_model(), r"genome\.components: 17 is more than the 16"),
         ({}, mixtral(), r"genome\.kind: factorllm needs dense"),
     ],
 )
@@ -236,11 +235,11 @@ def test_only_what_is_needed_is_measured() -> None:
         return make_space(chosen, dense_model(), [TunePhase(evaluations=9, init=init)]).measurement
 
     assert isinstance(measurement("start", "random"), FactorLlmMeasurement)
-    all_of_them = measurement("cmoe", "moefication", "kmeans", calibration_tokens=99, ridge=0.5)
+    all_of_them = measurement("cmoe", "moefication", "kmeans", calibration_tokens=99)
     assert isinstance(all_of_them, CombinedMeasurement) and isinstance(all_of_them.parts[0], FactorLlmMeasurement)
     (added,) = all_of_them.parts[1:]
     kmeans = replace(all_of_them.parts[0], partition="kmeans")
-    assert added.parts == (CmoeMeasurement(8, 2, 10, 0.5, 99), MoeficationMeasurement(8, 99), kmeans)
+    assert added.parts == (CmoeMeasurement(8, 2, 10, 1e-3, 99), MoeficationMeasurement(8, 99), kmeans)
 
 
 def test_memory_for_cmoes_counts_is_planned() -> None:

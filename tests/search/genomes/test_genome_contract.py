@@ -198,14 +198,14 @@ SAMPLES = {
     "nanomoe-III": _nanomoe(variant="III", blocks=2, rank=3, layers="layers.[02].mlp.*", fit=3),
     "nanomoe-low-rank": _nanomoe(variant="low_rank", rank=4),
     "factorllm-plain": _factorllm(dense_model(gated=False, bias=True), experts=8, routers=2, output_scale="n_over_k"),
-    "factorllm-whole": _factorllm(dense_model(layers=1), experts=2, active=2, components=0, router_bias=False),
+    "factorllm-whole": _factorllm(dense_model(layers=1), experts=2, active=2, router_bias=False),
     "factorllm-baselines": replace(
         _factorllm(dense_model(layers=2)), space=with_baselines(dense_model(layers=2), active=3)
     ),
     "tomoe": _tomoe(dense_model()),
     "tomoe-networks": _tomoe(dense_model(gated=False, bias=True), experts=7, budget=0.8),
     "tomoe-narrow": _tomoe(dense_model(), experts=1, equal_widths=True, attention=False, budget=0.4),
-    "tomoe-whole": _tomoe(dense_model(layers=1), experts=1, budget=1.0, components=0),
+    "tomoe-whole": _tomoe(dense_model(layers=1), experts=1, budget=1.0),
     "eep-repaired": _repaired(_eep(4, 3, layers=9), tokens=512),
     "tomoe-repaired": _repaired(_tomoe(dense_model(layers=2), experts=3)),
     "toy": Sample(RunsSpace(3, facts=mixtral(4)), (PRUNE,)),

@@ -25,7 +25,7 @@ from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.workload import Prompts
 from moevolve.store.repository import Store
 
-LEFTMOST = Baseline(lambda space: Offspring(space.genome(), "leftmost", ()), ("prune",))
+LEFTMOST = Baseline(lambda space: Offspring(space.genome(), "leftmost", ()))
 PHASES: list[dict[str, Any]] = [
     {"kind": "prune", "evaluations": 6, "initial": 4, "init": ["leftmost"]},
     {"kind": "prune", "evaluations": 6, "initial": 1, "strategy": "surrogate"},
@@ -75,9 +75,9 @@ def test_it_is_searched_listed_and_reported(
         assert done.returncode == 0, done.stderr
         return str(done.stdout)
 
-    assert "neighbours" in shown("best") and "runs" in shown("searches")
+    assert "from [" in shown("best") and "toy" in shown("searches")
     text = shown("show", "toy:0")
-    assert "runs: from [0, 0, 0, 0]" in text and "2 per network, 2 active" in text
+    assert "neighbours" in text and "runs: from [0, 0, 0, 0]" in text and "2 per network, 2 active" in text
     picture, page = tmp_path / "toy.svg", tmp_path / "toy.html"
     shown("plot", "toy", "-o", str(picture))
     assert picture.read_text().startswith("<?xml")

@@ -31,7 +31,7 @@ from moevolve.workers.methods.eep.edit import ExpertsMeasurement, Until
 CMA = "nevergrad:DiagonalCMA"
 PHASES = [
     {"kind": "prune", "evaluations": 8, "initial": 5, "init": ["random", "reap", "frequency", "naee"]},
-    {"kind": "merge", "evaluations": 6, "initial": 3, "init": ["hc_smoe", "soft_activation"], "strategy": CMA},
+    {"kind": "merge", "evaluations": 6, "initial": 3, "init": ["hope", "soft_activation"], "strategy": CMA},
 ]
 BRED = {"mutation", "crossover+mutation", "surrogate"}
 
@@ -69,7 +69,7 @@ def test_baselines_come_first_and_a_resumed_search_is_the_same(tiny: Any, tmp_pa
             assert subject.edit.phenotype_hash == subject.detail.individual.phenotype_hash
     operators = [row.operator for row in rows]
     assert operators[:5] == ["reap", "frequency", "naee", "random", "random"]
-    assert operators[8:11] == ["hc_smoe", "soft_activation", "random"]
+    assert operators[8:11] == ["hope", "soft_activation", "random"]
     assert [row.parents for row in rows[:5] + rows[8:11]] == [()] * 8
     assert set(operators[5:8]) <= BRED and set(operators[11:]) == {CMA}
     assert len({row.fitness for row in rows}) > 3
@@ -100,8 +100,7 @@ def test_names_that_mean_nothing_are_refused() -> None:
     prune, merge = PrunePhase(evaluations=9, initial=3), MergePhase(evaluations=9, initial=3)
     for space, phase, name, message in (
         (eep, prune, "reep", r"phases.0.init: reep is unknown.*random, frequency"),
-        (eep, prune, "hc_smoe", r"hc_smoe can't begin a prune phase; use"),
-        (eep, merge, "start", r"start is unknown; a merge phase .*hc_smoe"),
+        (eep, merge, "start", r"start is unknown; a merge phase .*hope"),
         (dense, TunePhase(evaluations=9), "reap", r"a tune phase can begin with random, start, kmeans"),
     ):
         with pytest.raises(UserError, match=message):
@@ -123,15 +122,10 @@ def test_only_what_is_needed_is_measured() -> None:
         return make_space(EepSection(experts=4, **section), mixtral(), [phase]).measurement
 
     assert measurement() is None and measurement("random") is None
-    assert (
-        measurement("man")
-        == measurement("reap")
-        == ExpertsMeasurement(("importance",), None, 8192, Until(4, 0.002, 131072))
-    )
-    scores, others = measurement("hc_smoe", "frequency").parts
-    assert scores.statistics == ("importance", "usage") and others == ExpertsMeasurement(("mean_outputs",), None, 8192)
+    assert measurement("reap") == ExpertsMeasurement(("importance",), None, 8192, Until(4, 0.002, 131072))
+    assert measurement("reap", "frequency").statistics == ("importance", "usage")
     assert measurement(dynamic_skipping=True, skipping_tokens=99) == RowsMeasurement(99, "skipping")
-    assert measurement("naee", naee_subsets=7).subsets.limit == 7
+    assert measurement("naee").subsets.limit == 5000
 
 
 @pytest.mark.parametrize("of_phase", [True, False])
@@ -149,7 +143,7 @@ def test_the_surrogate_has_experts_measured_in_phases_that_prune(of_phase: bool)
 
 def test_the_log_and_the_report_say_what_scores_were_measured_on(tiny: Any, tmp_path: Path) -> None:
     """And a search that is resumed says the same, of what the store has."""
-    phases = [{"kind": "prune", "evaluations": 2, "initial": 2, "init": ["man", "msan"]}]
+    phases = [{"kind": "prune", "evaluations": 2, "initial": 2, "init": ["reap", "energy"]}]
     config, notes = warm_run(tiny, tmp_path, "evolution", phases), []
     with Store.open(f"sqlite:///{tmp_path / 'noted.db'}") as store:
         setup = set_up(config, "warm-1")
@@ -157,7 +151,7 @@ def test_the_log_and_the_report_say_what_scores_were_measured_on(tiny: Any, tmp_
         setup = calibrated_setup(setup, store, local_pool(setup).calibrate, notes.append)
         calibrated_setup(set_up_stored(store, "warm"), store, never, notes.append)
         search(setup, store)
-        assert [row.operator for row in store.history("warm-1")] == ["man", "msan"]
+        assert [row.operator for row in store.history("warm-1")] == ["reap", "energy"]
     first, again = notes
     assert first == again
     assert first.startswith("experts were measured on 30") and "genome.calibration_most is reached" in first

@@ -19,8 +19,8 @@ from moevolve.search.running.study import run_study
 from moevolve.store.repository import Store
 
 GENOMES = {
-    "tomoe": {"kind": "tomoe", "experts": 4, "budget": 0.5, "attention": False, "components": 3},
-    "factorllm": {"kind": "factorllm", "experts": 8, "active": 4, "components": 3},
+    "tomoe": {"kind": "tomoe", "experts": 4, "budget": 0.5, "attention": False},
+    "factorllm": {"kind": "factorllm", "experts": 8, "active": 4},
     "nanomoe": {"kind": "nanomoe", "variant": "I", "blocks": 2, "rank": 5, "fit_to": "outputs"},
 }
 DENSE = [("tomoe", "random"), *((kind, name) for kind in GENOMES for name in ("start", *KINDS[kind].baselines))]

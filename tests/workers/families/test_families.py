@@ -106,11 +106,6 @@ def test_numbers_retained_and_active(family: str, resident: Residents, checkpoin
             assert_close(logits(model, edit, ids), plain_family_logits(checkpoint(family), edit, ids))
             tried += 1
     assert tried >= 4
-    even = family_edit(family, "both", count, 2, space="logits")
-    edit = replace(even, active=(2, 1, 3)[: even.layers])
-    found = logits(model, edit, ids)
-    assert_close(found, plain_family_logits(checkpoint(family), edit, ids))
-    assert float((found - logits(model, even, ids)).abs().max()) > 1e-3
 
 
 def test_host_originals_give_the_same_logits(resident: Residents, tokens: Tensor) -> None:
@@ -227,14 +222,14 @@ def test_what_no_fit_of_experts_repairs_is_refused(family: str, resident: Reside
 
 @pytest.mark.parametrize("family", ["nemotron_h-latent", "afmoe"])
 def test_experts_are_measured_on_their_own_inputs(family: str, resident: Residents, tokens: Tensor) -> None:
-    """Saliency (REAP) from what the experts' modules get, and the distances of their mean outputs."""
+    """Saliency (REAP) from what the experts' modules get."""
     model, given, count = resident(family), [], VARIANTS[family].experts
     experts = [layer.experts for layer in model.layers]
     handles = [each.register_forward_pre_hook(lambda _, args: given.append(args)) for each in experts]
     model.run([tuple(tokens[0].tolist())])
     for handle in handles:
         handle.remove()
-    measurement = ExpertsMeasurement(("importance", "mean_outputs"), None, 99)
+    measurement = ExpertsMeasurement(("importance",), None, 99)
     found = calibrate_experts(model, [tuple(tokens[0].tolist())], measurement).arrays
     scores, _ = scores_with_errors(found)
     for place, (module, (hidden, chosen, weights)) in enumerate(zip(experts, given, strict=True)):
@@ -244,7 +239,6 @@ def test_experts_are_measured_on_their_own_inputs(family: str, resident: Residen
             used = (weights * (chosen == expert)).sum(1) * out.norm(dim=1)
             wanted = float(used.sum() / max(1, int((chosen == expert).sum())))
             assert scores[place, expert] == pytest.approx(wanted, rel=1e-4)
-    assert found["output_distances"].shape == (len(experts), count, count)
 
 
 @pytest.mark.parametrize("family", examples("names"))

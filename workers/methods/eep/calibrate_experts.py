@@ -24,7 +24,6 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import ExpertsMeasurement, SubsetMeasurement
-from moevolve.workers.methods.eep.neurons import ExpertNeurons
 
 ROWS_AT_ONCE = 4096
 """Expert outputs (one expert on one token) held in memory at once."""
@@ -102,7 +101,6 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], measureme
           `importance_tokens` int64 [layers], the number of tokens.
         - `pairs` gives `pair_norms` float64 [layers, n, n]: sums over tokens of the products of the norms of two
           experts' weighted outputs.
-        - `mean_outputs` gives `output_distances` float32 [layers, n, n], Euclidean distances of mean outputs.
         - A comparison of subsets gives `subset_discrepancy` or `subset_kept`; see `compare_subsets`.
 
     Raises:
@@ -161,8 +159,6 @@ def measuring_bytes(
     n, row, most = facts.experts, row_bytes + hidden * facts.dtype_bytes, 0
     if {"importance", "pairs"} & set(measurement.statistics):
         most = min(ROWS_AT_ONCE, longest * facts.active) * (row + 8 * hidden)
-    if "mean_outputs" in measurement.statistics:
-        most = max(most, min(max(ROWS_AT_ONCE, n), longest * n) * row)
     if measurement.subsets is not None:
         tokens, subsets = min(measurement.subsets.sample, measurement.tokens), measurement.subsets
         outputs = min(SAMPLED_AT_ONCE, longest) * n * (row + 4 * (hidden + n))
@@ -249,36 +245,12 @@ class _Pairs:
         return {"pair_norms": self._norms}
 
 
-class _MeanOutputs:
-    """Distances between the experts' mean outputs, with every expert run on every token.
-
-    Source: HC-SMoE (arXiv 2410.08589), Sec. 3: similarity of experts is that of their outputs averaged over all tokens
-    of the calibration data, independent of the routing.
-    """
-
-    def __init__(self, layer: MoELayer) -> None:
-        # Experts may work on vectors of another width than the residual stream's.
-        self._sums = _zeros(layer, layer.count, ExpertNeurons(layer.experts, layer.expert_tensors()).hidden)
-        self._tokens = 0
-
-    def add(self, routed: RoutedTokens) -> None:
-        for rows in routed.chunks(len(self._sums)):
-            self._sums += routed.run_all(rows).sum(dim=0, dtype=torch.float64)
-        self._tokens += len(routed.hidden)
-
-    def arrays(self) -> dict[str, Tensor]:
-        means = self._sums / self._tokens
-        distances = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist")
-        return {"output_distances": distances.float()}
-
-
 def _zeros(layer: MoELayer, *shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.float64, device=layer.router_weight.device)
 
 
 _MEASURES: dict[str, Callable[[MoELayer], Measure]] = {
     "usage": _Usage,
-    "mean_outputs": _MeanOutputs,
     "importance": _Importance,
     "pairs": _Pairs,
 }

@@ -20,8 +20,8 @@ from moevolve.workers.contract.edits import prefix_hashes
 from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.methods.eep.accuracy import expected_losses
 
-Statistic = Literal["usage", "mean_outputs", "importance", "pairs"]
-"""`usage`: how often and how strongly experts are chosen. `mean_outputs`: distances between the experts' mean outputs.
+Statistic = Literal["usage", "importance", "pairs"]
+"""`usage`: how often and how strongly experts are chosen.
 `importance`: sums of powers of routing weights and output norms, of which REAP's scores and others are made.
 `pairs`: products of the norms of two experts' weighted outputs."""
 

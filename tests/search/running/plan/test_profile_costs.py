@@ -27,8 +27,8 @@ from moevolve.workers.profiling.outline import outline_model
 from moevolve.workers.profiling.report import LoadReply, ModelProfile, ProfileReport, ProfileSettings
 
 CONTEXT = 7
-FACTOR = {"kind": "factorllm", "experts": 4, "active": 2, "components": 3, "calibration_tokens": 200}
-MASKS = {"kind": "tomoe", "experts": 3, "components": 3, "latent": 3, "calibration_tokens": 200}
+FACTOR = {"kind": "factorllm", "experts": 4, "active": 2, "calibration_tokens": 200}
+MASKS = {"kind": "tomoe", "experts": 3, "calibration_tokens": 200}
 # The code of fewer blocks mixes diagonals by elementwise products, which torch's counter doesn't see.
 MIXED = {"kind": "nanomoe", "blocks": 4, "rank": 2}
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
