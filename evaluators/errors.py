@@ -41,7 +41,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """The end of an error message: the known words most similar to `word`, else some known words."""
     names = sorted(set(known))
     if not names:
-        return "there is none yet"
+        return "none exists yet"
     close = get_close_matches(word, names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
@@ -88,7 +88,7 @@ def _log_of(error: BaseException) -> str:
 
 
 def is_machine_fault(error: BaseException) -> bool:
-    """Return whether an exception is no fault of what was computed or read: too little memory, or a device's error.
+    """Return whether the machine caused an exception, not the input: too little memory, or a device's error.
 
     After a device error such as an illegal access, every further call in the same CUDA context fails.
     """

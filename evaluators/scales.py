@@ -12,13 +12,13 @@ ScaleName = Literal["percent", "agreement", "perplexity"]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How scores in [0, 1], of which larger ones are better, are shown.
+    """How scores in [0, 1] (larger is better) are shown.
 
     Attributes:
         title: Words for the heading of a table or the label of an axis, with the unit and the better direction.
         unit: Unit after a number.
         differences: Words that say how differences are shown.
-        is_reciprocal: True if 1 / score is shown, of which smaller numbers are better, False for 100 * score.
+        is_reciprocal: True if 1 / score is shown (smaller is better), False for 100 * score.
     """
 
     title: str
@@ -54,7 +54,7 @@ class Scale:
         return _digits(deviation / score**2 if score > 0 else math.inf)
 
     def additive(self, score: float) -> float:
-        """Return the number whose differences `change` takes: the score, or the logarithm of what has a reciprocal."""
+        """Return the number whose differences `change` takes: the score, or its logarithm if `is_reciprocal`."""
         return math.log(max(score, _LEAST)) if self.is_reciprocal else score
 
     def change(self, difference: float | None) -> str:

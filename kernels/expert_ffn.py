@@ -1,4 +1,4 @@
-"""A feed-forward network whose neurons are divided into experts, each of which runs only on the tokens that chose it.
+"""A feed-forward network with its neurons divided into experts; each runs only on the tokens that chose it.
 
 Source: FactorLLM (arXiv 2408.11855), Eq. 5 to 7. Neurons are sorted by expert, so that an expert is a slice of the
 network's matrices and nothing is copied. Outputs are summed in float32 in order of the experts, and the output bias is

@@ -45,7 +45,7 @@ def quantity(text: str, units: Mapping[str, float]) -> float | None:
 
 
 def score_lines(found: Measured) -> list[str]:
-    """Format a table cell: the score, then its spread and its interval as far as they are known."""
+    """Format a table cell: the score, then its spread and its interval if known."""
     if found.score is None:
         return ["failed"]
     scale = SCALES[found.scale]

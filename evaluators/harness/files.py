@@ -46,7 +46,7 @@ def harness_version() -> str:
 
 
 def find_yaml(name: str) -> Path:
-    """Return the YAML file of a task, given its name or path; raise a `UserError` if there is none."""
+    """Return the YAML file of a task, given its name or path; raise a `UserError` if it doesn't exist."""
     if name.endswith((".yaml", ".yml")):
         path = Path(name).absolute()
         if not path.is_file():

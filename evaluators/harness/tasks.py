@@ -173,7 +173,7 @@ def _prepare(
 
 
 def _rendering(task: TaskConfig, loaded: LoadedTask, split: Split, row: int) -> AbstractContextManager[None]:
-    """Context manager that names the document of which lm-eval makes a prompt in errors."""
+    """Return a context in which errors name the document that lm-eval renders."""
     place = loaded.tables[task.splits[split].source].place(row)
     return opening(f"{task.origin}: {place}: lm-eval can't make a prompt of it")
 
@@ -259,7 +259,7 @@ def _metric(task: ConfigurableTask, wanted: str, name: str) -> tuple[str, str]:
     usable = [
         metric
         for metric, aggregation in task.aggregation().items()
-        # A metric that lm-eval doesn't know would be code from the hub, which isn't loaded.
+        # A metric that lm-eval doesn't know would be code from the hub; such code is never loaded.
         if aggregation is get_aggregation("mean")
         and task.higher_is_better().get(metric)
         and (custom or functions.get(metric) is not None)

@@ -145,7 +145,7 @@ class EepGsm8kMatcher(Matcher):
             try:
                 int(_whole_number(reference))
             except ValueError:
-                return f"there is no whole number in the reference {reference!r}"
+                return f"the reference {reference!r} has no whole number"
         return super().problem(example)
 
 

@@ -113,7 +113,7 @@ def _whole_words(start: str) -> Words:
 
 
 def _find(words: Words, phrase: Words) -> int:
-    """Position of the phrase in the words; -1 if there is none."""
+    """Return the position of the phrase in the words; -1 if it is missing."""
     if not phrase:
         return -1
     return next((i for i in range(len(words) - len(phrase) + 1) if words[i : i + len(phrase)] == phrase), -1)
@@ -142,7 +142,7 @@ class NumberMatcher(Matcher):
     def problem(self, example: Example) -> str | None:
         for reference in example.references:
             if _result(reference) is None:
-                return f"there is no number in the reference {reference!r}"
+                return f"the reference {reference!r} has no number"
         return super().problem(example)
 
 

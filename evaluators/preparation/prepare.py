@@ -99,7 +99,7 @@ def prepare_splits(task: TaskConfig, splits: Iterable[Split] | None = None) -> d
     wanted = tuple(task.splits) if splits is None else tuple(splits)
     for split in wanted:
         if split not in task.splits:
-            raise UserError(f"{task.origin}: there is no `{split}` split; it has: {', '.join(task.splits)}")
+            raise UserError(f"{task.origin}: the task has no `{split}` split; it has: {', '.join(task.splits)}")
     if task.source.lm_eval is not None:
         from moevolve.evaluators.harness.tasks import prepare_harness
 

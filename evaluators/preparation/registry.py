@@ -107,7 +107,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, object]:
     matching = raw.get("matching")
     if isinstance(matching, dict) and "function" in matching:
         if os.environ.get(CODE_VARIABLE) == "refuse":
-            raise UserError(f"{path}: field matching.function: it is a program, which servers don't run for others")
+            raise UserError(f"{path}: field matching.function: servers don't run programs for others; leave it out")
         if "source" not in matching:  # files that a shrink has written have it
             raw["matching"] = matching | read_function(str(matching["function"]), path.parent)
     base = raw.pop("extends", None)

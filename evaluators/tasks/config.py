@@ -180,8 +180,8 @@ class TaskConfig(TaskFileSection):
         description: One-line description in `moevolve tasks`.
         splits: Rows of `calibration`, `search`, `dev` and `test`; any of them may be missing. Rows of `calibration`
             need only the columns of the prompt.
-        fields: Additional variables of the templates: name -> dotted path into the row, or several paths of which the
-            first that exists counts (the hub and original files use different names).
+        fields: Additional variables of the templates: name -> dotted path into the row, or several paths; the first
+            that exists counts (the hub and original files use different names).
         labels: Column -> {value in the data: its replacement}; keys are compared as text (`0`, `true`, `entailment`).
         prompt: Jinja2 template of the prompt.
         answer: Jinja2 template of the gold answer; None if `references` has it or the fitness needs none.
@@ -251,7 +251,7 @@ class TaskConfig(TaskFileSection):
             raise ValueError("`shots`: say how many with `count`, or which rows with `indices`")
         if self.window is not None and not self.reads_whole_texts:
             positions = self.resolved_positions
-            raise ValueError(f"`window` cuts running text, of which fitness `{self.fitness}` with positions "
+            raise ValueError(f"`window` cuts running text, but fitness `{self.fitness}` with positions "
                              f"`{positions}` reads none: use fitness `perplexity`, or `kl` or `agreement` with "
                              "positions `text`, or leave `window` out")  # fmt: skip
         self._check_sources()
@@ -268,13 +268,13 @@ class TaskConfig(TaskFileSection):
             if self.source.installed is not None and source not in SOURCE_SPLITS:
                 has = ", ".join(SOURCE_SPLITS)
                 raise ValueError(f"`{field}.from` is `{source}`, but installed text has: {has}")
-            # The hub also takes slices, such as `train[:9]`, of which overlaps can't be noticed.
+            # The hub also takes slices, such as `train[:9]`; overlaps of those can't be noticed.
             if files is None and not re.fullmatch(r"[\w.-]+", source):
                 raise ValueError(f"`{field}.from` must be a plain split name, got `{source}`; use `offset` and `count`")
 
     @property
     def origin(self) -> str:
-        """The task's YAML file for messages, or its name if there is none."""
+        """The task's YAML file for messages, or its name without one."""
         return self._origin or f"task {self.name}"
 
     @property
@@ -343,7 +343,7 @@ class TaskConfig(TaskFileSection):
         splits = self._raw_splits()
         for split, count in counts.items():
             if split not in splits:
-                raise UserError(f"{self.origin}: there is no `{split}` split; it has: {', '.join(splits)}")
+                raise UserError(f"{self.origin}: the task has no `{split}` split; it has: {', '.join(splits)}")
             if self.splits[split].indices is not None:
                 raise UserError(f"{self.origin}: the rows of `{split}` are listed by `indices`, not counted")
             splits[split]["count"] = count

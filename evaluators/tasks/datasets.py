@@ -52,7 +52,7 @@ class Table:
     def column(self, name: str) -> list[object]:
         """Return all values of a column; a `UserError` says which columns there are if it isn't one of them."""
         if name not in self.columns:
-            raise UserError(f"{self.name}: there is no column `{name}`; it has: {', '.join(self.columns)}")
+            raise UserError(f"{self.name}: the data has no column `{name}`; it has: {', '.join(self.columns)}")
         return list(self.data[name])
 
     def place(self, index: int) -> str:

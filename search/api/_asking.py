@@ -85,7 +85,7 @@ def ask(store: Any, request: Any, observer: Observer | None = None) -> Any:
         observer: Its callbacks are called with what happens meanwhile.
 
     Raises:
-        StoreError: there is no such store, or what the request's record says.
+        StoreError: the store doesn't exist, or what the request's record says.
         UserError: what the request's record says.
     """
     kind: type[Request] = type(request)

@@ -86,7 +86,7 @@ def _print_asked(search: str, control: Control, asked: str) -> None:
     if control.alive:
         output.print(f"{search}: {control.owner} was asked to {asked}", soft_wrap=True)
     else:
-        output.print(f"{search}: it is cancelled; nobody ran it", soft_wrap=True)
+        output.print(f"{search}: cancelled; nobody ran it", soft_wrap=True)
 
 
 @takes(EstimateRequest, "model")

@@ -154,7 +154,7 @@ def best(found: Rows[BestRow], request: BestRequest) -> None:
     headings = f"individual{' | task' if several else ''} | >search | >dev | >test | >parameters | genome"
     ranked = f"ranked by {request.split}"
     if any(row.ranked_by != request.split for row in found):
-        ranked += ", then by search where there is no score on it"
+        ranked += ", then by search where that score is missing"
     title = "".join(f"{task}: " for task in tasks if not several) + scales_title(row.scale for row in found)
     print_table(f"{title}; {ranked}", headings, rows)
     _print_shared(shared)

@@ -24,7 +24,7 @@ _AGAIN = "give the same command again to go on"
 _PANELS = {
     "Arguments": ("model",),
     "Options": ("data", "experts", "output", "time", "dry_run"),
-    "What to keep, by one of these instead of --experts": ("neurons", "size", "keep_score", "active", "kind"),
+    "Amounts to keep; give one instead of --experts": ("neurons", "size", "keep_score", "active", "kind"),
     "Data": ("tasks", "columns", "metric"),
     "Search": ("evaluations", "repair", "seed", "overrides", "store"),
     "Checks before the export": ("guard_time", "force"),

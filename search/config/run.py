@@ -46,7 +46,7 @@ class TaskSection(Section):
         """The task with this section's numbers of examples, which hold for all of its splits whichever is prepared.
 
         With `calibrating`, rows of `search` are set aside if the task has no `calibration` split. A `UserError` says
-        that there is no such task or split, or what is wrong with the task's file.
+        that the task or split doesn't exist, or what is wrong with the task's file.
         """
         # Splits are compared with each other, and rows of `calibration` may be those that `search` leaves over.
         task = load_task(self.name)

@@ -100,8 +100,8 @@ class AnswersRequest(Request):
     """Show prompts, right answers, and the answers of the full model and of individuals. Nothing is stored.
 
     Raises:
-        UserError: there is no such task or split, individuals are of different models, or one can't be run.
-        StoreError: there is no such store or individual.
+        UserError: the task or split doesn't exist, individuals belong to different models, or one can't be run.
+        StoreError: the store or individual doesn't exist.
     """
 
     individuals: Annotated[
@@ -207,7 +207,7 @@ class AskedRow:
     Attributes:
         row: Index in the split, from 0.
         prompt: Text before the answer.
-        gold: The right answer as it follows the prompt, whose log-probability is taken; empty where there is none.
+        gold: The right answer as it follows the prompt, whose log-probability is taken; empty without one.
         choices: Every choice as it follows the prompt; empty where answers are open.
     """
 
@@ -226,8 +226,8 @@ class PromptsRequest(Request):
     No weights are needed, and nothing is run.
 
     Raises:
-        UserError: there is no such task or split, or the model's config or tokenizer can't be had.
-        StoreError: there is no such store or individual.
+        UserError: the task or split doesn't exist, or the model's config or tokenizer can't be had.
+        StoreError: the store or individual doesn't exist.
     """
 
     individual: IndividualOrFull

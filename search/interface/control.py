@@ -59,7 +59,7 @@ class WatchRequest(Request):
     """Follow a search until it ends: its state now, then whenever it has changed. The search isn't touched.
 
     Raises:
-        StoreError: there is no such store or search.
+        StoreError: the store or search doesn't exist.
     """
 
     opens = True
@@ -104,7 +104,7 @@ class PauseRequest(SteerRequest):
     Evaluations in progress are made again later; candidates stay the same.
 
     Raises:
-        StoreError: there is no such store or search, or no process runs it.
+        StoreError: the store or search doesn't exist, or no process runs it.
     """
 
     route = "/searches/{search}/pause"
@@ -116,7 +116,7 @@ class StopRequest(SteerRequest):
     """Ask a running search to end, as Ctrl-C does at its terminal; `resume` continues it.
 
     Raises:
-        StoreError: there is no such store or search, or no process runs it.
+        StoreError: the store or search doesn't exist, or no process runs it.
     """
 
     route = "/searches/{search}/stop"
@@ -128,7 +128,7 @@ class CancelRequest(SteerRequest):
     """End a search for good, whether it is running or not; what it evaluated stays in the store.
 
     Raises:
-        StoreError: there is no such store or search.
+        StoreError: the store or search doesn't exist.
         UserError: the search is finished or cancelled already.
     """
 
@@ -141,7 +141,7 @@ class ScaleRequest(Request):
     """Change the number of workers of a running search; its candidates stay the same.
 
     Raises:
-        StoreError: there is no such store or search, or no process runs it.
+        StoreError: the store or search doesn't exist, or no process runs it.
     """
 
     route = "/searches/{search}/scale"

@@ -63,9 +63,9 @@ class EvaluateRequest(Request):
     Under other settings it is another evaluation, stored beside the first.
 
     Raises:
-        UserError: there is no such task or split, a setting can't be changed like that, the model can't be loaded, or a
-            row can't be read.
-        StoreError: there is no such store, search or individual.
+        UserError: the task or split doesn't exist, a setting can't be changed like that, the model can't be loaded, or
+            a row can't be read.
+        StoreError: the store, search or individual doesn't exist.
     """
 
     writes = True

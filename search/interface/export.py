@@ -114,7 +114,7 @@ class ExportRequest(CheckpointRequest):
         ExportError: the checkpoint failed its verification; its files are kept as `DIRECTORY.unverified`.
         UserError: the folder exists, the model can't be loaded, or the form can't express the individual; or the
             checkpoint is complete but can't be pushed.
-        StoreError: there is no such store or individual.
+        StoreError: the store or individual doesn't exist.
     """
 
     writes = True

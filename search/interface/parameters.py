@@ -43,7 +43,7 @@ ModelPath = Annotated[
 ]
 ModelDevice = Annotated[
     Device | None,
-    about("Where to hold the model; default: the search's device, or the CPU if that was a GPU and there is none."),
+    about("Where to hold the model; default: the search's device, or the CPU if that was a GPU and none is here."),
 ]
 ModelDtype = Annotated[Dtype | None, about("Dtype of the parameters; default: the search's.")]
 Threads = Annotated[int | None, about("Threads of torch; default: the search's `engine.threads`.", ge=1)]

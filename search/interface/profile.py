@@ -57,7 +57,7 @@ class ProfileRequest(Request):
 
     Raises:
         UserError: a folder has no checkpoint, individuals are of different models, or a model can't be profiled so.
-        StoreError: there is no such store, search or individual.
+        StoreError: the store, search or individual doesn't exist.
         ProfileError: a model's process died, or an export failed its verification.
     """
 
@@ -82,7 +82,7 @@ class ProfileRequest(Request):
     ] = None
     task: Annotated[str | None, about("Run this task's prompts instead of arbitrary tokens.")] = None
     split: TaskSplit = "test"
-    timed_runs: Annotated[int, about("Timed runs per batch size, of which the median is reported.", ge=1)] = 5
+    timed_runs: Annotated[int, about("Timed runs per batch size; the median is reported.", ge=1)] = 5
     device: Annotated[Device, about("Where to run the models.")] = "auto"
     threads: Annotated[int | None, about("CPU threads of torch; default: torch's own.", ge=1)] = None
     search: SearchOfFull = None
@@ -197,7 +197,7 @@ def _full_model(candidates: dict[str, Candidate], request: ProfileRequest) -> Mo
     model = next(iter(candidates.values())).config.model
     if gguf_file(model) is not None:
         raise UserError(
-            f"{model.path} is a GGUF file, and profiles are of what transformers runs; export individuals with "
+            f"{model.path} is a GGUF file, and profiles require one that transformers runs; export individuals with "
             "--form stock, and profile their folders"
         )
     return placed(model, request.device, request.dtype)

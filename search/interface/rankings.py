@@ -29,7 +29,7 @@ class BestRequest(Request):
     """List the best candidates per task.
 
     Raises:
-        StoreError: there is no such store, task or search.
+        StoreError: the store, task or search doesn't exist.
     """
 
     route = "/best"
@@ -76,7 +76,7 @@ class ParetoRequest(Request):
     """List the configurations that no other one beats in both score and size, and the full model's score.
 
     Raises:
-        StoreError: there is no such store, task or search.
+        StoreError: the store, task or search doesn't exist.
     """
 
     route = "/pareto"

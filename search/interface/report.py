@@ -37,8 +37,8 @@ class PlotRequest(Request):
     """Draw a search: scores over evaluations, and the searched parameters of one individual (matrices, masks ...).
 
     Raises:
-        UserError: there is nothing to draw yet, or the file can't be written.
-        StoreError: there is no such store, search or individual.
+        UserError: the search has nothing to draw yet, or the file can't be written.
+        StoreError: the store, search or individual doesn't exist.
     """
 
     search: SearchRef
@@ -84,7 +84,7 @@ def draw_search(
         scale: Scale that fitness is shown on.
 
     Raises:
-        UserError: nothing was evaluated yet and there is no genome to draw.
+        UserError: nothing was evaluated yet and no genome can be drawn.
     """
     above = any(row.fitness is not None for row in history)
     drawn = None if genome is None else base_genome(genome)
@@ -112,7 +112,7 @@ class ReportRequest(Request):
 
     Raises:
         UserError: the file can't be written.
-        StoreError: there is no such store or search.
+        StoreError: the store or search doesn't exist.
     """
 
     search: SearchRef

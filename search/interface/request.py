@@ -37,7 +37,7 @@ class Request:
             something that servers don't offer, such as the model.
         writes: True if the answer needs a store that it can write to. Its route is a POST.
         opens: True if the answer opens the store itself, from a URL or an open store.
-        needs_one: Names of parameters of which at least one must be given, where none of them is required by itself.
+        needs_one: Names of parameters that need at least one value between them, though none is required by itself.
     """
 
     answer: ClassVar[Any]

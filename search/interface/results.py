@@ -30,7 +30,7 @@ class CompareRequest(Request):
     Searches that differ only in the seed are a group, whose means are shown. Nothing is evaluated.
 
     Raises:
-        StoreError: there is no such store or search.
+        StoreError: the store or search doesn't exist.
     """
 
     route = "/compare"
@@ -49,7 +49,7 @@ class EffectsRequest(Request):
     """Tell what came of the individuals that each operator made in each phase. Nothing is evaluated.
 
     Raises:
-        StoreError: there is no such store or search.
+        StoreError: the store or search doesn't exist.
     """
 
     route = "/searches/{search}/effects"
@@ -81,8 +81,8 @@ class AnalyseRequest(Request):
     """Count which experts a task's prompts activate in the full model and an individual, how strongly and together.
 
     Raises:
-        UserError: there is no such task or split, or the individual can't be run.
-        StoreError: there is no such store or individual.
+        UserError: the task or split doesn't exist, or the individual can't be run.
+        StoreError: the store or individual doesn't exist.
     """
 
     individual: IndividualRef

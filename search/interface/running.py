@@ -79,11 +79,11 @@ class LaunchRequest(Request):
 class ResumeRequest(Request):
     """Continue a search from the store; its candidates are those of an uninterrupted search.
 
-    The answer is its final table. A paused search goes on where it runs, and there is no answer.
+    The answer is its final table. A paused search goes on where it runs, without an answer.
 
     Raises:
         UserError: model, tasks or settings are not what the search was launched with.
-        StoreError: there is no such store or search, another process runs it, or it was cancelled.
+        StoreError: the store or search doesn't exist, another process runs it, or it was cancelled.
         PoolError: no worker can be had; try again.
     """
 
@@ -102,7 +102,7 @@ class ResumeRequest(Request):
 class RetryRequest(ResumeRequest):
     """Evaluate individuals again that failed because of workers or time limits, and later ones that depended on them.
 
-    The answer is the search's final table; there is none if there is nothing to retry.
+    The answer is the search's final table; none if nothing failed.
 
     Raises:
         UserError, StoreError, PoolError: as `resume`.

@@ -86,10 +86,10 @@ class SearchRequest(Request):
 
 @record
 class LabelRequest(Request):
-    """Tag a search, note something on it, or archive it; nothing of what it found changes.
+    """Tag a search, note something on it, or archive it; its results stay as they are.
 
     Raises:
-        StoreError: there is no such store or search.
+        StoreError: the store or search doesn't exist.
         UserError: nothing is to be changed.
     """
 
@@ -116,7 +116,7 @@ class LabelRequest(Request):
 
 @record
 class FinalTableRequest(Request):
-    """Look up a search's winner and its final table, as far as they are measured."""
+    """Look up a search's winner and its final table; before the end, the measured part."""
 
     route = "/searches/{search}/standings"
     search: SearchRef

@@ -24,7 +24,7 @@ class ShowRequest(Request):
     """Show everything that the store has on one individual.
 
     Raises:
-        StoreError: there is no such store or individual.
+        StoreError: the store or individual doesn't exist.
     """
 
     route = "/individuals/{individual}"
@@ -40,7 +40,7 @@ class PhaseCounts:
 
     Attributes:
         planned: Number of individuals that the configuration asks for; None for an imported search.
-        best: Largest fitness of its individuals; None while there is none.
+        best: Largest fitness of its individuals; None before the first.
     """
 
     phase: str
@@ -55,8 +55,8 @@ class SearchOverview:
     """A search with its settings and phases.
 
     Attributes:
-        facts: Name and value of what is searched: model, tasks, genome, phases ...
-        best: The best individual by fitness, as SEARCH:INDEX, and its fitness; None while there is none.
+        facts: Names and values of the search's settings: model, tasks, genome, phases ...
+        best: The best individual by fitness, as SEARCH:INDEX, and its fitness; None before the first.
         full: Fitness of the full model; None while it isn't known.
         scale: Scale that fitness is shown on.
     """
@@ -77,7 +77,7 @@ class OverviewRequest(Request):
     """Show what a search is about: its settings, phases, status and best.
 
     Raises:
-        StoreError: there is no such store or search.
+        StoreError: the store or search doesn't exist.
         UserError: another version stored the search.
     """
 
@@ -119,7 +119,7 @@ class GenomeRequest(Request):
     """Show an individual's genome in columns: what it keeps of each layer, and its settings.
 
     Raises:
-        StoreError: there is no such store or individual.
+        StoreError: the store or individual doesn't exist.
         UserError: the search was stored without the facts of its model.
     """
 
@@ -137,7 +137,7 @@ class LineageRequest(Request):
     """Show the ancestors of an individual, back to those without parents.
 
     Raises:
-        StoreError: there is no such store or individual.
+        StoreError: the store or individual doesn't exist.
     """
 
     route = "/individuals/{individual}/lineage"

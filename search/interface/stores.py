@@ -31,7 +31,7 @@ class UpgradeRequest(Request):
     It is one transaction. Repeating it does nothing.
 
     Raises:
-        StoreError: there is no such store, or one of its searches is running: the message says which, and where.
+        StoreError: the store doesn't exist, or one of its searches is running: the message says which, and where.
     """
 
     opens = True
@@ -43,10 +43,10 @@ class UpgradeRequest(Request):
 
 @record
 class CheckRequest(Request):
-    """Check a store for damage; exit code 1 if there is any. Writes nothing.
+    """Check a store for damage; exit code 1 if any is found. Writes nothing.
 
     Raises:
-        StoreError: there is no such store.
+        StoreError: the store doesn't exist.
     """
 
     def answer(self, store: StoreReader) -> CheckReport:
@@ -60,7 +60,7 @@ class PruneRequest(Request):
     If no search is named, only unneeded evaluations and calibrations are deleted.
 
     Raises:
-        StoreError: there is no such store or search, or the search is running. Nothing is deleted then.
+        StoreError: the store or search doesn't exist, or the search is running. Nothing is deleted then.
     """
 
     writes = True
@@ -83,7 +83,7 @@ class CopyRequest(Request):
     The copies rank and resume like the originals. Repeating it brings them up to date.
 
     Raises:
-        StoreError: there is no such store or search, or the other store has another search of that name. Nothing is
+        StoreError: the store or search doesn't exist, or the other store has another search of that name. Nothing is
             copied then.
         UserError: both are the same store.
     """

@@ -77,7 +77,7 @@ class FinalTable:
         others: Names of further tasks with a score on `test`.
         entries: The full model, the mean of random draws if configured, the method's unsearched start if it has one,
             the one-shot baselines that phases begin with, the best before a repair phase, and the winner, if any.
-        winner: `search:index` of the best individual; None if there is none.
+        winner: `search:index` of the best individual; None without one.
         reranked: True if scores on `dev` picked the winner.
         parameters_full: Number of parameters of the unedited model; None before the first individual.
         dtype_bytes: Bytes per parameter; None for dtype `auto` if the checkpoint's own isn't stored.
@@ -141,7 +141,7 @@ def build_final_table(
     config: RunConfig,
     history: Sequence[IndividualRecord],
 ) -> FinalTable:
-    """Return the winner and the final table, as far as their evaluations are stored.
+    """Return the winner and the final table, from the evaluations that are stored.
 
     Args:
         store: Store of the search.
@@ -210,7 +210,7 @@ def ranked_on_dev(
     full, *models = scores.of([FULL_MODEL, *(row.phenotype_hash for row in rows)])
     whole = [record for record in full.on("dev") or () if record is not None]
     if config.task_aggregation == "worst" and not (len(whole) == len(scores.tasks) and all(one.score for one in whole)):
-        return None  # there is nothing to be a share of
+        return None  # a share needs the full model's scores
     keys: dict[int, tuple[float, float, int]] = {}
     for row, model in zip(rows, models, strict=True):
         found = model.on("dev")
@@ -248,7 +248,7 @@ def random_draws(config: RunConfig, history: Sequence[IndividualRecord]) -> list
 
 
 def drawn(scores: SearchScores, draws: Sequence[IndividualRecord]) -> list[ModelScores]:
-    """What is stored of random draws, of which failed ones score 0."""
+    """Return the stored scores of random draws; failed ones score 0."""
     models = scores.of([row.phenotype_hash for row in draws])
     return [replace(model, failed=row.status == "failed") for model, row in zip(models, draws, strict=True)]
 

@@ -120,7 +120,7 @@ class ModelScores:
 
     Attributes:
         weights: Weight of a task in the fitness by task and split, in the order of tables; 0 for tasks outside it.
-        evaluations: The model's evaluations on them, as far as they are stored.
+        evaluations: The model's stored evaluations on them.
         failed: Whether it is a failed individual, which scores 0 on every split.
     """
 
@@ -150,7 +150,7 @@ class ModelScores:
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """The scores on every task and split, as far as they are stored."""
+        """The stored scores on every task and split."""
         scores = []
         for task, split in self.weights:
             record, failure = self.evaluations.get((task, split)), self._failure(task, split)

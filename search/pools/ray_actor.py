@@ -40,7 +40,7 @@ _LINE = 500
 
 _ROOM_S = 60.0
 """Longest wait for room for the first worker before the driver describes the model itself. Ray takes seconds to start a
-process on a node that has room, so that after a minute there is none."""
+process on a node that has room, so after a minute no node has."""
 
 
 def worker_actor(workers: WorkersSection, worker: Callable[..., Any] | None = None) -> Any:
@@ -175,7 +175,7 @@ class ModelProbe:
         return self._actor.call.remote(function, *args)
 
     def take(self) -> Any:
-        """Hand over the worker's actor, whose model isn't loaded; None if there is none."""
+        """Hand over the worker's actor, whose model isn't loaded; None without one."""
         actor, self._actor = self._actor, None
         self._worker = actor or self._worker
         return actor

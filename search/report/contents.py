@@ -46,13 +46,13 @@ class ReportContents:
 
     Attributes:
         settings: The configuration as YAML, without secrets.
-        facts: Name and value of what was searched: model, tasks, genome, phases ...
+        facts: Names and values of the search's settings: model, tasks, genome, phases ...
         counts: Number of individuals by status, made, and planned (None for an imported search).
         full: Fitness of the full model.
         scale: Scale that fitness is shown on.
         line: Main line of the best individual's ancestors, oldest first; empty without one.
         failures: The most frequent first.
-        genome: None if there is no best individual, or genomes can't be read.
+        genome: None without a best individual, or if genomes can't be read.
         start: Genome that the method starts from, if any.
         notes: Remarks on what is missing or special.
         commands: Purpose and text of commands that continue from here.
@@ -84,7 +84,7 @@ def gather(store: StoreReader, name: str) -> ReportContents:
     """Collect the contents of a search's report. Nothing is evaluated or written.
 
     Raises:
-        StoreError: there is no such search.
+        StoreError: the search doesn't exist.
     """
     search = store.search(name)
     config = parse_stored_config(search.config)
@@ -130,7 +130,7 @@ def settings_text(stored: str) -> str:
 
 
 def facts_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[tuple[str, str]]:
-    """Name and value of what a search is about: model, tasks, genome, phases, strategy, seed, engine, software."""
+    """Return a search's settings by name: model, tasks, genome, phases, strategy, seed, engine, software."""
     model, engine = config.model, config.engine
     facts = [("model", f"{model.path} ({model.parameter_dtype})")]
     tasks = [task for task in store.search_tasks(search.id) if task.split == "search"]
@@ -200,7 +200,7 @@ def _provenance(store: StoreReader, search: SearchRecord) -> list[tuple[str, str
         ("status", search.status + (f": {search.status_reason}" if search.status_reason else "")),
         ("created", f"{date_time(search.created_at)} UTC"),
         ("last change", f"{date_time(search.updated_at)} UTC"),
-        ("configuration (hash of what makes the population)", search.config_hash),
+        ("configuration (hash of the population's settings)", search.config_hash),
         ("model (fingerprint)", search.model_fingerprint),
         ("engine (fingerprint)", search.engine_fingerprint),
     ]

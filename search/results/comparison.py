@@ -126,7 +126,7 @@ class Comparison:
         """How to read the scores and the tests."""
         note = "p: paired tests on test against the first group's winners, two-sided, corrected for their number."
         if any(model.test is not None and model.test.seeds == 1 for model in self.models):
-            note += " With one seed they say nothing of what another seed would find."
+            note += " With one seed they don't cover the variation between seeds."
         if not self.comparable:
             note += " The searches were scored on different tasks or examples: their scores can't be compared."
         return note

@@ -46,8 +46,8 @@ class StudyRow:
         parameters, active_parameters: Parameters of the model in total and per token, mean over seeds.
         evaluations: Number of different models evaluated on `search` or `dev`, mean over seeds.
         seconds: Workers' time for these evaluations and for what the method measures first, mean over seeds.
-        against_full, against_baseline: Paired tests on `test` against the full model and the best baseline; None if
-            there is nothing to pair.
+        against_full, against_baseline: Paired tests on `test` against the full model and the best baseline; None
+            without examples to pair.
         best_by: Split by which the best baseline was chosen: `dev`, or `search` if not all have a score on `dev`.
         refs: The individuals as SEARCH:INDEX, one per seed.
         failure: Reason why the row is empty, or lacks seeds or the scores of a split.

@@ -59,8 +59,8 @@ def find_candidate(
         task: Name of a task that it is for, which is read before the model is described.
 
     Raises:
-        StoreError: there is no such individual or search.
-        UserError: `full` is ambiguous, there is no such task, the model is missing or isn't the same any more, or an
+        StoreError: the individual or search doesn't exist.
+        UserError: `full` is ambiguous, the task doesn't exist, the model is missing or isn't the same any more, or an
             override is wrong.
     """
     detail = None if reference == FULL else store.individual(reference)

@@ -1,4 +1,4 @@
-"""Holding the lease of a search: it is renewed in the background, and the desired state is read with it."""
+"""Hold the lease of a search: renew it in the background, and read the desired state with it."""
 
 from __future__ import annotations
 

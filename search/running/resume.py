@@ -68,7 +68,7 @@ def set_up_stored(
     record = store.search(name)
     stored = parse_stored_config(record.config)
     if stored.is_imported:
-        raise UserError(f"search {record.name} was imported: there is nothing to resume")
+        raise UserError(f"search {record.name} was imported and can't be resumed; launch a new search")
     refuse_cancelled(record)
     config = adjust(stored)
     if (config.config_hash, config.name) != (stored.config_hash, stored.name):

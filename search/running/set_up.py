@@ -93,7 +93,7 @@ def check_repairs(config: RunConfig, calibration: tuple[PreparedSplit, ...]) -> 
 
 
 def over_context(config: RunConfig, splits: tuple[PreparedSplit, ...]) -> tuple[str, ...]:
-    """Say of which tasks prompts are cut for the model's context; the model must be pinned.
+    """Name the tasks whose prompts are cut for the model's context; the model must be pinned.
 
     Raises:
         UserError: An answer doesn't fit into the context.

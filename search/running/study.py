@@ -73,7 +73,7 @@ class StudyResult:
     Attributes:
         setup: The search as it was run.
         table: Final table; None if the search failed.
-        failure: Reason why there is no table or no best individual.
+        failure: Reason why the table or the best individual is missing.
     """
 
     cell: StudyCell

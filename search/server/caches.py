@@ -1,4 +1,4 @@
-"""Caches of what is slow to read from a large store: listings over all of it, and the fitness of searches."""
+"""Caches of results that are slow to read from a large store: listings over all of it, and the fitness of searches."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def raise_file_limit() -> None:
-    """Raise the limit on open files of this process and its children as far as the system allows."""
+    """Raise the limit on open files of this process and its children to the system's maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -311,7 +311,7 @@ class Sessions:
         return given
 
     def token(self, given: str) -> Token | None:
-        """Token of the session with an id; None if there is no such session any more."""
+        """Return the token of the session with an id; None if the session has ended."""
         return self._open.get(_hashed(given))
 
     def end(self, given: str) -> None:

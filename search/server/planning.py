@@ -62,10 +62,10 @@ class LaunchPlan:
     """What a launch would run.
 
     Attributes:
-        status: Status of the stored search with this name and these settings, which a launch would continue; None if
-            there is none.
+        status: Status of the stored search with this name and these settings, which a launch would continue; None
+            without one.
         settings: All settings as YAML.
-        takes: What it takes, as far as that is known without loading weights.
+        takes: What it takes, estimated without loading weights.
     """
 
     name: str

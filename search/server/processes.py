@@ -130,7 +130,7 @@ class ProcessRunner:
         return name in self._started
 
     def arguments(self, name: str) -> tuple[str, ...]:
-        """Return what the latest process with a name was started with; raises KeyError if there is none."""
+        """Return the arguments of the latest process with a name; raise KeyError if none was started."""
         return self._started[name].arguments
 
     def stop(self, store: Store, search: str) -> Control | None:
@@ -160,7 +160,7 @@ class ProcessRunner:
         return [self.job(name) for name in list(self._started)]
 
     def log(self, name: str) -> str:
-        """The last 64 KiB of a name's log, whichever server wrote it; empty if there is none."""
+        """Return the last 64 KiB of a name's log, whichever server wrote it; empty without a log."""
         try:
             with self._log_file(name).open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))

@@ -76,7 +76,7 @@ class ServerSettings(Section):
     def _folders_are_there(self) -> Self:
         for folder in self.configurations:
             if not folder.is_dir():
-                raise ValueError(f"configurations: there is no folder {folder}")
+                raise ValueError(f"configurations: {folder} is no folder; create it or name another")
         return self
 
     @property
@@ -142,7 +142,7 @@ def read_settings(path: Path | None, changes: Mapping[str, object]) -> ServerSet
         changes: Settings from the command line, which replace those of the file unless they are None.
 
     Raises:
-        UserError: there is no such file, or a setting is wrong; the message names it.
+        UserError: the file doesn't exist, or a setting is wrong; the message names it.
     """
     data = {} if path is None else read_yaml(path)
     if path is not None:

@@ -59,7 +59,7 @@ class ShrinkState:
 
     @property
     def is_running(self) -> bool:
-        """Whether it goes on, as far as is known: a killed process of an earlier server leaves no word."""
+        """Whether it seems to go on: a killed process of an earlier server leaves no word."""
         if self.job is not None:
             return self.job.running
         return self.record is not None and not self.record.is_over

@@ -66,7 +66,7 @@ async def keep_upload(given: str, content: AsyncIterator[bytes], server: ServerS
         server: The server.
 
     Raises:
-        UserError: The server takes no files, the name is of another kind of file, the file can't be written, or its
+        UserError: The server takes no files, the name has another suffix, the file can't be written, or its
             rows can't be used.
         NameTakenError: The server has a file of this name with other content.
         HTTPException: Status 503, if too many files are being checked.

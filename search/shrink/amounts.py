@@ -18,7 +18,7 @@ class Chosen:
     """What is searched, and where, beside what the request says.
 
     Attributes:
-        genome: Settings of the genome; its kind is the preset's if there is none.
+        genome: Settings of the genome; without a kind it has the preset's.
         preset: Preset that has the phases; None takes the default one.
         repaired: False leaves the preset's repairs out.
         only_formulas: True compares formulas' choices alone, without searching others.
@@ -43,7 +43,7 @@ def kept_experts(amount: Amount, experts: int, groups: RoutingGroups) -> int:
     Args:
         amount: A number, which must be possible, or a share, which is rounded to what is.
         experts: Experts per MoE layer of the model.
-        groups: The model's routing groups, of which each keeps as many experts.
+        groups: The model's routing groups; each keeps the same number of experts.
 
     Raises:
         UserError: It is out of range, or all of them; the message names what is possible.

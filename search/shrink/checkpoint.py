@@ -1,4 +1,4 @@
-"""What becomes of a search's winner: it is checked, exported, timed and uploaded."""
+"""Check, export, time and upload a search's winner."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _REPEATS = 5
 
 
 def finish(goal: Goal, store: Store, journal: Journal, table: FinalTable, observer: Observer) -> None:
-    """Check a search's winner, write its checkpoint, time it and upload it, as far as the record doesn't have that.
+    """Check a search's winner, write its checkpoint, time it and upload it; skip the steps that the record has.
 
     Raises:
         ExportError: The checkpoint is larger than requested.

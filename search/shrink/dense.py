@@ -30,7 +30,7 @@ def dense_settings(goal: Goal, dense: DenseFacts) -> Chosen:
         raise UserError(
             f"{amount}: this model is dense, and --{amount.kind} is for mixtures of experts; give --neurons, such as "
             "--neurons 50%, for a smaller and faster model with that share of its neurons, or --active for a mixture "
-            "of experts of which a token uses that share"
+            "of experts where a token uses that share"
         )
     if amount.kind == "keep_score":
         *_, largest = narrower_genomes(dense).values()  # until the number is found

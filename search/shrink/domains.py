@@ -37,7 +37,7 @@ DEV_ROWS = 192
 _MOST: dict[Split, int] = {"calibration": 4096, "search": 256, "dev": DEV_ROWS, "test": 1024}
 # Fewest different conversations in a file: fewer leave `dev` too small to choose by.
 LEAST_ROWS = 64
-# Fewest documents in a folder: each has several rows, all of which are in one split.
+# Fewest documents in a folder: each has several rows, and all of them are in one split.
 LEAST_DOCUMENTS = 16
 _LEAST_IN_SPLIT = 4
 
@@ -88,8 +88,8 @@ def read_domains(
     Args:
         paths: The files.
         render: Writes chats with tools or thoughts in the model's chat template. None if there can't be any.
-        columns: The files' columns by what they are here; None if they are to be told by their names.
-        metric: Settings of the tasks' `matching` with a function that scores answers, if there is one.
+        columns: The files' columns by their field; None if their names tell the fields.
+        metric: Settings of the tasks' `matching` with a function that scores answers, if any.
         dev_rows: Most rows of `dev`.
 
     Raises:

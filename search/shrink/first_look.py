@@ -88,7 +88,7 @@ def _line(row: Example, answer: str) -> str:
 
 
 def wrong_task(looks: Sequence[TaskLook]) -> str | None:
-    """Name a task that the full model answers wrongly, one of its answers, and what to do; None if there is none."""
+    """Name a task that the full model answers wrongly, one of its answers, and what to do; None without such a task."""
     for task in looks:
         if task.score is not None and task.score < task.least:
             if SCALES[task.scale].is_reciprocal:

@@ -29,7 +29,8 @@ _DURATIONS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 # Parameters that a search's settings depend on, besides its data and the overrides.
 _DECIDING = ("model", *_AMOUNTS, "kind", "tasks", "columns", "metric")
 _DECIDING += ("evaluations", "time", "repair", "custom_code", "seed")
-# The guard takes a share of --time, or of the search's time within limits. A loop shows in answers of a hundred tokens.
+# The guard takes a share of --time, or without it of the search's time within limits. A loop shows in answers of a
+# hundred tokens.
 _GUARD_SHARE, _GUARD_OF_SEARCH, _GUARD_LEAST, _GUARD_MOST = 0.1, 0.25, 60, 1800
 _BLOCK = 1 << 20
 
@@ -165,7 +166,7 @@ def _amount_of(request: ShrinkRequest) -> Amount:
     if len(given) != 1:
         raise UserError(
             "give one of --experts (for example 50%), --neurons (for example 12.5%), --size (for example 16GiB) and "
-            "--keep-score (for example 99%), or of a dense model --active (for example 50%)"
+            "--keep-score (for example 99%), or for a dense model --active (for example 50%)"
         )
     kind, text = given[0]
     amount, share = Amount(kind, text), _share(text)

@@ -154,7 +154,7 @@ def _held_out(subject: Candidate, table: FinalTable) -> Iterator[Probe]:
 
 
 def recovery_of(table: FinalTable, task: str) -> tuple[float | None, str | None]:
-    """The winner's score on `test` as a share of the full model's, and why there is none; None for what isn't known."""
+    """Return the winner's score on `test` as a share of the full model's, and why it is missing; None if unknown."""
     best, full = (None if entry is None else entry.score(task, "test") for entry in (table.best, table.full))
     failure = next((each.failure for each in (best, full) if each is not None and each.failure is not None), None)
     if failure is None and full is not None and full.score == 0:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class ShrinkRequest(Request):
     """Make a smaller checkpoint of a mixture of experts or a dense model, for what your files of requests ask for.
 
-    Choose settings for this machine, search, and export the winner with a page of what it costs. It is an ordinary
+    Choose settings for this machine, search, and export the winner with a page of its costs. It is an ordinary
     search in the store. Giving the same request again continues it.
 
     Raises:
@@ -124,8 +124,8 @@ class ShrinkRequest(Request):
     guard_time: Annotated[
         str | None,
         about(
-            "Longest time in which both models answer held-out prompts; default: a tenth of --time, or else a quarter "
-            "of the search's."
+            "Longest time in which both models answer held-out prompts; default: a tenth of --time, or without it a "
+            "quarter of the search's time."
         ),
     ] = None
     force: Annotated[

@@ -129,7 +129,7 @@ class ShrinkResult:
 
 
 def result_of(store: StoreReader, record: ShrinkRecord) -> ShrinkResult | None:
-    """Return the result of a shrink as far as it has come; None before its search has ended."""
+    """Return the result of a shrink so far; None before its search has ended."""
     if record.search is None:
         return None
     try:

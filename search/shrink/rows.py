@@ -23,14 +23,14 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.text_files import parse_json
 from moevolve.evaluators.yaml_files import explain_validation
 
-# OpenAI's roles by those of ShareGPT, of which data sets with tools have more than one set.
+# OpenAI's roles by those of ShareGPT; data sets with tools have more than one set of names for them.
 _SHAREGPT = {role: role for role in ("system", "developer", "user", "assistant", "tool")}
 _SHAREGPT |= {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "function_call": "assistant"}
 _SHAREGPT |= {"observation": "tool", "function_response": "tool"}
-# Names of what the assistant thinks before it answers.
+# Fields that hold the assistant's thoughts.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _INLINE_THOUGHTS = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
-# Fields that aren't read, though they would say something, by what they are called here.
+# Other projects' names of fields, by the names that are read here.
 _OTHER_NAMES = {"functions": "tools", "function_call": "tool_calls", "parameters": "arguments"}
 # Similarity (`difflib`) from which a further column may be a misspelt field.
 _MISSPELT = 0.8
@@ -44,7 +44,7 @@ class Chat:
         messages: Messages up to the one to be answered, in the form of OpenAI's API, but with a call's arguments as an
             object, and without `content` where a message only calls tools.
         tools: Tools that the model may call.
-        answer: The assistant's answer; None if there is none.
+        answer: The assistant's answer; None without one.
         place: File and line, for messages.
     """
 
@@ -83,7 +83,7 @@ class DataRow:
     Attributes:
         prompt: The last user's turn, or the prompt or text.
         first_message: What the conversation or the document begins with, without the system prompt.
-        answer: The answer; None if there is none.
+        answer: The answer; None without one.
         choices: Closed set of answers; empty for open ones.
         turns: `(role, content)` of the turns before the prompt: at most one `system` turn, then `user` and `assistant`
             by turns.
@@ -287,7 +287,7 @@ class _ChatForm(_Form):
         answer = messages.pop() if messages[-1]["role"] == "assistant" else None
         first = next((each.get("content") for each in messages if each["role"] != "system"), None)
         if not first:
-            raise ValueError("there is no message of the user to answer")
+            raise ValueError("the conversation has no message of the user to answer")
         chat = Chat(tuple(messages), self.tools or (), answer)
         if chat.has_tools:
             # A row's fitness depends on its answer, which only the model's template can write.
@@ -327,13 +327,13 @@ FORMS: dict[str, type[_ChatForm | _PromptForm | _TextForm]] = {
 }
 
 
-# Columns of a file by what they are here: `prompt`, `answer` or another field of a form.
+# Columns of a file by their field: `prompt`, `answer` or another field of a form.
 Columns = Mapping[str, str]
 # Names of prompts and answers that are read if a row has no key of a form; `input` after an `instruction` is a part of
 # it, as in Alpaca's data.
 _PROMPTS = ("instruction", "question", "query", "input")
 _ANSWERS = ("output", "response", "completion", "answer", "target")
-# Names of what belongs to a prompt; how they are put together isn't guessed.
+# Names of columns that belong to a prompt; the code doesn't guess how to put them together.
 _CONTEXTS = {"context", "passage", "document"}
 
 

@@ -150,7 +150,7 @@ def _refuse_unchecked(config: RunConfig) -> None:
     for section in config.tasks:
         task = section.task()
         if "test" not in task.splits:
-            raise UserError(f"{task.origin}: there is no `test` split, which the smaller model is checked on")
+            raise UserError(f"{task.origin}: the task has no `test` split to check the smaller model on; add one")
         if task.name in names:
             raise UserError(f"--task {section.name}: another task has this name; rename the file, or leave one out")
         names.add(task.name)
@@ -161,7 +161,7 @@ def _of_experts(goal: Goal, sizes: Sizes) -> Chosen:
     facts, amount = sizes.facts, goal.amount
     if amount.kind == "active":
         raise UserError(
-            f"{amount}: this model is a mixture of experts, of which a token uses {facts.active} of {facts.experts}; "
+            f"{amount}: this model is a mixture of experts already: a token uses {facts.active} of {facts.experts}; "
             "give --experts or --neurons, and beside --experts fewer per token with --set "
             f"genome.active={max(1, facts.active // 2)}"
         )

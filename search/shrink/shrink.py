@@ -91,7 +91,7 @@ def shrink(goal: Goal, observer: Observer, begun: float) -> ShrinkResult | Shrin
 
 
 def _known_store(goal: Goal) -> AbstractContextManager[Store | None]:
-    """Open the request's store; None for a dry run, or if there is none yet, which a refused request doesn't make."""
+    """Open the request's store; None for a dry run or without a store yet: a refused request makes none."""
     if goal.request.dry_run:
         return nullcontext()
     given = goal.request.store

@@ -39,7 +39,7 @@ _UNMEASURED = 4
 LEAST = 4
 # How often a model is loaded after the search: for the checks and the export together, and to time both models.
 _LOADS = 3
-# How many times the given time a search may take by what was measured, before it is refused.
+# Largest ratio of a search's measured to its given time; above it the search is refused.
 _LONGEST = 1.2
 
 

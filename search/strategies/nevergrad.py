@@ -122,7 +122,7 @@ class NevergradPhase(PhaseStrategy):
         point = self._space.flatten(genome, self._phase)
         if not point.size:
             raise UserError(
-                f"strategy {self._name}: this genome has no coordinates, so there is nothing to optimise; "
+                f"strategy {self._name}: this genome has no coordinates to optimise; "
                 "use strategy evolution, which evaluates it as it is"
             )
         return point
@@ -170,7 +170,7 @@ def _find(name: str) -> Any:
     for start, package in _PACKAGES.items():
         if name.startswith(start) and not _is_installed(package):
             raise UserError(
-                f"strategy nevergrad:{name}: it needs the package {package}, which isn't installed; "
+                f"strategy nevergrad:{name} requires the package {package}; "
                 "install it, or use for example DiagonalCMA or TwoPointsDE"
             )
     return registry[name]

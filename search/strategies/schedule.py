@@ -12,7 +12,7 @@ from moevolve.search.config.run import RunConfig
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpan:
-    """Indices [start, stop) of one phase, the first `initial` of which are initial individuals."""
+    """Indices [start, stop) of one phase; the first `initial` are initial individuals."""
 
     position: int
     kind: str

@@ -42,7 +42,7 @@ _MEMORY = 1000
 _SIGNAL = 1.0
 # Standard deviation of the targets around the model; mostly interactions, which a sum over parts lacks.
 _NOISE = 0.7
-# Prior standard deviation of what a statistic of the calibration contributes to the prediction. Pruning a small MoE
+# Prior standard deviation of a calibration statistic's contribution to the prediction. Pruning a small MoE
 # (5 layers, 8 of 32 experts), the marginal likelihood hardly depends on it between 0.3 and 1.
 _TRUST = 0.7
 # Spread of a statistic's sums below which all individuals have the same sum, but for rounding.

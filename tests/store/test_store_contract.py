@@ -32,7 +32,7 @@ def test_a_search_comes_back_as_it_went_in_or_is_refused(store: Store) -> None:
 
 
 def test_what_is_unknown_is_named_with_the_nearest(store: Store) -> None:
-    with pytest.raises(StoreError, match="none yet"):
+    with pytest.raises(StoreError, match="no search 'rte-tiny'"):
         store.search("rte-tiny")
     store.create_search(search("rte-tiny"), [])
     with pytest.raises(StoreError, match="no search 'rte-tyni': did you mean rte-tiny"):

@@ -50,7 +50,7 @@ def print_table(
 
     Args:
         title: Line above the table.
-        headings: Headings of the columns with ` | ` between them. One with `>` before it is of numbers, which are
+        headings: Headings of the columns with ` | ` between them. `>` before a heading marks a column of numbers,
             right-aligned and not folded.
         rows: Cells of each row.
         last_of_blocks: Indices of rows with a line below them.

@@ -17,7 +17,7 @@ from moevolve.search.results.study import StudyRow
 from moevolve.search.text import duration, parameter_count, score_lines
 
 _HEADLINES = ("test", "test: all", "search")
-"""Columns of which the first that there is has the score that counts."""
+"""Columns for the score that counts; the first that exists has it."""
 _OF_TASK = "test: "
 _P_BASELINE = "p baseline\n(Holm)"
 
@@ -63,7 +63,7 @@ def _note(rows: Sequence[StudyRow]) -> str:
             "for the tests of one column (Holm)."
         )
     if any(test.seeds == 1 for test in tests):
-        sentences.append("With one seed, intervals and p say nothing of what another seed would find.")
+        sentences.append("With one seed, intervals and p don't cover the variation between seeds.")
     if any(row.best_by == "search" and row.against_baseline is not None for row in rows):
         sentences.append("The best baseline is the best on search where not all were scored on dev.")
     return " ".join(sentences)
@@ -132,7 +132,7 @@ def _columns(rows: Sequence[StudyRow]) -> dict[str, list[str]]:
 
 
 def _brief(columns: Mapping[str, list[str]]) -> tuple[list[str], list[list[str | Text]], list[int]]:
-    """Headings and cells of what counts, each task's scores below those of all tasks, and the last rows of tasks."""
+    """Return headings and cells of the main columns, each task's scores below all tasks', and tasks' last rows."""
     headline = next((heading for heading in _HEADLINES if heading in columns), "")
     headings = [each for each in ("method", headline, _P_BASELINE, "parameters", "cost") if each in columns]
     body: list[list[str | Text]] = [list(cells) for cells in zip(*map(columns.__getitem__, headings), strict=True)]
@@ -148,7 +148,7 @@ def _brief(columns: Mapping[str, list[str]]) -> tuple[list[str], list[list[str |
 
 
 def _corrected(tests: Sequence[Significance | None]) -> list[float | None]:
-    """P-values of one family, corrected; None where there is no test."""
+    """Return p-values of one family, corrected; None where no test was made."""
     return holm([None if test is None else test.p for test in tests])
 
 

@@ -55,8 +55,8 @@ class Description:
         experts: Experts per layer: retained experts n', experts N of a split network, or blocks K of a mixed
             linear layer.
         active: Experts per token.
-        parameters: Parameters of the edited model, of which a token uses `active_parameters`.
-        parameters_full: Parameters of the unedited model, of which a token uses `active_parameters_full`.
+        parameters: Parameters of the edited model; a token uses `active_parameters` of them.
+        parameters_full: Parameters of the unedited model; a token uses `active_parameters_full` of them.
         summary: Description in one line for listings.
         stock: True if a checkpoint of it needs no code of its own; False also where a kind's candidates don't differ in
             that.
@@ -145,7 +145,7 @@ class GenomeSpace(ABC, Generic[G]):
         return self
 
     def start(self, phase: PhaseConfig) -> Offspring[G] | None:
-        """Return the method's own unsearched genome, the first individual of a search; None if there is none."""
+        """Return the method's own unsearched genome, the first individual of a search; None without one."""
         return None
 
     @abstractmethod

@@ -55,7 +55,7 @@ class GenomeCosts(Generic[S_co]):
         return found.experts, found.active, found.parameters, found.active_parameters
 
     def distinct_candidates(self, phase: PhaseConfig) -> int | None:
-        """Return how many different candidates a phase can make; None if there is no practical limit."""
+        """Return how many different candidates a phase can make; None without a practical limit."""
         return None
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:

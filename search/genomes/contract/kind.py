@@ -47,7 +47,7 @@ class GenomeFigures(Generic[G]):
     subject: ClassVar[str] = ""
 
     def has_figure(self, genome: G, start: G | None) -> bool:
-        """Say whether there is something to draw, by default if `page` is implemented; other methods require it."""
+        """Return whether a genome can be drawn, by default if `page` is implemented; other methods require it."""
         return type(self).page is not GenomeFigures.page
 
     def page(self, genome: G, start: G | None) -> tuple[Figure, str]:

@@ -27,7 +27,7 @@ class GenomeOutline:
     """A candidate in columns.
 
     Attributes:
-        settings: Labels and values of what holds for the whole model, for example of its repair.
+        settings: Labels and values that hold for the whole model, for example of its repair.
         experts: Number of original experts per layer; 0 if the candidate doesn't choose among experts.
         sizes: Labels of the layers' sizes, with the size of the unedited layer.
         layers: The layers that the candidate changes.

@@ -105,5 +105,5 @@ class EepSection(GenomeSection):
             raise UserError(f"genome.dynamic_skipping ({facts.family} model): {NO_SKIPPING}")
         active = min(active, groups.reach(retained))
         if self.dynamic_skipping and active != 2:
-            raise UserError(f"genome.dynamic_skipping: it is defined for 2 active experts per token, not {active}")
+            raise UserError(f"genome.dynamic_skipping requires 2 active experts per token, not {active}; leave it out")
         return active

@@ -73,7 +73,7 @@ def mean_shares(scores: NDArray[np.floating | np.integer], layer_groups: Sequenc
 
 
 def width_step(neurons: int, width: float) -> int:
-    """Return the step of widths for original experts of so many neurons, of which a wanted width has at least 32.
+    """Return the step of widths for original experts of so many neurons; a wanted width has at least 32 steps.
 
     It is a power of 2 that divides an original expert's width, at most 64, and at least 8 where possible, even if the
     wanted width has fewer steps then.

@@ -2,7 +2,7 @@
 
 Source: ToMoE (arXiv 2501.15316). The paper trains a hypernetwork that makes experts' embeddings (Eq. 1), projections
 of these to masks (Eq. 3), routers, and a nonlinear path from a token's input to the mask of its values (Eq. 5). Here a
-few coordinates per expert are searched instead: projections are fixed and random, there is no hypernetwork, and scores
+few coordinates per expert are searched instead: projections are fixed and random, without a hypernetwork, and scores
 of values are linear in a token's input. An expert's mask keeps the neurons with the largest scores
 
     standardised log of saliency  +  projection(latent)

@@ -47,7 +47,7 @@ def measure(
     Nothing is scored on `dev` or `test`.
 
     Args:
-        setup: The search, which isn't recorded.
+        setup: The search; the store gets no record of it.
         individuals: Number of individuals. Every phase gets its share, at least two.
         make_pool: See `execute`.
         on_stage, on_progress: See `Observer`.

@@ -1,4 +1,4 @@
-"""What a launch takes, as far as it is known without loading the model.
+"""What a launch takes, estimated without loading the model.
 
 Sizes and memory are counted on the code of `transformers`, whose import takes seconds and hundreds of megabytes. A
 server, which stays small, has them counted in a child process.
@@ -24,7 +24,7 @@ from moevolve.workers.contract.capacity import WorkerMemory
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a search takes, as far as it is known without weights and without asking the hub.
+    """What a search takes, estimated without weights and without asking the hub.
 
     Attributes:
         phases: Number of individuals of each phase, and the largest possible number of different ones.

@@ -89,7 +89,7 @@ class Pilot:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a search takes, as far as that is known before it runs.
+    """What a search takes, estimated before it runs.
 
     Attributes:
         name: Name of the search.

@@ -69,7 +69,7 @@ class WorkloadReader:
         """Plan one split of every task.
 
         Raises:
-            UserError: A task's data can't be read or planned, or there is no tokenizer, and no lengths were given.
+            UserError: A task's data can't be read or planned, or neither a tokenizer nor lengths were given.
         """
         return tuple(self._work(task, name) for task in self._config.tasks)
 
@@ -112,7 +112,7 @@ class WorkloadReader:
 
 def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
     if split not in task.splits:
-        raise UserError(f"{task.origin}: there is no `{split}` split; it has: {', '.join(task.splits)}")
+        raise UserError(f"{task.origin}: the task has no `{split}` split; it has: {', '.join(task.splits)}")
     rows = task.splits[split]
     count = given.examples or (rows.row_count if task.window is None else None)
     if count is None:

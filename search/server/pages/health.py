@@ -24,7 +24,7 @@ routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 @routes.get("/health")
 def show_health(request: Request, server: ServerDep) -> HTMLResponse:
-    """State of the server and of what runs."""
+    """Show the state of the server and of running work."""
     before = time.perf_counter()
     controls = server.listings.controls()
     seconds = time.perf_counter() - before

@@ -81,7 +81,7 @@ async def draw_genome(server: ServerDep, ref: RefPath) -> Response:
         _, genome, start = _genome_and_start(server.store, ref)
         figures = figures_for(genome)
         if not figures.has_figure(genome, start):
-            raise NotFoundError(f"there is nothing to draw of {ref}")
+            raise NotFoundError(f"{ref} has nothing to draw")
         return svg_document(figures.page(genome, start)[0], f"{figures.subject} of {ref}")
 
     return await server.drawings.run(draw)

@@ -91,7 +91,7 @@ class StartedSearch:
 
     @property
     def remark(self) -> str | None:
-        """A line that explains the state; None if there is nothing to add."""
+        """A line that explains the state; None if the state says all."""
         if self.job.running:
             return "asked to end" if self.job.stopped else None
         return {"stopped": "while it started", "failed": f"with code {self.job.exit_code}"}.get(self.state)

@@ -150,7 +150,7 @@ def show_kept(request: Request, server: ServerDep, search: SearchPath) -> HTMLRe
 
 @routes.get("/searches/{search}/kept.svg")
 async def draw_kept(server: ServerDep, search: SearchPath) -> Response:
-    """The figure of what winners of different sizes keep."""
+    """Draw the score kept against the size of the winners."""
 
     def draw() -> Response:
         points = _points(server, server.store.search(search))

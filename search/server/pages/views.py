@@ -82,7 +82,7 @@ class SearchView:
 
     @property
     def remark(self) -> str | None:
-        """A line that explains the state; None if there is nothing to add."""
+        """A line that explains the state; None if the state says all."""
         if self.arriving:
             return "a process of this server reads the model and the tasks"
         if self.is_orphaned:

@@ -53,7 +53,7 @@ def test_number_is_decided_once_it_is_complete_behind_the_mark() -> None:
     undecided = ("1000", "1000 and", "#### 1", "#### 1,", "#### 1000.", "#### $", "7 ####")
     assert not any(matcher.decided(text, GOLD_SUM) for text in undecided)
     assert all(matcher.decided(text, GOLD_SUM) for text in ("#### 1000 ", "#### 7.5 x", "#### 7. x", "1000\n\n"))
-    assert matcher.problem(Example("p", ("none",))) == "there is no number in the reference 'none'"
+    assert "'none'" in (matcher.problem(Example("p", ("none",))) or "")
 
 
 def test_exact_ignores_case_space_and_closing_punctuation_only() -> None:

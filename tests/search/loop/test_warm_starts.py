@@ -105,7 +105,7 @@ def test_names_that_mean_nothing_are_refused() -> None:
     ):
         with pytest.raises(UserError, match=message):
             check_baselines([phase.model_copy(update={"init": (name,)})], space)
-    with pytest.raises(UserError, match="dynamic_skipping: it is defined for 2 active experts per token, not 1"):
+    with pytest.raises(UserError, match="dynamic_skipping requires 2 active experts per token, not 1"):
         make_space(EepSection(experts=4, active=1, dynamic_skipping=True), mixtral())
 
 

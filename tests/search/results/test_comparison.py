@@ -86,7 +86,7 @@ def test_winners_are_tested_on_the_same_examples(store: Store) -> None:
     assert second.test.p == second.corrected == pytest.approx(binomtest(0, RIGHT["one-1"] - RIGHT["two-2"]).pvalue)
     score = second.score("test")
     assert score is not None and score.score == pytest.approx(0.1) and found.comparable
-    assert "another seed" in found.note
+    assert "between seeds" in found.note
     both = compare_searches(store, list(RIGHT))
     assert [model.refs for model in both.models] == [("one-1:4", "one-2:4"), ("two-2:4", "two-3:4")]
     mean = both.models[0].score("test")

@@ -73,7 +73,7 @@ def test_a_task_without_rows_to_check_the_winner_on_is_refused_at_once(
     task = {"source": {"files": {"search": "rows.jsonl"}}, "prompt": "{{ text }}", "fitness": "perplexity"}
     (tmp_path / "texts.yaml").write_text(json.dumps(task | {"splits": {"search": {"from": "search"}}}))
     said = refusal("shrink", DEMO, "--task", "texts.yaml", "--experts", "50%", "-o", "small")
-    assert "there is no `test` split" in said and len(list(tmp_path.iterdir())) == 2
+    assert "no `test` split" in said and len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.usefixtures("worker_here")

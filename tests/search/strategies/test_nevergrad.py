@@ -84,7 +84,7 @@ def test_every_optimiser_begins_or_is_refused_for_a_missing_package_at_once() ->
         else:
             made.ask(0, False, None, ())
     assert len(refused) <= 31
-    assert all(f"nevergrad:{name}: it needs the package" in message for name, message in refused.items())
+    assert all(f"nevergrad:{name} requires the package" in message for name, message in refused.items())
 
 
 def test_unknown_names_give_the_near_matches_and_one_at_a_time_needs_a_window_of_one() -> None:
