@@ -98,7 +98,7 @@ def test_a_row_that_the_function_cannot_score_is_named(task: Callable[[str], Pat
 def test_servers_load_no_programs(task: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = task(SHARE)
     monkeypatch.setenv(CODE_VARIABLE, "refuse")
-    with pytest.raises(UserError, match="field matching.function: servers"):
+    with pytest.raises(UserError, match=r"field matching\.function: servers"):
         load_task(path)
 
 

@@ -189,7 +189,7 @@ def test_a_gguf_file_is_searched_and_pruned(tiny: Any, tmp_path: Path) -> None:
         setup = searched(run, store)
         best = best_of(store, "prune")
         report = ExportRequest(f"gpt_oss:{best.index}", tmp_path / "pruned").answer(store)
-        with pytest.raises(UserError, match="is a GGUF file.* --form stock"):
+        with pytest.raises(UserError, match=r"is a GGUF file.* --form stock"):
             ProfileRequest((f"gpt_oss:{best.index}",)).answer(store)
     assert report.form == "source" and {"config.json", "model.gguf"} <= {
         each.name for each in report.directory.iterdir()
