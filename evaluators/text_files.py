@@ -16,7 +16,7 @@ _LONGEST_CELL = 1 << 27
 
 
 def read_lines(path: Path, missing: str = "") -> list[str]:
-    """Read the lines of a UTF-8 file; `missing` is added to the message if there is no such file.
+    """Read the lines of a UTF-8 file; `missing` is added to the message if the file doesn't exist.
 
     Raises:
         UserError: It is missing, not UTF-8, or can't be read.
@@ -45,7 +45,7 @@ def read_rows(path: Path, missing: str = "") -> Iterator[tuple[str, Row | UserEr
 
     They are JSON objects, one a line or in one array, or lines of a table whose first line has the names; its empty
     cells are left out. A malformed row is an error in the place of the row, so that all of them can be counted.
-    `missing` is added to the message if there is no such file.
+    `missing` is added to the message if the file doesn't exist.
 
     Raises:
         UserError: The file is missing, not UTF-8, or can't be read.

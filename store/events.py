@@ -23,7 +23,7 @@ from moevolve.store.session import insert_all
 from moevolve.store.tables import events, individuals, leases, searches
 
 ASKER = ContextVar[str | None]("moevolve_asker", default=None)
-"""Name of the requester of what this thread or task does, for events; None for the user of this process."""
+"""Name of the requester of this thread's or task's work, for events; None for the user of this process."""
 ASKER_VARIABLE = "MOEVOLVE_ASKER"
 """Environment variable with the same for all of a process."""
 
@@ -32,7 +32,7 @@ Rank = tuple[float, float]
 
 
 def asker() -> str:
-    """The requester of what this process does: by name, or its user and machine."""
+    """Return the requester of this process's work: by name, or its user and machine."""
     named = ASKER.get() or os.environ.get(ASKER_VARIABLE)
     if named:
         return named

@@ -177,7 +177,7 @@ def read_individual(connection: Connection, ref: str) -> IndividualDetail:
     """The individual `SEARCH:INDEX` (search name or id), with its evaluations and exports.
 
     Raises:
-        NotFoundError: The reference has another form, or there is no such search or individual; the message suggests
+        NotFoundError: The reference has another form, or the search or individual doesn't exist; the message suggests
             similar ones.
     """
     search, row = find_individual(connection, ref)

@@ -225,7 +225,7 @@ class StoreReader:
 
     @retrying
     def calibration(self, fingerprint: str) -> bytes | None:
-        """The calibration with this fingerprint; None if there is none."""
+        """Return the calibration with this fingerprint; None if it isn't stored."""
         c = models.calibrations.c
         with self.transaction() as connection:
             return connection.execute(select(c.content).where(c.fingerprint == fingerprint)).scalar()

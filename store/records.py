@@ -58,7 +58,7 @@ class SearchRecord:
         engine_fingerprint: Hash of everything in the evaluation engine that can change a score.
         seed: Signed 64-bit seed.
         status_reason: One-line reason for the status `interrupted` or `failed`.
-        winner: Index of the individual that won a finished search; None if there is none, or the search isn't finished.
+        winner: Index of the individual that won a finished search; None without one, or if the search isn't finished.
         tags: The users' words for the search, without white space.
         archived: True for a search that listings leave out by default.
     """
@@ -144,7 +144,7 @@ class Control:
         alive: True if the lease has not expired and its owner is not known to have ended.
         workers: Number of workers that users ask for; None means that of the config.
         stage, progress: What the driver was doing at the last renewal, in a line and in numbers.
-        fault: Damage to the lease's row; None if there is none.
+        fault: Damage to the lease's row; None if it is intact.
     """
 
     __repr__ = short_repr
@@ -205,8 +205,8 @@ class SearchSummary:
     """One line of a listing of searches.
 
     Attributes:
-        individuals: Number of recorded individuals, of which `evaluated` are `ok`, `failed` failed, and others pending.
-        best_fitness: Largest fitness of an `ok` individual; None while there is none.
+        individuals: Number of recorded individuals: `evaluated` are `ok`, `failed` failed, and others are pending.
+        best_fitness: Largest fitness of an `ok` individual; None before the first.
         dev, test: Scores of a finished search's winner, weighted means over the tasks of the fitness; None where a task
             has no score.
         tasks: Distinct names of the tasks in the fitness, in the config's order.

@@ -71,7 +71,7 @@ class Store(StoreReader):
       its lease, and the writes of a driver that lost its lease are refused (`moevolve.store.leases`).
 
     Methods with a `writer` take the driver's lease, or the id of a search that has no driver. They raise LeaseLostError
-    or LeaseHeldError if another driver runs the search, and StoreError if there is no such search.
+    or LeaseHeldError if another driver runs the search, and StoreError if the search doesn't exist.
     """
 
     def __init__(self, engine: Engine, url: str) -> None:
@@ -80,7 +80,7 @@ class Store(StoreReader):
 
     @classmethod
     def open(cls, url: str, create: bool = True) -> Self:
-        """Opens the store at `url`, and creates it if there is none and `create` is true; see `StoreReader.open`."""
+        """Open the store at `url`, and create it if it is missing and `create` is true; see `StoreReader.open`."""
         return cls._prepared(make_engine(url, create), url, create)
 
     @contextmanager
@@ -116,7 +116,7 @@ class Store(StoreReader):
             if other is not None:
                 kind = NameTakenError if other.name == search.name else StoreError
                 raise kind(
-                    f"there is a search {other.name!r} (id {other.id}) already; resume it or choose another name"
+                    f"search {other.name!r} (id {other.id}) exists already; resume it or choose another name"
                 )
             insert_all(connection, models.leases, [leases.free_lease(search.id)])
             rows = [{"search_id": search.id, "position": place, **asdict(task)} for place, task in enumerate(tasks)]

@@ -141,7 +141,7 @@ def _check_file(path: Path, create: bool) -> None:
     if not path.parent.is_dir():
         raise StoreError(f"folder {path.parent} of the store {path.name} does not exist; create it first")
     if not create and not path.exists():
-        raise StoreError(f"there is no store at {path}")
+        raise StoreError(f"no store exists at {path}")
     # SQLite keeps its log next to the file itself, not next to a link to it.
     target, effective = path.resolve(), os.access in os.supports_effective_ids
     places = [place for place in (target, target.parent) if place.exists()]
@@ -200,7 +200,7 @@ def _begin_transactions(engine: Engine, path: Path | None) -> None:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of a file; None if there is none."""
+    """Return device and inode of a file; None if it doesn't exist."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -233,7 +233,7 @@ def use_wal(engine: Engine) -> None:
 
 
 def vacuum(engine: Engine) -> bool:
-    """Returns the space of deleted rows in a SQLite file to the file system; False if there is no file."""
+    """Return the space of deleted rows in a SQLite file to the file system; False without a file."""
     try:
         return _outside_transactions(engine, "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error as error:

@@ -107,7 +107,7 @@ def _copy_search(here: Connection, there: Connection, search: SearchRecord) -> N
         insert_all(there, events, happened)
         return
     if (other.id, other.config_hash) != (search.id, search.config_hash):
-        raise StoreError(f"there is another search {search.name} where this one is to be copied to")
+        raise StoreError(f"the store to copy to has another search {search.name}; rename or prune one of them")
     fence(there, search.id)
     if row["updated_at"] > other.updated_at:
         there.execute(update(searches).where(s.id == search.id).values(state))

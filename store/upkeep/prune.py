@@ -89,7 +89,7 @@ def _drop_search(connection: Connection, search_id: str) -> tuple[int, int]:
 
 
 def _drop_shrinks(connection: Connection) -> None:
-    """Delete the shrinks that have made searches none of which is left."""
+    """Delete the shrinks whose searches are all gone."""
     left = set(connection.execute(select(searches.c.name)).scalars())
     for name, made in connection.execute(select(shrinks.c.name, shrinks.c.searches)).all():
         if made and left.isdisjoint(made):

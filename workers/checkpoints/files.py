@@ -23,7 +23,7 @@ def read_json(file: Path) -> Any:
 
 
 def gguf_parts(file: Path) -> tuple[Path, ...]:
-    """Return all files of a GGUF model, one of which is given, in order. Raises a `UserError` if one is missing."""
+    """Return all files of a GGUF model in order, given one of them; raise a `UserError` if one is missing."""
     match = _PART.fullmatch(file.name)
     names = [file.name]
     if match is not None:

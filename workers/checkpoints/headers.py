@@ -97,7 +97,7 @@ def weight_files(directory: Path) -> list[Path]:
                     f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}, so it's unknown which files have the "
                     "weights; pickled weights are never loaded: fetch the checkpoint again, or convert it first"
                 )
-            raise UserError(f"{index} names {name}, and there is no such file; fetch it again")
+            raise UserError(f"{index} names {name}, which doesn't exist; fetch it again")
     return [directory / name for name in names]
 
 

@@ -33,12 +33,12 @@ DTYPES: dict[Dtype, torch.dtype] = {
     "float16": torch.float16,
 }
 
-# Tensors of which the first numbers are read before a model is loaded: a second on a slow disk.
+# Tensors whose first numbers are read before a model is loaded: a second on a slow disk.
 _SAMPLED = 500
 
 
 def resolve_device(config: ModelConfig) -> torch.device:
-    """Return the device for the model's inputs. Raises a `UserError` if `device` is `cuda` and there is none."""
+    """Return the device for the model's inputs. Raise a `UserError` if `device` is `cuda` without a CUDA device."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "model.device is cuda but this worker sees no CUDA device; use device: auto or cpu, or give it a GPU"
@@ -58,7 +58,7 @@ def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | Non
 
     Args:
         config: Model settings of the search.
-        device: None for the search's, or the CPU if the search ran on a GPU and there is none here.
+        device: None for the search's, or the CPU if the search ran on a GPU and none is here.
         dtype: None for the search's.
 
     Returns:

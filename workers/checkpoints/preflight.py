@@ -147,13 +147,13 @@ def _misshapen(sources: Sequence[str], empty: Mapping[str, Tensor], wanted: torc
         if others:
             name = next(name for name in experts.values() if empty[name].shape != usual)
             return (
-                f"tensor {name} is of shape {list(empty[name].shape)}, and those of other experts are {list(usual)}; "
+                f"tensor {name} has shape {list(empty[name].shape)}, and those of other experts are {list(usual)}; "
                 "fetch its file again"
             )
     name = sources[0]
     what = "all experts are" if parts else "it is"
     return (
-        f"tensor {name} is of shape {list(empty[name].shape)}, and by config.json {what} {list(wanted)}; fetch "
+        f"tensor {name} has shape {list(empty[name].shape)}, and by config.json {what} {list(wanted)}; fetch "
         "config.json and the weights anew from one place"
     )
 

@@ -146,7 +146,7 @@ class _Shard:
 def torch_dtype(stored: StoredTensor) -> torch.dtype:
     """Return a stored tensor's dtype. Raises a `UserError` if torch doesn't have it."""
     if stored.dtype not in _DTYPES:
-        raise UserError(f"{stored.file}: tensor {stored.name} is of dtype {stored.dtype}, which can't be read")
+        raise UserError(f"{stored.file}: tensor {stored.name} has dtype {stored.dtype}, which can't be read")
     return _DTYPES[stored.dtype]
 
 

@@ -67,7 +67,7 @@ _IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
 
 
 def text_config(settings: PretrainedConfig) -> PretrainedConfig:
-    """Return the config of a checkpoint's text model as its family has it; `settings` itself if there is none."""
+    """Return the config of a checkpoint's text model as its family has it; `settings` itself without a text model."""
     text = settings.get_text_config()
     family, fixed = SAME_ON_TEXT.get(text.model_type, (text.model_type, {}))
     if settings.model_type in FAMILIES or family not in FAMILIES:

@@ -138,7 +138,7 @@ class FileSizes:
     Which experts are kept makes a difference of a few bytes in the headers of files, which count at their largest.
 
     Attributes:
-        fixed: Bytes of what isn't experts'.
+        fixed: Bytes of everything but the experts.
         expert: Bytes that one expert of every MoE layer takes, with its router rows.
         neurons: Bytes of its neurons alone, as plain numbers of the model's dtype.
     """

@@ -38,7 +38,7 @@ class ExpertFiles(Protocol):
     """Original experts that stay in a checkpoint's files (`moevolve.workers.checkpoints.stored_experts`)."""
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the fused tensors of a decoder layer's experts by name, each of which is read on access.
+        """Return the fused tensors of a decoder layer's experts by name; each is read on access.
 
         Args:
             index: Index of the decoder layer.

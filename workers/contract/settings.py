@@ -92,7 +92,7 @@ class EngineConfig:
         batch_tokens: Upper bound on the tokens of one forward pass, in which a shared prefix counts once.
         threads: Intra-op threads of torch per worker. The number is fixed, so that scores don't depend on the machine.
         max_prompt_tokens: Maximum length of a prompt; longer ones lose their beginning, except for a
-            beginning-of-sequence token. None keeps prompts whole, as far as the model's context has room for them.
+            beginning-of-sequence token. None keeps prompts whole, up to the model's context.
         chat_template: Chat template around prompts: `auto` for the tokenizer's own template if it has one, `none`, or
             the name of a template (see `moevolve.workers.engine.chat`).
         vllm: vLLM to generate answers with; None to generate them with `transformers`.
@@ -140,7 +140,7 @@ WORKER_ENV: Mapping[str, str] = MappingProxyType(
 A forward pass allocates and frees the same activations again and again. By default glibc returns large blocks to the
 kernel at once, so every pass pays for page faults and zeroing. With these thresholds freed memory stays with the
 process, except for blocks of `LARGE_BLOCK` bytes: those are few, and with states that live long between them it
-would grow to 1.4 times of what a repair holds. Other C libraries ignore the variables.
+would grow to 1.4 times a repair's own memory. Other C libraries ignore the variables.
 """
 
 

@@ -42,7 +42,7 @@ _OPEN_THINK_BLOCK = re.compile(r"<think>(\s*)\Z")
 _LAST_THINK_MARKS = re.compile(r"(?:<think>\s*)?(?:</think>\s*)?\Z")
 _FIRST_THINK_BLOCK = re.compile(r"\s*(?:<think>(.*?))?</think>\s*", re.DOTALL)
 
-# Beginning of what is put into contents and calls to see whether a template writes them.
+# Beginning of the marks in contents and calls that tell whether a template writes them.
 _MARK = "zq0x"
 # Jinja that gives messages without content a null again: `transformers` removes it, and some templates ask for it.
 _NULL_CONTENT = (
@@ -123,7 +123,7 @@ class ChatTemplate:
         Args:
             messages: Messages up to the one to be answered. One that only calls tools has no content.
             tools: Tools that the model may call.
-            answer: The assistant's answer, which may call tools; None if there is none.
+            answer: The assistant's answer, which may call tools; None without one.
 
         Returns:
             The prompt, and the answer as the model writes it, without the token that ends it.
@@ -180,7 +180,7 @@ class ChatTemplate:
         return begun, f"<think>\n{thoughts}\n</think>\n\n{rest}"
 
     def end_token(self) -> int | None:
-        """Return the special token that the template puts after an answer; None if there is none."""
+        """Return the special token that the template puts after an answer; None without one."""
         _, _, after = self._around_answer((("user", "question"),))
         tokens = self._tokenizer(after, add_special_tokens=False)["input_ids"] if after else []
         return tokens[0] if tokens and tokens[0] in self._tokenizer.all_special_ids else None
@@ -351,6 +351,6 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, config: EngineConfig) -> C
     named = PACKAGED_TEMPLATES | (own if isinstance(own, dict) else {})
     wanted = "default" if name == "auto" else name
     if wanted not in named:
-        what = "the tokenizer has no default template" if name == "auto" else f"there is no template `{name}`"
+        what = "the tokenizer has no default template" if name == "auto" else f"the tokenizer has no template `{name}`"
         raise UserError(f"engine.chat_template: {what}; use one of: none, auto, {', '.join(named)}")
     return ChatTemplate(tokenizer, named[wanted], f"template `{wanted}`")

@@ -163,7 +163,7 @@ def whole_texts(split: PreparedSplit, tokenized: TokenizedSplit) -> list[Tokens]
     for i, text in enumerate(texts):
         if len(text) < 2:
             where = f"task {split.task}, split {split.split}, example {i}"
-            raise UserError(f"{where}: its text has one token, so there is none to predict; leave the row out")
+            raise UserError(f"{where}: its text has one token, so none is predicted; leave the row out")
     return texts
 
 

@@ -43,7 +43,7 @@ class PromptTokenizer:
         tokenizer: The special tokens that it adds are kept, except for an end token after the prompt.
         config: Settings of truncation and chat template.
         bos: Token to put before every prompt if the tokenizer doesn't add it; unused with a chat template.
-        context: The model's number of positions; None if there is no limit.
+        context: The model's number of positions; None without a limit.
     """
 
     tokenizer: PreTrainedTokenizerBase

@@ -75,7 +75,7 @@ def rewrite(resident: Resident, blueprint: Blueprint, rewriter: Rewriter) -> tup
     The resident model has the edit applied, and the blueprint is that of its stock checkpoint.
 
     Returns:
-        The tensors of the export, of which changed ones are read from the scratch file, and a summary.
+        The tensors of the export, with changed ones read from the scratch file, and a summary.
 
     Raises:
         UserError: Quantised tensors would have to be packed anew and may not, or can't; or a tensor of the experts
@@ -168,7 +168,7 @@ class Rewriter:
 
 
 class PackedRewriter(Rewriter):
-    """See `Rewriter`: the tensors of safetensors files, some of which have the format `packed`."""
+    """See `Rewriter`: the tensors of safetensors files; some have the format `packed`."""
 
     def __init__(
         self, kept: Sequence[KeptTensor], packed: PackedFormat | None, stream: IO[bytes], requantise: bool
@@ -221,7 +221,7 @@ def _raw(tensor: Tensor) -> Tensor:
 
 
 class GgufRewriter(Rewriter):
-    """See `Rewriter`: the tensors of a GGUF file, of which each has one type for all experts.
+    """See `Rewriter`: the tensors of a GGUF file; each has one type for all experts.
 
     If the gguf library can't pack that, as with K-quants, the whole tensor is written as Q8_0 once one of its experts
     has to be packed; the tensors of a file may be of different types.

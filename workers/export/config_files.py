@@ -1,7 +1,7 @@
 """The JSON files and tokenizer of an export: the source's, in its spelling, except for what the export changes.
 
 Programs that read checkpoints (other versions of `transformers`, servers, converters) know the spelling of published
-ones, which isn't always that of the `transformers` installed here.
+ones. The `transformers` installed here may spell them otherwise.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _aliases(config: PretrainedConfig) -> dict[str, str]:
 
 
 def write_config(source: ModelConfig, config: PretrainedConfig, part: Path) -> None:
-    """Write a config.json: the source's with the fields that differ, or if it is of another class all fields."""
+    """Write a config.json: the source's with the fields that differ, or if it has another class all fields."""
     file = checkpoint_folder(source) / "config.json"
     settings = text_fields(read_json(file), config) if file.is_file() else {}
     kind = type(config)

@@ -81,7 +81,7 @@ def write_stock(resident: ResidentModel, directory: Path) -> None:
     exporter = exporter_of(base)
     obstacle = exporter.obstacle(resident, base)
     if obstacle is not None:
-        raise UserError(f"there is no stock checkpoint of this model: {obstacle}")
+        raise UserError(f"this model has no stock checkpoint: {obstacle}")
     _write_files(resident, exporter, "stock", directory)
 
 

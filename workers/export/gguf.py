@@ -1,4 +1,4 @@
-"""Writes a pruned model in the GGUF format of its source, by copying the bytes of what is kept."""
+"""Write a pruned model in the GGUF format of its source, by copying the bytes of the kept tensors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def kept_gguf(
             rows = selection.routers[ordinal]
         if rows is not None and tensor.shape[0] != facts.experts:
             raise UserError(
-                f"{tensor.file}: tensor {name} is of shape {list(tensor.shape)}, where {facts.experts} experts should "
+                f"{tensor.file}: tensor {name} has shape {list(tensor.shape)}, where {facts.experts} experts should "
                 "come first; fetch the file again"
             )
         kept.append(KeptTensor(name, tensor, None if rows == tuple(range(facts.experts)) else rows))

@@ -9,14 +9,14 @@ from moevolve.evaluators.errors import UserError, opening
 
 
 def check_login(repository: str) -> None:
-    """Raise a `UserError` if there is no token of the hub, or no way to it, before an export that takes hours."""
+    """Raise a `UserError` without a token of the hub, or a way to it, before an export that takes hours."""
     from huggingface_hub import get_token, is_offline_mode
 
     if is_offline_mode():
         raise UserError(f"--push {repository}: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set; unset it")
     if get_token() is None:
         raise UserError(
-            f"--push {repository}: there is no token of the hub; log in with `hf auth login`, or set HF_TOKEN"
+            f"--push {repository} requires a token of the hub; log in with `hf auth login`, or set HF_TOKEN"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which programs load an exported checkpoint, as far as that was tried or its loaders were read."""
+"""Which programs load an exported checkpoint, known from tries or from their loaders' code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from moevolve.workers.checkpoints.files import read_json
 from moevolve.workers.contract.card import CheckpointForm
 
 _DENSE = ("llama", "mistral", "qwen2", "qwen3")
-"""Dense models of which a narrower one is another size of the same family for every program."""
+"""Dense models whose narrower versions are other sizes of the same family for every program."""
 _OLDER = "transformers 4.57"
 _LOADED: dict[str, tuple[str, ...]] = {
     # `tests/benchmarks/served.py --stock`: it computes the same.

@@ -249,7 +249,7 @@ def _write_tensors(plan: SourceExport, part: Path) -> dict[str, int]:
     if index.is_file():
         content = read_json(index)
         content.setdefault("metadata", {})["total_size"] = sum(tensor.nbytes for tensor in plan.kept)
-        # The source's order, as far as names are the same, so that an unpruned index is the source's.
+        # The source's order of the same names, so that an unpruned index is the source's.
         order = {name: position for position, name in enumerate(content["weight_map"])}
         names = sorted(places, key=lambda name: (order.get(name, len(order)), name))
         content["weight_map"] = {name: places[name] for name in names}
@@ -259,7 +259,7 @@ def _write_tensors(plan: SourceExport, part: Path) -> dict[str, int]:
 
 def _write_file(source: Path, target: Path, tensors: Sequence[KeptTensor]) -> dict[str, int]:
     original, begin = read_header(source)
-    # A file of which everything is kept under its name gets the same bytes, header included.
+    # A file that keeps every tensor under its name gets the same bytes, header included.
     names = original.keys() - {"__metadata__"}
     whole = len(tensors) == len(names) and all(
         each.rows is None and each.table is None and each.name == each.source.name for each in tensors

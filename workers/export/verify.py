@@ -66,7 +66,7 @@ class Activations:
 def record_activations(resident: ResidentModel) -> tuple[Activations, ...]:
     """Run the edited resident model on `PROMPTS` and on a sequence of arbitrary tokens, and record its activations."""
     texts = [resident.tokenizer(text, return_tensors="pt")["input_ids"][:, :64] for text in PROMPTS]
-    # Large steps cover the vocabulary, of which sentences have little.
+    # Large steps cover the vocabulary; sentences have little of it.
     stride = (torch.arange(48) * 7919 + 13) % int(resident.model.config.vocab_size)
     return tuple(_record(resident, tokens) for tokens in (*texts, stride[None]) if tokens.numel())
 
@@ -128,7 +128,7 @@ def compare(
     """Compare the outputs of a part of a model for several sequences, position by position.
 
     Differences are relative to the largest value that the part adds to its input at the position. One rounding step of
-    the output is ignored, because it can be much larger than what is added.
+    the output is ignored, because it can be much larger than the addition.
 
     Args:
         part: Name of the part.
@@ -193,7 +193,7 @@ _Arguments = tuple[tuple[Tensor, *tuple[object, ...]], dict[str, object]]
 
 
 class _ExportedModel:
-    """The model of a checkpoint on the meta device, parts of which are loaded from the files."""
+    """The model of a checkpoint on the meta device; parts are loaded from the files."""
 
     def __init__(self, directory: Path, form: CheckpointForm, resident: ResidentModel) -> None:
         from transformers import AutoConfig
@@ -282,7 +282,7 @@ def _recording(layers: Sequence[nn.Module], calls: list[_Arguments]) -> Iterator
 def _failure(part: Agreement, changed: Sequence[str]) -> str:
     """Message that says how a part differs, and which of its tensors aren't as written."""
     differs = (
-        f"{part.worst_part} differs from the edited model's by {part.accepted_difference:.3g} of what it adds, allowed "
+        f"{part.worst_part} differs from the edited model's by {part.accepted_difference:.3g} of its output, allowed "
         f"{part.tolerance:.3g}"
     )
     if changed:

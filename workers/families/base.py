@@ -118,7 +118,7 @@ class ExpertFamily(Family):
         unrepairable: Tells why candidates can't be repaired, as a sentence's end, or None if they can.
         prepare: Computes what a router multiplies with its weight from it and its inputs [tokens, hidden]; None if
             that is its inputs.
-        logits_factor: Name of the router's factor on its logits; None if there is none.
+        logits_factor: Name of the router's factor on its logits; None without one.
         factors: Name of the router's factors [n] on the experts' routing weights; None if there are none.
         other_tensors: Names of the router's other tensors, which don't depend on the number of experts.
         table: Name of the router's table [vocabulary, k] of the experts of every token id; routers that lack it choose

@@ -227,7 +227,7 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
     if not layers:
         raise UserError(
             f"model {name}: none of its {len(model.model.layers)} layers (model type {family.model_type}) holds "
-            "experts, so there is nothing to prune; use a mixture-of-experts checkpoint"
+            "experts to prune; use a mixture-of-experts checkpoint"
         )
     return tuple(layers)
 

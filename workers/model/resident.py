@@ -86,7 +86,7 @@ class ResidentModel:
             return cls(model, tokenizer, config, pass_bytes, stored)
 
     def apply(self, edit: Edit) -> None:
-        """Apply an edit in place of the one that is applied, unless that is the same. After an error there is none.
+        """Apply an edit in place of the one that is applied, unless that is the same. After an error none is applied.
 
         Raises:
             CandidateError: The edit has invalid values.

@@ -57,7 +57,7 @@ class SplitTokens:
         choices: Sequence[Sequence[int]],
         max_new_tokens: int,
     ) -> SplitTokens:
-        """Make up tokens for sequences of which only lengths are known, such that no two prompts share a prefix."""
+        """Make up tokens for sequences of known lengths, such that no two prompts share a prefix."""
         return cls(
             fitness,
             tuple((i,) * length for i, length in enumerate(prompts)),
@@ -116,7 +116,7 @@ class PromptMeter:
         self._tokenizer = load_tokenizer(model)
         # Tokenizers of some families load without any file, with only special tokens.
         if len(self._tokenizer) < 10:
-            raise UserError(f"model {model.path}: there is no tokenizer")
+            raise UserError(f"model {model.path} has no tokenizer; add its files to the folder")
         self._prompts = PromptTokenizer.of(meta_model(model), self._tokenizer, engine)
         self._engine = engine
 

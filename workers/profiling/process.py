@@ -30,7 +30,7 @@ def load(checkpoint: ProfiledModel, settings: ProfileSettings) -> LoadReply:
     """Load the model that this process measures.
 
     Raises:
-        UserError: The checkpoint can't be loaded or counted, or there is no CUDA device, or no room on it.
+        UserError: The checkpoint can't be loaded or counted, or a CUDA device or room on it is missing.
     """
     with _room():
         _LOADED.append(ProfiledProcess(checkpoint, settings))
@@ -59,14 +59,14 @@ class ProfiledProcess:
     """One model as plain `transformers` loads it, without our engine.
 
     Raises:
-        UserError: The checkpoint can't be loaded or counted, or there is no CUDA device.
+        UserError: The checkpoint can't be loaded or counted, or a CUDA device is missing.
     """
 
     def __init__(self, checkpoint: ProfiledModel, settings: ProfileSettings) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         if settings.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("--device cuda: there is no CUDA device; use auto or cpu")
+            raise UserError("--device cuda requires a CUDA device; use auto or cpu")
         on_cuda = settings.device != "cpu" and torch.cuda.is_available()
         self._settings = settings
         self._device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")

@@ -36,7 +36,7 @@ class ProfiledModel:
     @classmethod
     def full(cls, label: str, model: ModelConfig) -> Self:
         """Return the unedited model of a search's settings."""
-        # Where a search keeps original experts elsewhere, one GPU may not hold the whole model: it is spread over all.
+        # If a search keeps original experts elsewhere, one GPU may not hold the whole model, so it is spread over all.
         spread = "balanced" if model.expert_offload != "device" else model.device_map
         return cls(label, model.path, model.revision, spread, model.trust_remote_code)
 

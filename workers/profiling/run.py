@@ -27,7 +27,7 @@ from moevolve.workers.profiling.report import (
 
 Stage = Callable[[str], None]
 # Note of a report whose runs weren't interleaved.
-ALONE = "models were loaded one after the other: there is no room for all of them at once, so drift isn't shared"
+ALONE = "models were loaded one after the other, because memory can't hold all at once, so drift isn't shared"
 # The log is for errors: its last line becomes the message if the process ends.
 _ENV = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",

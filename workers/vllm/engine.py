@@ -40,7 +40,7 @@ class VllmEngine(GenerationEngine):
     if vLLM fails or computes something else.
 
     Raises:
-        UserError: vLLM isn't installed where the settings say, or there is no directory for weights.
+        UserError: vLLM isn't installed where the settings say, or the directory for weights is missing.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ def test_a_file_alone_is_a_checkpoint(family: str, tiny_model: MakeModel, tmp_pa
     [
         ("text", "isn't a valid GGUF file"),
         ("architecture", "its architecture is 'qwen3moe', and its config's model type is 'olmoe'"),
-        ("shape", r"tensor \S+ is of shape .*, and by the config"),
+        ("shape", r"tensor \S+ has shape .*, and by the config"),
         ("missing", "tensor blk.0.attn_q_norm.weight, from which .* is made, is missing"),
         ("unknown", "tensor blk.1.extra.weight isn't part of a qwen3_moe model"),
     ],

@@ -79,7 +79,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     ),
     "b.safetensors isn't a valid safetensors file, or ends early": lambda at: shortened(at / SECOND, -3),
     r"b.safetensors isn't .*\(Error while deserializing header": lambda at: shortened(at / SECOND, 30),
-    "index.json names b.safetensors, and there is no such file": lambda at: (at / SECOND).unlink(),
+    "index.json names b.safetensors, which doesn't exist": lambda at: (at / SECOND).unlink(),
     "says that tensor half is in b.safetensors, and it isn't": lambda at: edited_index(
         at, lambda index: index["weight_map"].update(half=SECOND)
     ),

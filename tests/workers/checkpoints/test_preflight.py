@@ -78,7 +78,7 @@ FAULTS: dict[str, tuple[str, Callable[[Tensors], object], dict[str, Any]]] = {
         {},
     ),
     "a width": (
-        r"tensor model.layers.0.mlp.experts.0.down_proj.weight is of shape \[32, 24\], and by config.json all experts",
+        r"tensor model.layers.0.mlp.experts.0.down_proj.weight has shape \[32, 24\], and by config.json all experts",
         lambda tensors: None,
         {"moe_intermediate_size": 20},
     ),

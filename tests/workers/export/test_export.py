@@ -144,8 +144,8 @@ def test_a_changed_tensor_is_named_and_the_files_are_kept(
     other = EXPERT.replace("experts.3", "experts.4")
     wrong = f"tensor {EXPERT} in the files isn't what was written; decoder layer 1 differs .* by"
     cases: dict[str, Callable[[dict[str, Tensor]], object]] = {
-        rf"{wrong} 0\.\d+ of what it adds": lambda tensors: tensors[EXPERT].mul_(1.5),
-        f"{wrong} .* of what it adds": lambda tensors: tensors[EXPERT].view(torch.int32)[0].bitwise_xor_(1),
+        rf"{wrong} 0\.\d+ of its output": lambda tensors: tensors[EXPERT].mul_(1.5),
+        f"{wrong} .* of its output": lambda tensors: tensors[EXPERT].view(torch.int32)[0].bitwise_xor_(1),
         f"files lack 1 tensors, such as {EXPERT}": lambda tensors: tensors.pop(EXPERT),
         f"files have unexpected 1 tensors, such as {other}": lambda tensors: tensors.update({other: torch.ones(1)}),
     }

@@ -81,6 +81,6 @@ def test_a_failure_is_one_line_that_names_the_export(hub: FakeHub, folder: Path,
 def test_without_a_token_nothing_begins(hub: FakeHub, folder: Path) -> None:
     done = pushed(folder, hub.url, "me/none", token=None)
     assert done.stderr.strip() == (
-        "error: --push me/none: there is no token of the hub; log in with `hf auth login`, or set HF_TOKEN"
+        "error: --push me/none requires a token of the hub; log in with `hf auth login`, or set HF_TOKEN"
     )
     assert "me/none" not in hub.visibility

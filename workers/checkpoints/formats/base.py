@@ -30,7 +30,7 @@ class Codec:
 
         Values have the shape that `unpack` gives. What they don't determine, such as scales of activations, is taken
         from `like`, the parts of a matrix of this shape, whose names, shapes and dtypes the result has. Raises a
-        `UserError` if there is no packer for this kind of the format.
+        `UserError` if this kind of the format has no packer.
         """
         raise NotImplementedError
 
@@ -101,7 +101,7 @@ def scaled_blocks(values: Tensor, scales: Tensor, block: tuple[int, int], dtype:
     """Multiply blocks of a matrix [rows, columns] by their scales, in float32.
 
     There is a scale for every `block` (rows, columns): [ceil(rows / block rows), ceil(columns / block columns)]. Raises
-    a `ValueError` if there is another number of scales.
+    a `ValueError` for another number of scales.
     """
     rows, columns = values.shape
     wanted = [-(-rows // block[0]), -(-columns // block[1])]

@@ -126,7 +126,7 @@ class GgufTensor:
 
 
 def open_parts(file: Path) -> dict[Path, GGUFReader]:
-    """Map all files of a model, one of which is given, into memory, in order.
+    """Map all files of a model into memory, in order, given one of them.
 
     Raises:
         UserError: One is missing or isn't a valid GGUF file, or the gguf library isn't installed.
@@ -202,7 +202,7 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
         if sum(sizes) * (1 if experts is None else len(experts)) != tensor.numel():
             shapes = ", ".join(str(each.shape.tolist()[::-1]) for each in sources)
             raise UserError(
-                f"{file}: tensor {found[0]} is of shape {shapes}, and by the config {name} is of shape "
+                f"{file}: tensor {found[0]} has shape {shapes}, and by the config {name} has shape "
                 f"{list(tensor.shape)}; give the config.json of this model"
             )
     layers = tuple(f"blk.{layer}." for layer in range(settings.num_hidden_layers))
@@ -222,7 +222,7 @@ class GgufNames:
         self._map = get_tensor_name_map(found, layers)
 
     def sources(self, name: str) -> list[str]:
-        """Names of what a tensor is computed from; the tensor's own name if the library knows none."""
+        """Return the names of a tensor's sources; the tensor's own name if the library knows none."""
         fused = _FUSED.fullmatch(name)
         if fused is not None:
             matrices = ("gate", "up") if fused["matrix"] == "gate_up" else ("down",)
@@ -289,7 +289,7 @@ class GgufType(Codec):
     """A type such as `Q4_K`. A tensor has one part, its bytes: uint8 [..., bytes of a row].
 
     Attributes:
-        packs: Whether there is a packer for the type.
+        packs: Whether the library can pack the type.
     """
 
     def __init__(self, kind: str) -> None:

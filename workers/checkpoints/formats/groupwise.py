@@ -128,7 +128,7 @@ def _rounded(
 
 
 def _awq_words(codes: Tensor) -> Tensor:
-    """Pack codes [rows, columns], of which eight neighbours of a row make a word, int32 [rows, columns / 8]."""
+    """Pack codes [rows, columns] into words of eight neighbours in a row, int32 [rows, columns / 8]."""
     grouped = codes.to(torch.int64).unflatten(1, (-1, 8))[..., _AWQ_ORDER]
     words = (grouped << torch.arange(0, 32, 4)).sum(-1)
     return torch.where(words < 1 << 31, words, words - (1 << 32)).to(torch.int32)

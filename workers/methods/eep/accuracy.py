@@ -13,7 +13,7 @@ What errors cost is what they may lose: of the n' experts with the largest score
 better. With b the boundary, halfway between the n'-th and the next score, an expert at the distance d = |r - b| is on
 the wrong side with some probability, and then loses its distance. For normal errors the expectation is `e phi(d / e) -
 d Phi(-d / e)`. Its sum over a layer's experts, divided by the sum of the n' largest scores, is the layer's expected
-loss: about half more than what is lost where errors are smaller than the gaps between scores, else nearly that.
+loss: about half more than the real one where errors are smaller than the gaps between scores, else nearly that.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class EepApplicator(ExpertsOwner, Repairable):
                 router.plan = replace(plan, skip_below=threshold)
 
     def outputs(self) -> tuple[ExpertOutputs, ...]:
-        assert self._edit is not None, "there is no edit on the model"
+        assert self._edit is not None, "no edit is applied to the model"
         parts = zip(self._layers, self.routers, self.experts, self.shared, strict=True)
         return tuple(ExpertOutputs(*each, self._edit, ordinal) for ordinal, each in enumerate(parts))
 

@@ -90,7 +90,7 @@ class ExpertsMeasurement:
 
     def note(self, arrays: Mapping[str, NDArray[np.number]]) -> str:
         """Say how many tokens chose an expert, and what errors of its scores are expected to cost."""
-        assert self.until is not None, "there is nothing to say of a fixed number of tokens"
+        assert self.until is not None, "the number of tokens is fixed"
         counts, tokens = arrays["importance_sums"][:, :, 0, 0], int(arrays["importance_tokens"][0])
         if self.is_met(arrays):
             ended = f"which is little enough (genome.calibration_loss: {self.until.loss:.2%})"
@@ -102,7 +102,7 @@ class ExpertsMeasurement:
         return (
             f"experts were measured on {tokens:,} calibration tokens: between {counts.min():,.0f} and "
             f"{counts.max():,.0f} chose each expert of a layer, {np.median(counts):,.0f} in the median; errors of the "
-            f"scores are expected to cost a layer up to {loss:.2%} of what its kept experts have, {ended}"
+            f"scores are expected to cost a layer up to {loss:.2%} of its kept experts' scores, {ended}"
         )
 
 

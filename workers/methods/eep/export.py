@@ -171,7 +171,7 @@ def _router_state(
 ) -> dict[str, Tensor]:
     """Tensors of an exported router, by name within the decoder layer `state`.
 
-    If the router is of our own (`routes`), those that it replaces are taken out of `state`. `mapping` has the mapping
+    If the router is ours (`routes`), those that it replaces are taken out of `state`. `mapping` has the mapping
     of a router that keeps all rows, and is empty if it keeps those of the new experts.
     """
     family = layer.family
@@ -308,7 +308,7 @@ def _experts(resident: Resident, ordinal: int) -> Iterator[tuple[str, Tensor]]:
         yield from resident.original_experts(ordinal).items()
         return
     if router.before_forward is not None:
-        # Experts in shared device memory are loaded when a forward pass reaches their layer, and there is none here.
+        # Experts in shared device memory are loaded when a forward pass reaches their layer, and none runs here.
         router.before_forward(False)
     for name, tensor in layer.expert_tensors().items():
         yield name, tensor.data if plan.positions is None else tensor.data.index_select(0, plan.positions)

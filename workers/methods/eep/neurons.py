@@ -43,7 +43,7 @@ class ExpertNeurons:
 
     @property
     def hidden(self) -> int:
-        """Width of what the experts take and give."""
+        """Width of the experts' inputs and outputs."""
         return int(self.tensors["down_proj"].shape[2 if self._transposed else 1])
 
     def down(self, expert: int) -> Tensor:

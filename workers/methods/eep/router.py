@@ -78,7 +78,7 @@ class EditableRouter(nn.Module):
     Attributes:
         inner: The family's router.
         plan: Routing to use instead of `inner`, or None.
-        before_forward: Called before tokens are routed, with True if there is no plan. It loads experts that aren't on
+        before_forward: Called before tokens are routed, with True without a plan. It loads experts that aren't on
             the device.
     """
 

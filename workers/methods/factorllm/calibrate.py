@@ -98,7 +98,7 @@ def nearest_experts(activations: Tensor, down: Tensor, measurement: FactorLlmMea
     Args:
         activations: Activations of neurons ordered by expert, [tokens, width].
         down: Output weights of neurons ordered by expert, [hidden, width].
-        measurement: Settings, of which N, K and the factor on the experts' outputs count.
+        measurement: Settings; N, K and the factor on the experts' outputs count.
     """
     tokens = len(activations)
     parts = activations.view(tokens, measurement.experts, -1).float()

@@ -25,7 +25,7 @@ from moevolve.workers.methods.shared.spectra import leading_eigenvectors, peak_s
 
 # Damping toward the previous solution, as a share of a least-squares problem's mean curvature.
 _DAMPING = 1e-10
-# Damping if there is no curvature at all, as for a factor that M gives no influence.
+# Damping without any curvature, as for a factor that M gives no influence.
 _LEAST_DAMPING = 1e-30
 # Singular values below this share of the largest are lost in rounding, since their squares are computed.
 _NEGLIGIBLE = 1e-8

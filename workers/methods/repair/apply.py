@@ -63,7 +63,7 @@ class RepairApplicator(Applicator):
             self._base = None
 
     def report(self) -> tuple[tuple[str, str], ...]:
-        assert self._edit is not None and self._reference is not None, "there is no edit on the model"
+        assert self._edit is not None and self._reference is not None, "no edit is applied to the model"
         checked, repaired = self._reference.checked, [each for each in self.outcomes if each is not None]
         held = int(checked.sum())
         ridge_lambdas = Counter(each.ridge_lambda for each in repaired if each.ridge_lambda is not None)
@@ -79,7 +79,7 @@ class RepairApplicator(Applicator):
             ("repaired outputs", f"{len(repaired)} of {len(self.outcomes)}"),
             ("fitted on", f"{len(checked) - held:,} tokens of calibration prompts, checked on {held:,} of others"),
             ("ridge lambdas", ", ".join(f"{each:g} ({count})" for each, count in sorted(ridge_lambdas.items())) or "-"),
-            ("squared error on checked tokens", f"{min(left):.1%} to {max(left):.1%} of what it was"),
+            ("squared error on checked tokens", f"{min(left):.1%} to {max(left):.1%} of its value before"),
         )
 
     @torch.inference_mode()

@@ -272,7 +272,7 @@ class LayerFits:
         features, after = output.features(tokens.recorded), tokens.after.float()
         if features.width <= len(after):
             features = HeldFeatures.of(features, len(after), self._memory)
-            release_freed_memory()  # otherwise the fit needs memory on top of what making them took
+            release_freed_memory()  # otherwise the fit needs memory on top of theirs
         if selection is not None:
             assert isinstance(output, NeuronSelectingOutput)
             after = after + output.experts_output(tokens.recorded, features, self._memory)

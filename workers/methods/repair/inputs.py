@@ -26,7 +26,7 @@ from moevolve.workers.methods.shared.outputs import Network
 # Iterations of conjugate gradients. On three domains of text, 8 of 32 experts, 3, 6 and 12 of them leave a log gap of
 # 0.275, 0.260 and 0.258 to the full model; without preconditioning 6, 12 and 24 leave 0.292, 0.268 and 0.265.
 _ITERATIONS = 6
-# Damping as a multiple of the mean square of what a weight's unit change does, and of the mean second moment of inputs.
+# Damping as a multiple of the mean square of a weight's unit effect, and of the mean second moment of inputs.
 _DAMPING = 0.01
 _STEPS = (1.0, 0.5, 0.25)
 

@@ -59,7 +59,7 @@ class ResidualStreams:
             hidden[batch.real] = state[batch.places.to(state.device)].to(hidden.device)
             out = self._run(batch, layer, part or self._layers[layer], hidden.view(*batch.ids.shape, -1), part is None)
             found.add(batch, (out, *(() if records is None else records.pop())))
-        release_freed_memory()  # otherwise a fit needs memory on top of what the layer's activations took
+        release_freed_memory()  # otherwise a fit needs memory on top of the layer's activations
         return found.tensors[0], found.tensors[1:]
 
     def _run(

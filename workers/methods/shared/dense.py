@@ -102,7 +102,7 @@ def native_family(config: PretrainedConfig) -> DenseFamily:
 
 
 def network_use(module: Any, config: PretrainedConfig, active: int, of: int) -> ModuleUse:
-    """Use of a network of which a token runs `active` of `of` equal parts, chosen by a router.
+    """Return the use of a network in which a token runs `active` of `of` equal parts, chosen by a router.
 
     A part is rows of the gate and up projections and columns of the down projection, whose bias is always added.
     """

@@ -91,7 +91,7 @@ class InputStatistics(InputMoments):
         self._target_products += inputs.t() @ targets
 
     def ridge(self, ridge_lambda: float, intercept: bool) -> tuple[Tensor, Tensor]:
-        """Ridge regression of the targets on the inputs, with an intercept, which isn't regularised, or without.
+        """Return the ridge regression of the targets on the inputs, with an unpenalised intercept or without.
 
         The ridge lambda is a share of the inputs' mean variance (mean square without intercept). Returns weights
         [targets, inputs] and intercepts [targets] (zeros if none are fitted), float64 on the device.
@@ -101,7 +101,7 @@ class InputStatistics(InputMoments):
         if intercept:
             square, products = self.covariance, products - torch.outer(self.mean, targets)
         penalty = ridge_lambda * float(square.trace()) / len(square)
-        # If all inputs are equal, there is nothing to regress on, and any penalty gives weights of zero.
+        # If all inputs are equal, the targets can't depend on them, and any penalty gives weights of zero.
         square.diagonal().add_(penalty if penalty > 0 else 1.0)
         weights = torch.linalg.solve(square, products).t()
         return weights, targets - weights @ self.mean if intercept else torch.zeros_like(targets)

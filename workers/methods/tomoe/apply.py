@@ -147,7 +147,7 @@ class ToMoeApplicator(Repairable):
 
     def outputs(self) -> tuple[LayerOutput, ...]:
         """Where heads are masked, every layer's attention and then its network."""
-        assert self._edit is not None, "there is no edit on the model"
+        assert self._edit is not None, "no edit is applied to the model"
         check_additive(self._layers[0])
         found: list[LayerOutput] = []
         for i, (layer, weights, network) in enumerate(zip(self._layers, self._weights, self.networks, strict=True)):

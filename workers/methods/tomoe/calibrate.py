@@ -192,7 +192,7 @@ def _find_directions(resident: Resident, sequences: Sequence[Tokens], sites: Seq
 
 
 def _without_mean(moments: InputMoments) -> Tensor:
-    """Covariance of what inputs have orthogonal to their mean, [hidden, hidden]."""
+    """Return the covariance of the inputs' parts orthogonal to their mean, [hidden, hidden]."""
     length = float(moments.mean.norm())
     unit = moments.mean / length if length > 0 else moments.mean
     along = moments.covariance @ unit

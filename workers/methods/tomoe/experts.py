@@ -1,6 +1,6 @@
 """Experts of a network that are fitted to tokens: masks of neurons, and a linear router, in closed form.
 
-Each token belongs to the expert whose neurons contribute most of what all neurons contribute for it, and each expert
+Each token belongs to the expert whose neurons have the largest share of all neurons' contributions, and each expert
 keeps the neurons that contribute most for its tokens. The two are found in turn, as in Lloyd's algorithm; every step
 raises the contribution kept. The router is the ridge regression of the contributions that the experts would keep on the
 network's input, so a token that loses much with a wrong expert counts more than one that loses little. In later steps
@@ -124,7 +124,7 @@ def _means(contributions: Tensor, assigned: Tensor, experts: int) -> Tensor:
 
 
 def _router(inputs: Tensor, captured: Tensor) -> Tensor:
-    """Ridge regression of what experts keep, relative to their mean, float64 [N, hidden]."""
+    """Return the ridge regression of the experts' shares, relative to their mean, float64 [N, hidden]."""
     statistics = InputStatistics(inputs.shape[1], captured.shape[1], inputs.device)
     statistics.add_pairs(inputs, captured - captured.mean(dim=1, keepdim=True))
     return statistics.ridge(_RIDGE_LAMBDA, intercept=False)[0]

@@ -262,7 +262,7 @@ TOMOE = Method(
     calibrators={ToMoeMeasurement: calibrate_tomoe},
     routing={MaskedNetwork: _read_routing},
     module_uses={
-        # The native network holds the neurons that any expert keeps, of which a token uses one expert's.
+        # The native network holds the neurons that any expert keeps; a token uses one expert's.
         "MaskedNetwork": lambda module, config: network_use(
             module, config, active=module.neurons.shape[1], of=getattr(module, native_family(config).up).out_features
         ),

@@ -63,7 +63,7 @@ def test_the_card_says_how_it_was_repaired(model_config: Configs, tmp_path: Path
     assert "| repair | ridge regression of output projections toward the unedited model's residual stream" in card
     assert "| repaired outputs | 3 of 3 |" in card
     assert "| fitted on | 440 tokens of calibration prompts, checked on 40 of others |" in card
-    assert "| ridge lambdas | " in card and "% of what it was |" in card
+    assert "| ridge lambdas | " in card and "| squared error on checked tokens | " in card
 
 
 def test_neurons_of_other_experts_are_exported_with_where_they_are_from(model_config: Configs, tmp_path: Path) -> None:
