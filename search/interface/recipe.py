@@ -126,8 +126,8 @@ class RecipeRequest(Request):
     model is read once, to be hashed.
 
     Raises:
-        UserError: the individual is of another kind than EEP, the model can't be had, or the file exists.
-        StoreError: there is no such store or individual.
+        UserError: the individual has another kind than EEP, the model can't be had, or the file exists.
+        StoreError: the store or individual doesn't exist.
     """
 
     individual: IndividualRef
@@ -175,7 +175,7 @@ class ApplyRequest(CheckpointRequest):
         model = pinned(ModelConfig(self.model, dtype=self.dtype or "auto"))
         family = describe_config(meta_model(model), model).family
         if family != found.model.family:
-            raise UserError(f"{self.model}: not the recipe's model, which is of family {found.model.family}")
+            raise UserError(f"{self.model}: not the recipe's model, whose family is {found.model.family}")
         check_digests(model, found.model.tensors)
         model = replace(model, dtype=self.dtype or found.model.dtype)
         note = f"It was made from the recipe of {found.individual}, by moevolve {found.moevolve}."

@@ -80,7 +80,7 @@ class ExpertMemory:
     Args:
         device: Device that the model runs on.
         layers: Number of MoE layers of the model.
-        auxiliary_bytes: See `ModelParts.pass_bytes`. Experts may take the rest of the free memory when the first of them
+        auxiliary_bytes: See `ModelParts.pass_bytes`. Experts may take the memory that is free when the first of them
             are loaded (`moevolve.workers.contract.capacity.experts_room`).
     """
 
