@@ -115,9 +115,7 @@ class Store(StoreReader):
                 other = connection.execute(select(models.searches).where(taken)).one()
             if other is not None:
                 kind = NameTakenError if other.name == search.name else StoreError
-                raise kind(
-                    f"search {other.name!r} (id {other.id}) exists already; resume it or choose another name"
-                )
+                raise kind(f"search {other.name!r} (id {other.id}) exists already; resume it or choose another name")
             insert_all(connection, models.leases, [leases.free_lease(search.id)])
             rows = [{"search_id": search.id, "position": place, **asdict(task)} for place, task in enumerate(tasks)]
             insert_all(connection, models.search_tasks, rows)

@@ -141,7 +141,7 @@ def _check_file(path: Path, create: bool) -> None:
     if not path.parent.is_dir():
         raise StoreError(f"folder {path.parent} of the store {path.name} does not exist; create it first")
     if not create and not path.exists():
-        raise StoreError(f"no store exists at {path}")
+        raise StoreError(f"no store at {path}")
     # SQLite keeps its log next to the file itself, not next to a link to it.
     target, effective = path.resolve(), os.access in os.supports_effective_ids
     places = [place for place in (target, target.parent) if place.exists()]

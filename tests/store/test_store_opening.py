@@ -88,7 +88,7 @@ def test_an_empty_database_becomes_a_store_only_if_asked(url: str, tmp_path: Pat
         Path(url.removeprefix("sqlite:///")).touch()
     with pytest.raises(StoreError, match="an empty database"):
         schema.upgrade(url)
-    with pytest.raises(StoreError, match="no store exists at"):
+    with pytest.raises(StoreError, match="no store at"):
         schema.upgrade(f"sqlite:///{tmp_path / 'none.db'}")
     with pytest.raises(StoreError, match="an empty database, not a store"):
         Store.open(url, create=False)

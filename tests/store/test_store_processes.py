@@ -97,7 +97,7 @@ def test_of_two_that_make_one_thing_the_first_stays(store: Store) -> None:
     assert store.calibration("a" * 64) == b"first"
 
     def create() -> None:
-        with pytest.raises(NameTakenError, match=r"'alpha' \(id id-alpha\) already"):
+        with pytest.raises(NameTakenError, match=r"'alpha' \(id id-alpha\) exists already"):
             store.create_search(search(id="id-2"), [split()])
 
     first = insert(searches).values(**asdict(search()) | {"created_at": utc_now(), "updated_at": utc_now()})
