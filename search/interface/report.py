@@ -56,7 +56,7 @@ class PlotRequest(Request):
         imported = f"{search.name}:0" if config.is_imported else None
         reference = self.individual or imported or build_final_table(store, search, config, history).winner
         shown = None if reference is None else find_candidate(store, reference, weights=False)
-        genome, start = (None, None) if shown is None else (shown.genome, start_of(shown, history))
+        genome, start = (None, None) if shown is None else (shown.genome, start_of(store, shown))
         full = full_fitness(store, search)
         scale = store.scales(search.id).fitness
         picture = draw_search(search.name, history, full, genome, reference or "", start, scale)

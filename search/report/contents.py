@@ -94,7 +94,7 @@ def gather(store: StoreReader, name: str) -> ReportContents:
     if table.winner is not None:
         try:
             candidate = find_candidate(store, table.winner, weights=False)
-            start = start_of(candidate, history)
+            start = start_of(store, candidate)
         except UserError as error:
             notes.append(f"The searched matrices aren't shown: {' '.join(str(error).split())}")
     statuses = [row.status for row in history]

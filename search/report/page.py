@@ -43,37 +43,9 @@ def render_page(contents: ReportContents) -> str:
             splits=SCORED,
             line=line if not skipped else (line[0], *line[skipped + 1 :]),
             skipped=skipped,
-            verdict=_verdict(contents),
             style=(FOLDER / "static" / "style.css").read_text(encoding="utf-8"),
         )
     )
-
-
-def _verdict(contents: ReportContents) -> str:
-    """The result in one sentence, with scores on the least optimistic split measured."""
-    table = contents.standings
-    if table.best is None:
-        failed = contents.counts["failed"]
-        return f"Nothing found: {'no individual is evaluated yet' if not failed else f'{failed} individuals failed'}."
-    kept, used = (
-        100 * (number or 0) / (whole or 1)
-        for number, whole in (
-            (table.best.parameters, table.full.parameters),
-            (table.best.active_parameters, table.full.active_parameters),
-        )
-    )
-    has = f"{table.winner} has {kept:.0f} % of the full model's parameters, and per token {used:.0f} % of those it uses"
-    parts = []
-    for task in table.tasks:
-        measured = [found for split in SCORED if (found := table.best.score(task, split)) is not None]
-        if not measured or measured[-1].score is None:
-            continue
-        found = measured[-1]
-        whole = table.full.score(task, found.split)
-        scale = SCALES[found.scale]
-        against = "" if whole is None or whole.score is None else f", the full model {scale.phrase(whole.score)}"
-        parts.append(f"{scale.phrase(found.score)} on {task} ({found.split}{against})")
-    return f"{has}. It reaches {'; '.join(parts)}." if parts else f"{has}."
 
 
 def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:

@@ -18,7 +18,7 @@ from moevolve.search.loop.setup import needs_calibration
 from moevolve.search.running.calibration import calibrated_space
 from moevolve.search.running.weights import facts_for, resolved_model_path, stored_facts
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import IndividualDetail, IndividualRecord, SearchRecord
+from moevolve.store.records import IndividualDetail, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.facts import ModelFacts
@@ -107,10 +107,16 @@ def bound_candidate(
     return candidate
 
 
-def start_of(candidate: Candidate, history: Sequence[IndividualRecord]) -> Genome | None:
+def start_of(store: StoreReader, candidate: Candidate) -> Genome | None:
     """Restore the genome that a candidate's search started from, unrepaired; None if its method has no start."""
-    start = next((row for row in history if row.operator == START), None)
-    return None if start is None else base_genome(candidate.space.from_bytes(start.genome))
+    begins = 0
+    for phase in candidate.config.phases:
+        if START in phase.named:
+            # A phase begins with the individuals that its `init` names.
+            rows = store.history(candidate.search.id, [begins + phase.named.index(START)])
+            return base_genome(candidate.space.from_bytes(rows[0].genome)) if rows else None
+        begins += phase.evaluations
+    return None
 
 
 def prepared_split(candidate: Candidate, name: str, split: Split) -> PreparedSplit:

@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
-import numpy as np
-from numpy.typing import NDArray
-
 from moevolve.search.genomes.contract.base import Child, G, GenomeSection, GenomeSpace
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.contract.outline import GenomeOutline
@@ -61,10 +58,6 @@ class GenomeFigures(Generic[G]):
     def width(self, genome: G) -> float:
         """Return the width in inches that `draw` needs; 0 accepts any."""
         return 0.0
-
-    def matrices(self, genome: G) -> dict[str, NDArray[np.float32]]:
-        """Return the searched matrices [rows, columns] by title, for tables beside a drawing; may be empty."""
-        return {}
 
     def outline(self, genome: G) -> GenomeOutline:
         """Return what the candidate keeps, layer by layer, and what holds for all of it."""

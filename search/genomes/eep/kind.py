@@ -155,16 +155,6 @@ class EepFigures(GenomeFigures[EepGenome]):
     def width(self, genome: EepGenome) -> float:
         return 0.0 if genome.one_hot else _GROUP_WIDTH * min(genome.space.groups, _MAX_GROUPS)
 
-    def matrices(self, genome: EepGenome) -> dict[str, NDArray[np.float32]]:
-        if genome.one_hot:
-            return {}
-        named = tuple(zip(_NAMES, genome.canonical, strict=True))
-        return {
-            f"{name}, {_layers(genome, group)}": matrices[group]
-            for group in range(genome.space.groups)
-            for name, matrices in named
-        }
-
     def outline(self, genome: EepGenome) -> GenomeOutline:
         space = genome.own_space
         kept = ("kept experts", f"{space.retained} of {space.experts}")

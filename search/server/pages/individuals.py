@@ -11,7 +11,6 @@ from fastapi.responses import HTMLResponse
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.contract.outline import GenomeOutline, outline_rows
-from moevolve.search.genomes.contract.phases import START
 from moevolve.search.genomes.registry import figures_for, outline_of, part_counts, part_names
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.scores import score_of
@@ -22,7 +21,7 @@ from moevolve.search.server.pages.rendering import render, render_part, svg_docu
 from moevolve.search.server.processes import Job
 from moevolve.store.errors import NotFoundError
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import IndividualDetail, IndividualRecord
+from moevolve.store.records import IndividualDetail
 
 _CHILDREN, _LINE = 25, 40
 """Rows of the tables of children and of the main line of ancestors."""
@@ -60,16 +59,15 @@ def show_exports(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespo
 def show_genome(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
     """The genome as a figure and as tables."""
     detail = server.store.individual(ref)
-    caption, note, matrices, outline = "", "", {}, GenomeOutline(())
+    caption, note, outline = "", "", GenomeOutline(())
     try:
         subject, genome, start = _genome_and_start(server.store, ref)
         outline = GenomeOutline(()) if subject.genome is None else outline_of(subject.genome)
         figures = figures_for(genome)
         caption = figures.subject if figures.has_figure(genome, start) else ""
-        matrices = figures.matrices(genome)
     except UserError as error:
         note = f"It can't be drawn: {' '.join(str(error).split())}"
-    shown = {"caption": caption, "note": note, "matrices": matrices, "outline": outline}
+    shown = {"caption": caption, "note": note, "outline": outline}
     return _part(request, detail, "genome", "Genome of", rows=outline_rows(outline), **shown)
 
 
@@ -132,15 +130,4 @@ def _genome_and_start(store: StoreReader, ref: str) -> tuple[Candidate, Genome, 
     """
     subject = find_candidate(store, ref, weights=False)
     assert subject.genome is not None
-    return subject, base_genome(subject.genome), start_of(subject, _starts(store, subject))
-
-
-def _starts(store: StoreReader, subject: Candidate) -> list[IndividualRecord]:
-    # A phase begins with the individuals that its `init` names.
-    phases = subject.config.phases
-    if not phases or START not in phases[0].named:
-        return []
-    try:
-        return [store.individual(f"{subject.search.id}:{phases[0].named.index(START)}").individual]
-    except NotFoundError:
-        return []
+    return subject, base_genome(subject.genome), start_of(store, subject)

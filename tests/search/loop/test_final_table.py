@@ -31,7 +31,9 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.report.contents import gather
 from moevolve.search.results.gain import code_gain, search_gain
 from moevolve.search.results.study import study_rows
-from moevolve.search.running import launch as service
+from moevolve.search.running.execute import execute
+from moevolve.search.running.launch import register
+from moevolve.search.running.observer import Observer
 from moevolve.search.running.study import run_study
 from moevolve.search.text import percent
 from moevolve.store.records import IndividualRecord
@@ -88,13 +90,13 @@ def config(**changes: Any) -> RunConfig:
 
 def launch(store: Store, settings: RunConfig, sheet: Sheet) -> FinalTable:
     setup = lab_setup(settings)
-    service.register(setup, store)
+    register(setup, store)
     return resume(store, settings, sheet)
 
 
 def resume(store: Store, settings: RunConfig, sheet: Sheet) -> FinalTable:
     setup = lab_setup(settings)
-    return service.execute(setup, store, service.Observer(), lambda _: sheet_pool(setup, sheet))
+    return execute(setup, store, Observer(), lambda _: sheet_pool(setup, sheet))
 
 
 def reported(store: Store) -> FinalTable:
@@ -364,7 +366,7 @@ def test_a_report_knows_the_final_settings_of_the_last_resume(store: Store) -> N
 def test_leaders_that_are_not_all_measured_on_dev_are_not_ranked_again(store: Store) -> None:
     settings = config()
     setup = lab_setup(settings)
-    service.register(setup, store)
+    register(setup, store)
     answered: list[int] = []
 
     def worst_three(waiting: Sequence[EvaluationRequest]) -> Sequence[EvaluationRequest]:
@@ -378,7 +380,7 @@ def test_leaders_that_are_not_all_measured_on_dev_are_not_ranked_again(store: St
 
     pool = ScriptedPool(partial(sheet_reply, setup, graded), worst_three)
     with pytest.raises(KeyboardInterrupt):
-        service.execute(setup, store, service.Observer(), lambda _: pool)
+        execute(setup, store, Observer(), lambda _: pool)
     table = reported(store)
     assert answered == [3]
     assert table.winner == f"lab:{store.best_of_search('lab-1')[0].index}" and not table.reranked
@@ -414,7 +416,7 @@ def test_all_commands_name_the_same_winner_and_numbers(
     changes = {"tasks": tasks, "tie_break": "index", "final": final}
     data = tiny.run_data("mine", store=f"sqlite:///{tmp_path}/s.db", **small) | changes
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(data))
-    monkeypatch.setattr(service, "execute", partial(service.execute, make_pool=local_pool))
+    monkeypatch.setattr("moevolve.search.running.execute.execute", partial(execute, make_pool=local_pool))
 
     def ask(*arguments: str) -> str:
         done = CliRunner().invoke(app, [*arguments, "--store", data["store"]])
@@ -431,7 +433,7 @@ def test_all_commands_name_the_same_winner_and_numbers(
             )
         )
         study = load_study(tmp_path / "study.yaml")
-        outcomes = run_study(study, store, lambda place, cell: service.Observer(), local_pool)  # type: ignore[arg-type]
+        outcomes = run_study(study, store, lambda place, cell: Observer(), local_pool)  # type: ignore[arg-type]
         rows = {row.contestant: row for row in study_rows(outcomes, store)}
     # What launch prints is what the page reads.
     assert ended["winner"] == table.winner
