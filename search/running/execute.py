@@ -15,8 +15,8 @@ from moevolve.search.pools.base import ControlledPool, Pool, StopRequested
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.feeding import feeding_loggers
 from moevolve.search.running.lease_heartbeat import LEASE_S, LeaseHeartbeat
-from moevolve.search.running.loggers.feeding import feeding_loggers
 from moevolve.search.running.observer import Observer
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import CancelledError, LeaseLostError

@@ -19,11 +19,10 @@ from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.running import feeding
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register
-from moevolve.search.running.loggers import feeding
-from moevolve.search.running.loggers.base import LoggedSearch
-from moevolve.search.running.loggers.feeding import LOGGERS
+from moevolve.search.running.loggers import LOGGERS, LoggedSearch
 from moevolve.search.running.observer import Observer
 from moevolve.store.repository import Store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from queue import SimpleQueue
@@ -15,21 +15,11 @@ from moevolve.evaluators.errors import own_words
 from moevolve.evaluators.scales import SCALES
 from moevolve.search.loop.final_table import build_final_table
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.running.loggers.base import LoggedSearch, Logger
-from moevolve.search.running.loggers.mlflow import MlflowLogger
-from moevolve.search.running.loggers.tensorboard import TensorBoardLogger
-from moevolve.search.running.loggers.wandb import WandbLogger
+from moevolve.search.running.loggers import LOGGERS, LoggedSearch
 from moevolve.search.running.observer import Observer
 from moevolve.store.errors import StoreError
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
-
-LOGGERS: dict[str, Callable[[LoggedSearch], Logger]] = {
-    "tensorboard": TensorBoardLogger,
-    "mlflow": MlflowLogger,
-    "wandb": WandbLogger,
-}
-"""What `loggers` of a run names."""
 
 _PAUSE_S = 1.0
 """Shortest time between two looks into the store."""

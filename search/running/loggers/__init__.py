@@ -1,1 +1,0 @@
-"""Programs that keep experiments, and what a search tells them."""
