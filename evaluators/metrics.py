@@ -1,4 +1,4 @@
-"""From per-example outcomes to a score and its confidence interval."""
+"""Compute a score and its confidence interval from per-example outcomes."""
 
 from __future__ import annotations
 

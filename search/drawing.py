@@ -159,7 +159,7 @@ def ticks(axes: Axes, columns: int, rows: int) -> None:
 
 
 def panels(figure: FigureBase, rows: int, columns: int, used: int) -> Panels:
-    """Make a grid of panels, of which those beyond `used` stay blank."""
+    """Make a grid of panels; those beyond `used` stay blank."""
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes in grid.ravel()[used:]:
         axes.set_axis_off()

@@ -31,7 +31,7 @@ def find_search(connection: Connection, name_or_id: str) -> SearchRecord:
 
 
 def find_individual(connection: Connection, ref: str) -> tuple[SearchRecord, Row[*tuple[object, ...]]]:
-    """Return the search and the row of the individual `SEARCH:INDEX`; NotFoundError if there is none."""
+    """Return the search and the row of the individual `SEARCH:INDEX`; raise NotFoundError without one."""
     name, colon, number = ref.rpartition(":")
     if not colon or not name or not _INDEX.fullmatch(number):
         raise NotFoundError(f"{ref!r} names no individual: write SEARCH:INDEX, such as rte-8x7b:41")

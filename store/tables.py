@@ -183,10 +183,10 @@ individuals = Table(
         " AND failure_kind IS NOT NULL)",
         name="ok_or_failed",
     ),
-    # For the individuals with a phenotype, earliest first.
+    # Lists the individuals with a phenotype, earliest first.
     Index("ix_individuals_phenotype", "phenotype_hash", "search_id", "status", "idx"),
 )
-# For the best of a search, in the order of ranks, and for counts per status.
+# Finds the best of a search, in the order of ranks, and counts per status.
 Index(
     "ix_individuals_rank",
     individuals.c.search_id,

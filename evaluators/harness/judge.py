@@ -63,7 +63,7 @@ class HarnessJudge:
         return np.array([self._outcome(index) for index in range(len(self._documents))], dtype=np.float64)
 
     def gold_requests(self) -> list[Instance | None]:
-        """Return each document's log-likelihood request of its (first) right answer; None if there is none."""
+        """Return each document's log-likelihood request of its (first) right answer; None without one."""
         return [self._gold_request(index) for index in range(len(self._documents))]
 
     def _gold_request(self, index: int) -> Instance | None:

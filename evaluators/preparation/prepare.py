@@ -1,4 +1,4 @@
-"""From a task's settings to the rendered examples that workers score, with few-shot examples before each prompt."""
+"""Render the examples of a task that workers score, with few-shot examples before each prompt."""
 
 from __future__ import annotations
 

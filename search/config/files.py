@@ -154,7 +154,7 @@ def apply_override(data: dict[str, object], override: str) -> None:
 
 
 def settings_of(overrides: Sequence[str]) -> dict[str, object]:
-    """The values that `KEY=VALUE` overrides set, by dotted path; a `UserError` says which isn't of that form."""
+    """Return the values that `KEY=VALUE` overrides set, by dotted path; a `UserError` names a malformed one."""
     found = {}
     for override in overrides:
         dotted, separator, value = override.partition("=")

@@ -139,7 +139,7 @@ class SearchLoop:
             return True
         if self._full is None:
             return False
-        # Of a full model that scores nothing, anything is a recovery: that says nothing, and ends no search.
+        # If the full model scores nothing, anything counts as a recovery, so it ends no search.
         if self._best is not None and self._full > 0 and -self._best[0] >= recovery * self._full:
             self._total = self._next
             position, scale = schedule.span(self._next).position, SCALES[self._setup.scale]

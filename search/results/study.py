@@ -170,7 +170,7 @@ def _cost(result: StudyResult, entry: Entry, store: StoreReader) -> tuple[float,
         return 0.0, calibration_s  # an unsearched start takes no evaluations
     costs = store.costs(store.search(setup.search_id))
     seconds = sum(each.seconds_alone for each in costs.splits if each.split != "test")
-    # Of all evaluations, random draws only cost their own.
+    # Random draws cost only their own evaluations.
     share = min(1.0, entry.draws / costs.phenotypes) if entry.draws and costs.phenotypes else 1.0
     return costs.phenotypes * share, seconds * share + calibration_s
 

@@ -40,7 +40,7 @@ _STATUS: tuple[tuple[tuple[type[Exception], ...], HTTPStatus], ...] = (
 
 
 def _declared(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
-    # Not as `model`: a route that returns text would declare it as text.
+    # `model` isn't given, because a route that returns text would declare it as text.
     schema = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
     content = {"application/json": {"schema": schema}}
     return {status.value: {"content": content, "description": status.phrase} for status in statuses}

@@ -1,1 +1,1 @@
-"""From a checkpoint and files of requests to a smaller checkpoint, in one command."""
+"""Make a smaller checkpoint from a checkpoint and files of requests, in one command."""

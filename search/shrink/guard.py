@@ -180,7 +180,7 @@ def general_set() -> list[Probe]:
 
 
 def _scores(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe]) -> list[tuple[float, float]]:
-    """Of every domain, the score of its first rows, and the reciprocal perplexity of their prompts and answers.
+    """Return every domain's score on its first rows, and the reciprocal perplexity of their prompts and answers.
 
     The latter is 0 if the perplexity isn't finite.
     """

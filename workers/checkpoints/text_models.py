@@ -203,7 +203,7 @@ def _llama4_tensors(tensors: Mapping[str, ReadableTensor]) -> Mapping[str, Reada
 
 
 def text_tensors(tensors: Mapping[str, ReadableTensor], config: PretrainedConfig) -> Mapping[str, ReadableTensor]:
-    """Return the tensors of a checkpoint's text model by their names in its family; all if there is nothing else.
+    """Return the tensors of a checkpoint's text model by their names in its family; all if it has no other part.
 
     The config is the text model's as its family has it.
     """

@@ -82,7 +82,7 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
 
 
 def _experts(own: dict[str, nn.Parameter], active: int) -> ModuleUse:
-    """Count fused experts with tensors [n, ...], of which a token uses k."""
+    """Count fused experts with tensors [n, ...]; a token uses k of them."""
     count, total = len(own["down_proj"]), sum(each.numel() for each in own.values())
     matrices = sum(each.numel() for each in own.values() if each.dim() == 3)
     return ModuleUse(total * (count - active) // count, matrices * active // count)

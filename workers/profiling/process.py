@@ -198,7 +198,7 @@ class _PeakMemory:
         if self._devices:
             return sum(map(torch.cuda.max_memory_allocated, self._devices))
         highest = _process_bytes("VmHWM")
-        # For tiny models noise could make the difference negative.
+        # Noise could make the difference negative for tiny models.
         return None if highest is None or self._baseline is None else max(0, highest - self._baseline)
 
 

@@ -22,7 +22,7 @@ from moevolve.workers.methods.eep.accuracy import expected_losses
 
 Statistic = Literal["usage", "importance", "pairs"]
 """`usage`: how often and how strongly experts are chosen.
-`importance`: sums of powers of routing weights and output norms, of which REAP's scores and others are made.
+`importance`: sums of powers of routing weights and output norms, the parts of REAP's scores and others.
 `pairs`: products of the norms of two experts' weighted outputs."""
 
 

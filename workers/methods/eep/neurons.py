@@ -38,7 +38,7 @@ class ExpertNeurons:
     @property
     def width(self) -> int:
         """Neurons I per expert."""
-        # From a shape: a layer whose experts aren't loaded has tensors without data.
+        # Reads a shape, because a layer whose experts aren't loaded has tensors without data.
         return int(self.tensors["down_proj"].shape[1 if self._transposed else 2])
 
     @property

@@ -50,7 +50,7 @@ class Reference:
         for layer in range(streams.layers):
             state, _ = streams.run_layer(layer, state)
             self.states.append(state.cpu())
-        # Of fewer sequences than `_CHECKED` the last one is held out.
+        # With fewer sequences than `_CHECKED`, the last one is held out.
         held_out = range(_CHECKED - 1, len(sequences), _CHECKED) or (len(sequences) - 1,)
         self.checked = torch.tensor([place in held_out for place, tokens in enumerate(sequences) for _ in tokens])
 
