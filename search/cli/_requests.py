@@ -79,7 +79,7 @@ def shows(kind: type[Request], *but: str) -> Callable[[Command], Command]:
 
 
 def asked(store: str | None, request: Any) -> Any:
-    """Ask for what takes seconds, and show meanwhile what is done, if that is told."""
+    """Ask for something that takes seconds, and show its progress meanwhile, if it reports any."""
     if not answer_takes(type(request), "observer"):
         return moevolve.ask(store, request)
     with stages() as on_stage:

@@ -38,7 +38,7 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
 
 
 def _print_report(report: moevolve.ExportReport, parts: str) -> None:
-    """Print where a checkpoint is, what it is like and how it was verified; `parts` are what its layers consist of."""
+    """Print a checkpoint's folder, shape and verification; `parts` names the parts of its layers."""
     verified = f"all {report.copied} tensors are equal to the source's, byte for byte"
     if report.anew:
         verified = (

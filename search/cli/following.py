@@ -55,7 +55,7 @@ def _follow(request: WatchRequest, store: str) -> SearchState:
 
 
 def _doing(state: SearchState) -> str:
-    """What a search is doing: its driver's stage, or else its status, and what it is asked to do."""
+    """Return a search's activity: its driver's stage, or else its status, and the state that users desire."""
     control, status = state.control, state.search.status
     doing = control.stage or status if status == "running" else status
     asked = control.desired_state

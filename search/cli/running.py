@@ -82,7 +82,7 @@ def scale(control: Control, request: ScaleRequest) -> None:
 
 
 def _print_asked(search: str, control: Control, asked: str) -> None:
-    """Print which process was asked for what."""
+    """Print the request and the process that it went to."""
     if control.alive:
         output.print(f"{search}: {control.owner} was asked to {asked}", soft_wrap=True)
     else:

@@ -99,7 +99,7 @@ class Score:
         task: Name of the task; `` for the weighted mean over the tasks of the fitness.
         low, high: 95 % confidence interval; None for means over random draws and for failures.
         spread: Standard deviation over random draws, or over seeds; None for a single model.
-        scale: Scale that it is shown on.
+        scale: Scale of the shown score.
     """
 
     __repr__ = short_repr

@@ -1,1 +1,1 @@
-"""What searches are shown with: figures, and the templates and styles of reports and pages."""
+"""Show searches: figures, and the templates and styles of reports and pages."""

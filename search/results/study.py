@@ -45,7 +45,7 @@ class StudyRow:
             (`score_interval`); means over random draws have none.
         parameters, active_parameters: Parameters of the model in total and per token, mean over seeds.
         evaluations: Number of different models evaluated on `search` or `dev`, mean over seeds.
-        seconds: Workers' time for these evaluations and for what the method measures first, mean over seeds.
+        seconds: Workers' time for these evaluations and for the method's calibration, mean over seeds.
         against_full, against_baseline: Paired tests on `test` against the full model and the best baseline; None
             without examples to pair.
         best_by: Split by which the best baseline was chosen: `dev`, or `search` if not all have a score on `dev`.

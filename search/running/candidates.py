@@ -56,7 +56,7 @@ def find_candidate(
         weights: True requires the search's weights. If the search was imported without weights, its record
             (not the stored one) is bound to the ones found. False reads only the store.
         overrides: Changes of the search's `model.*` and `engine.*` settings, as `KEY=VALUE`.
-        task: Name of a task that it is for, which is read before the model is described.
+        task: Name of the task to run it on; read before the model is described.
 
     Raises:
         StoreError: the individual or search doesn't exist.

@@ -74,7 +74,7 @@ def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
 NEEDS_TOKEN = Depends(
     HTTPBearer(
         scheme_name="token",
-        description="A read token, or a write token for what changes something. Servers without tokens ignore it.",
+        description="A read token, or a write token for changes. Servers without tokens ignore it.",
         auto_error=False,
     )
 )

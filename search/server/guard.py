@@ -56,7 +56,7 @@ SESSION_S = 12 * 3600
 MAX_SESSIONS = 10_000
 """Number of sessions that are kept; one that hasn't been used for long ends when another one begins."""
 _NO_TOKEN = Token("write", "a user of the server's machine")
-"""What everybody has who can connect to a server without tokens."""
+"""Token of everybody who can connect to a server without tokens."""
 _PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
 _LOCAL = re.compile(r"/(?![/\\]|log(in|out)\b)[!-\[\]-~]*")
 """Visible ASCII without the backslash. Browsers drop some other characters, which could leave two slashes in a row."""

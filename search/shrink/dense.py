@@ -23,7 +23,7 @@ def dense_settings(goal: Goal, dense: DenseFacts) -> Chosen:
     """Choose what is searched of a dense model.
 
     Raises:
-        UserError: The request asks for what only mixtures of experts have, or the networks can't be divided so.
+        UserError: The request has an option for mixtures of experts only, or the networks can't be divided so.
     """
     amount = goal.amount
     if amount.kind in ("experts", "size"):

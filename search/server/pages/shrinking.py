@@ -121,7 +121,7 @@ async def take_form(server: ServerDep, typed: TypedShrink) -> HTMLResponse:
 
 @routes.get("/shrinks/{name}")
 def show_state(request: Request, server: ServerDep, name: SearchPath) -> HTMLResponse:
-    """How far a shrink is, and what it has found; the name may be that of one of its searches."""
+    """Show a shrink's progress and results; the name may be that of one of its searches."""
     state = state_of(server, name)
     return render(request, "shrink_state.jinja", **shrink_context(server, state))
 
