@@ -143,8 +143,7 @@ def to_svg(figure: Figure, name: str, description: str) -> str:
 
 def spread(count: int, limit: int) -> NDArray[np.int64]:
     """Choose at most `limit` of `count` positions evenly, the first and the last among them."""
-    positions: NDArray[np.int64] = np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64))
-    return positions
+    return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64))
 
 
 def shown_note(count: int, shown: int, what: str) -> str:

@@ -50,7 +50,7 @@ def tasks() -> list[TaskConfig]:
     return [load_task(name) for name in list_tasks()]
 
 
-def as_data(record: Any) -> Any:
+def as_data(record: object) -> Any:
     """Turn records into plain JSON data, the same as the HTTP API sends and as commands print with `--json`.
 
     Takes a record, or a list or mapping of records. Paths and times become text; numbers that aren't finite become

@@ -78,7 +78,7 @@ def shows(kind: type[Request], *but: str) -> Callable[[Command], Command]:
     return showing
 
 
-def asked(store: str | None, request: Any) -> Any:
+def asked(store: str | None, request: Request) -> Any:
     """Ask for something that takes seconds, and show its progress meanwhile, if it reports any."""
     if not answer_takes(type(request), "observer"):
         return moevolve.ask(store, request)
@@ -107,7 +107,7 @@ def _command(
     fields = {name: field for name, field in fields_of(kind).items() if name not in but}
     panel_of = {name: panel for panel, names in (panels or {}).items() for name in names}
 
-    def run(**given: Any) -> None:
+    def run(**given: object) -> None:
         typed = {name: given.pop(name) for name in fields}
         with one_line_errors():
             request = kind(**{name: value for name, value in typed.items() if value is not None})
@@ -117,11 +117,10 @@ def _command(
     parameters = [*(_parameter(name, fields[name], panel_of.get(name)) for name in order), *options]
     # Typer would keep the line breaks of all paragraphs but the first.
     paragraphs = inspect.cleandoc(doc or summary_of(kind)).split("\n\n")
-    command: Command = function_for(kind, run, parameters, "\n\n".join(each.replace("\n", " ") for each in paragraphs))
-    return command
+    return function_for(kind, run, parameters, "\n\n".join(each.replace("\n", " ") for each in paragraphs))
 
 
-def option(kind: type[Request], name: str, more: str = "") -> Any:
+def option(kind: type[Request], name: str, more: str = "") -> object:
     """Make a typer option of one field of a request, for a command that handles it apart.
 
     Args:
@@ -146,7 +145,7 @@ def _parameter(name: str, field: FieldInfo, panel: str | None) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about])
 
 
-def _option(name: str, field: FieldInfo, more: str = "", panel: str | None = None) -> Any:
+def _option(name: str, field: FieldInfo, more: str = "", panel: str | None = None) -> object:
     flag = flag_of(field)
     plain = _typed(field.annotation)
     kinds = {each for part in (plain, *get_args(plain)) for each in (part, *get_args(part))}
@@ -162,7 +161,7 @@ def _option(name: str, field: FieldInfo, more: str = "", panel: str | None = Non
     )
 
 
-def _typed(annotation: Any) -> Any:
+def _typed(annotation: object) -> Any:
     """Type that typer can parse: it knows lists only among sequences, and no ranges within unions."""
     if get_origin(annotation) is Annotated:
         return _typed(get_args(annotation)[0])

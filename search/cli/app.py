@@ -64,7 +64,7 @@ _EXAMPLES = {
 """Commands to begin with, by the verb whose help shows them."""
 
 
-def _placeholder(parameter: Any, ctx: Any) -> str | None:
+def _placeholder(parameter: Any, ctx: object) -> str | None:
     """What stands in help for an option's value; None for flags, and for arguments, which have names."""
     if isinstance(parameter, TyperArgument) or parameter.is_flag:
         return None

@@ -44,8 +44,7 @@ DEFAULT = "eep"
 
 def _validate_by_kind(value: object, validate_base: ValidatorFunctionWrapHandler) -> GenomeSection:
     if not isinstance(value, dict):
-        section: GenomeSection = validate_base(value)
-        return section
+        return validate_base(value)
     settings = {"kind": DEFAULT} | value
     name = settings["kind"]
     if not isinstance(name, str) or name not in KINDS:

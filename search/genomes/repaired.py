@@ -103,8 +103,7 @@ class RepairedSpace(GenomeSpace[Genome]):
 
     def from_bytes(self, data: bytes) -> Genome:
         if not data.startswith(_MAGIC):
-            genome: Genome = self.inner.from_bytes(data)
-            return genome
+            return self.inner.from_bytes(data)
         text, _, rest = data.removeprefix(_MAGIC).partition(b"\n")
         try:
             settings = RepairSettings.from_text(text.decode())

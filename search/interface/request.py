@@ -46,7 +46,7 @@ class Request:
     opens: ClassVar[bool] = False
     needs_one: ClassVar[tuple[str, ...]] = ()
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Return the parameters by name, to be passed on as keyword arguments."""
         return {name: getattr(self, name) for name in fields_of(type(self))}
 
@@ -77,8 +77,7 @@ def about(description: str, **limits: Any) -> Any:
 def record(cls: type[R]) -> type[R]:
     """Make a class a frozen record whose values are checked when it is made."""
     made: Any = pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))(cls)
-    checked: type[R] = made
-    return checked
+    return made
 
 
 def fields_of(kind: type[Request]) -> Mapping[str, FieldInfo]:
@@ -102,7 +101,7 @@ def function_for(
     call: Any,
     parameters: Sequence[Parameter],
     doc: str | None = None,
-    returns: Any = inspect.Signature.empty,
+    returns: object = inspect.Signature.empty,
 ) -> Any:
     """Give a function of any arguments the signature with which Python, typer and FastAPI offer a request.
 
@@ -120,12 +119,12 @@ def function_for(
     return call
 
 
-def annotation_of(field: FieldInfo) -> Any:
+def annotation_of(field: FieldInfo) -> object:
     """Return a parameter's type with its range."""
     return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
 
 
-def default_of(field: FieldInfo, missing: Any) -> Any:
+def default_of(field: FieldInfo, missing: object) -> Any:
     """Return a parameter's default, or `missing` if it has none."""
     return missing if field.is_required() else field.get_default(call_default_factory=True)
 

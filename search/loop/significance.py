@@ -236,8 +236,7 @@ def _additive(values: NDArray[np.float64], metric: str, as_logs: bool) -> NDArra
     if as_logs:
         return logs
     means = logs.mean(axis=1, keepdims=True)
-    linear: NDArray[np.float64] = np.exp(means) * (1 + logs - means)
-    return linear
+    return np.exp(means) * (1 + logs - means)
 
 
 def _logs(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,6 +13,7 @@ import ray
 
 # Ray's public API has the cluster's free resources in sum only; a worker needs room on a single node.
 from ray._private.state import available_resources_per_node
+from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -43,8 +44,8 @@ _ROOM_S = 60.0
 process on a node that has room, so after a minute no node has."""
 
 
-def worker_actor(workers: WorkersSection, worker: Callable[..., Any] | None = None) -> Any:
-    """Ray's actor class of one worker, with the resources that each worker reserves.
+def worker_actor(workers: WorkersSection, worker: Callable[..., object] | None = None) -> ActorClass:
+    """Return Ray's actor class of one worker, with the resources that each worker reserves.
 
     An actor reports its node before it loads the model, so that the pool can tell a worker without room, one that
     loads and one whose node is lost apart. Splits are fetched once from the object store.
@@ -63,7 +64,7 @@ def worker_actor(workers: WorkersSection, worker: Callable[..., Any] | None = No
         def place(self) -> tuple[str, str]:
             return ray.get_runtime_context().get_node_id(), socket.gethostname()
 
-        def call(self, function: Callable[..., R], *args: Any) -> R:
+        def call(self, function: Callable[..., R], *args: object) -> R:
             return function(*args)
 
         def load(self, *args: Any) -> WorkerInfo:
@@ -74,13 +75,12 @@ def worker_actor(workers: WorkersSection, worker: Callable[..., Any] | None = No
                 self._worker = EvaluationWorker(*args)
             else:
                 self._worker = worker(*args)
-            info: WorkerInfo = self._worker.info(ray.get_runtime_context().get_node_id())
-            return info
+            return self._worker.info(ray.get_runtime_context().get_node_id())
 
         def calibrate(self, measurement: Measurement, splits: tuple[PreparedSplit, ...]) -> bytes:
             return bytes(self._worker.calibrate(measurement, splits))
 
-        def evaluate_refs(self, request: EvaluationRequest, references: list[Any]) -> EvaluationReply:
+        def evaluate_refs(self, request: EvaluationRequest, references: list[ray.ObjectRef]) -> EvaluationReply:
             for key, reference in zip(request.fingerprints, references, strict=True):
                 if key not in self._splits:
                     self._splits[key] = ray.get(reference)
@@ -103,8 +103,8 @@ class ModelProbe:
     """
 
     def __init__(self) -> None:
-        self._actor: Any = None
-        self._worker: Any = None
+        self._actor: ActorHandle | None = None
+        self._worker: ActorHandle | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +126,7 @@ class ModelProbe:
             except PoolError as error:
                 raise UserError(str(error)) from error
 
-    def call(self, function: Callable[..., R], config: RunConfig, *args: Any) -> R:
+    def call(self, function: Callable[..., R], config: RunConfig, *args: object) -> R:
         """Call a function of a configuration, with further arguments, where torch may be imported.
 
         Raises:
@@ -139,8 +139,7 @@ class ModelProbe:
         try:
             start_ray(config.workers)
             reference = self._begin(function, config, *args)
-            found: R = ray.get(reference, timeout=config.workers.timeout_s)
-            return found
+            return ray.get(reference, timeout=config.workers.timeout_s)
         except (PoolError, RayError) as error:
             if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
                 raise UserError(str(error.cause)) from error
@@ -158,30 +157,30 @@ class ModelProbe:
         start_ray(config.workers)
         return int(ray.cluster_resources().get("GPU", 0))
 
-    def _begin(self, function: Callable[..., R], *args: Any) -> Any:
+    def _begin(self, function: Callable[..., R], config: RunConfig, *args: object) -> ray.ObjectRef:
         """Start the call in another process, and return Ray's reference to its result."""
-        workers = args[0].workers
+        workers = config.workers
         if self._worker is not None:
             try:
                 ray.get(self._worker.place.remote(), timeout=_ROOM_S)
-                return self._worker.call.remote(function, *args)
+                return self._worker.call.remote(function, config, *args)
             except ActorDiedError:
                 self._worker = None  # its pool has stopped it
         if self._actor is None:
             if workers.cluster is not None and not has_room_now(workers):
-                return ray.remote(num_cpus=0)(function).remote(*args)
+                return ray.remote(num_cpus=0)(function).remote(config, *args)
             self._actor = worker_actor(workers).remote()
         ray.get(self._actor.place.remote(), timeout=_ROOM_S)
-        return self._actor.call.remote(function, *args)
+        return self._actor.call.remote(function, config, *args)
 
-    def take(self) -> Any:
+    def take(self) -> ActorHandle | None:
         """Hand over the worker's actor, whose model isn't loaded; None without one."""
         actor, self._actor = self._actor, None
         self._worker = actor or self._worker
         return actor
 
 
-def kill(actor: Any) -> None:
+def kill(actor: ActorHandle | None) -> None:
     """End an actor's process, if there is one."""
     if actor is not None:
         ray.kill(actor)

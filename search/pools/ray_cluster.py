@@ -10,7 +10,6 @@ import signal
 import socket
 import tempfile
 import threading
-from typing import Any
 
 import ray
 
@@ -74,13 +73,13 @@ def start_ray(workers: WorkersSection) -> None:
 def _init_ray(workers: WorkersSection) -> None:
     # Ray installs its own SIGTERM handlers, which end the process with a stack trace.
     before, clusters = signal.getsignal(signal.SIGTERM), ray_constants.ENABLE_RAY_CLUSTER
-    options: dict[str, Any]
+    options: dict[str, object]
     address = workers.cluster
     named = f"{'RAY_ADDRESS' if workers.address is None else 'workers.address'} {address}"
     if address is None:
         cpus = max(int(get_num_cpus()), math.ceil(workers.least * workers.num_cpus))
         # Workers have an environment of their own: processes that Ray starts ahead of need would never be theirs.
-        settings: dict[str, Any] = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
+        settings: dict[str, object] = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
         # With Ray's 15 a worker has a thirtieth of a core beside any other program, and no plan of time holds. With 0
         # another Ray doesn't start within its 30 seconds beside a few workers.
         settings["worker_niceness"] = 5
@@ -100,7 +99,7 @@ def _init_ray(workers: WorkersSection) -> None:
         variables = {**WORKER_ENV, DRIVER_HOST: socket.gethostname()}
         if CAPACITY in os.environ:
             variables[CAPACITY] = os.environ[CAPACITY]
-        environment: dict[str, Any] = {"env_vars": variables}
+        environment: dict[str, object] = {"env_vars": variables}
         job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
         with opening(failed, _ROOM if local else _HINT), tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
             # Workers get an empty working directory: the driver's would be on their `sys.path`, where our folder

@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from moevolve.evaluators.errors import FailureKind, UserError
@@ -78,7 +79,7 @@ class _Seat:
     start_at: float = 0.0
     failed_starts: int = 0
     no_room: NoRoomError | None = None
-    pending: Any = None
+    pending: ray.ObjectRef | None = None
     node: str = ""
     host: str = ""
     info: WorkerInfo | None = None
@@ -91,7 +92,7 @@ class _Seat:
     def busy(self) -> bool:
         return self.request is not None or self.job is not None
 
-    def wait_for(self, pending: Any) -> None:
+    def wait_for(self, pending: ray.ObjectRef) -> None:
         """Begin a call whose result is the reference."""
         self.pending, self.since = pending, time.monotonic()
 
@@ -126,17 +127,17 @@ class RayPool:
         model: ModelConfig,
         engine: EngineConfig,
         splits: Mapping[str, PreparedSplit],
-        worker: Callable[..., Any] | None = None,
+        worker: Callable[..., object] | None = None,
         needed: NeededMemory | None = None,
         probe: ModelProbe | None = None,
     ) -> None:
         start_ray(workers)
         self._workers = workers
-        self._splits: dict[str, Any] = {}
+        self._splits: dict[str, ray.ObjectRef] = {}
         self.add_splits(splits)
-        self._actor_class: Any = worker_actor(workers, worker)
+        self._actor_class = worker_actor(workers, worker)
         self._first = None if probe is None else probe.take()
-        self._load_args: tuple[Any, ...] = (model, engine, needed)
+        self._load_args = (model, engine, needed)
         self._queue: deque[EvaluationRequest] = deque()
         # By ticket: workers that died or were replaced during the request, and workers lost with their nodes.
         self._deaths: Counter[str] = Counter()
@@ -228,7 +229,7 @@ class RayPool:
                 seat.actor = self._new_actor()
                 seat.wait_for(seat.actor.place.remote())
 
-    def _new_actor(self) -> Any:
+    def _new_actor(self) -> ActorHandle:
         actor, self._first = self._first, None
         return actor or self._actor_class.remote()
 

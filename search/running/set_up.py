@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol, TypeVar
 
 from moevolve.evaluators.errors import UserError, opening
 from moevolve.evaluators.types import SPLITS, PreparedSplit
@@ -24,13 +24,17 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.repair.edit import RepairSettings
 
+R = TypeVar("R")
 _LOG = logging.getLogger(__name__)
 
-Call = Callable[..., Any]
-"""Calls a function of a configuration, with further arguments, in a process that may import torch."""
+
+class Call(Protocol):
+    """Calls a function of a configuration, with further arguments, in a process that may import torch."""
+
+    def __call__(self, function: Callable[..., R], config: RunConfig, *args: object) -> R: ...
 
 
-def call_here(function: Callable[..., Any], config: RunConfig, *args: Any) -> Any:
+def call_here(function: Callable[..., R], config: RunConfig, *args: object) -> R:
     """Call the function in this process."""
     return function(config, *args)
 
@@ -143,7 +147,7 @@ def _check_repair(settings: RepairSettings, where: str, kind: str, facts: ModelF
         )
 
 
-def with_changes(setup: SearchSetup, **changes: Any) -> SearchSetup:
+def with_changes(setup: SearchSetup, **changes: object) -> SearchSetup:
     """The same search, not recorded, with other settings that neither the model nor the tasks notice.
 
     These are `name`, `genome`, `phases`, `skip_phases_at`, `final` and `store`. Genomes and phases must be of the same

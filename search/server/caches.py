@@ -64,8 +64,7 @@ class Listings:
         with self._lock:
             kept = self._cache.get(key)
         if kept is not None and kept[0] == version:
-            found: T = kept[1]
-            return found
+            return kept[1]
         made = read()
         with self._lock:
             self._cache[key] = (version, made)

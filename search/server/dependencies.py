@@ -91,8 +91,7 @@ CHANGES = Depends(_header)
 
 
 async def _state_of(request: Request) -> ServerState:
-    state: ServerState = request.app.state.server
-    return state
+    return request.app.state.server
 
 
 ServerDep = Annotated[ServerState, Depends(_state_of)]

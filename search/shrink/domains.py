@@ -181,7 +181,7 @@ def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str,
     rendered = []
     for chat in chats:
         try:
-            prompt, answer = template.conversation(chat.messages, chat.tools, chat.answer)
+            prompt, answer = template.conversation(*chat.as_data())
         except UserError as error:
             raise UserError(f"{chat.place}: {error}") from None
         rendered.append((prompt.removeprefix(begins or ""), answer))

@@ -6,7 +6,6 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -41,38 +40,41 @@ class Chat:
     """A conversation.
 
     Attributes:
-        messages: Messages up to the one to be answered, in the form of OpenAI's API, but with a call's arguments as an
-            object, and without `content` where a message only calls tools.
+        messages: Messages up to the one to be answered.
         tools: Tools that the model may call.
         answer: The assistant's answer; None without one.
         place: File and line, for messages.
     """
 
-    messages: tuple[Mapping[str, Any], ...] = field(repr=False)
+    messages: tuple[Message, ...] = field(repr=False)
     tools: tuple[Mapping[str, Any], ...] = field(repr=False)
-    answer: Mapping[str, Any] | None = field(repr=False)
+    answer: Message | None = field(repr=False)
     place: str = field(default="", compare=False)
 
     @property
     def has_tools(self) -> bool:
         """Whether there are tools, calls of tools or their results."""
-        return bool(self.tools) or any(each["role"] == "tool" or "tool_calls" in each for each in self._turns)
+        return bool(self.tools) or any(each.role == "tool" or each.tool_calls for each in self._turns)
 
     @property
     def has_thoughts(self) -> bool:
         """Whether the assistant thinks, in messages of their own field or at the beginning of the answer."""
-        return bool(self.thoughts) or any("reasoning_content" in each for each in self._turns)
+        return bool(self.thoughts) or any(each.reasoning_content.strip() for each in self._turns)
 
     @property
     def thoughts(self) -> str:
         """What the assistant thinks before the answer; empty if nothing is given."""
-        answer = self.answer or {}
-        inline = _INLINE_THOUGHTS.match(answer.get("content", ""))
-        thoughts: str = answer.get("reasoning_content", inline[1] if inline is not None else "")
-        return thoughts.strip()
+        given, said = (self.answer.reasoning_content, self.answer.content) if self.answer is not None else ("", "")
+        inline = _INLINE_THOUGHTS.match(said)
+        return given.strip() or (inline[1].strip() if inline is not None else "")
+
+    def as_data(self) -> tuple[list[dict[str, object]], tuple[Mapping[str, Any], ...], dict[str, object] | None]:
+        """Return messages, tools and answer for a chat template."""
+        answer = None if self.answer is None else self.answer.as_data()
+        return [message.as_data() for message in self.messages], self.tools, answer
 
     @property
-    def _turns(self) -> tuple[Mapping[str, Any], ...]:
+    def _turns(self) -> tuple[Message, ...]:
         return self.messages if self.answer is None else (*self.messages, self.answer)
 
 
@@ -181,16 +183,19 @@ class _Call(BaseModel):
     function: _Function
     id: object = None
 
-    def as_data(self) -> dict[str, Any]:
+    def as_data(self) -> dict[str, object]:
         function = {"name": self.function.name, "arguments": self.function.arguments or {}}
-        call = {"type": "function", "function": function}
+        call: dict[str, object] = {"type": "function", "function": function}
         return call if self.id is None else call | {"id": self.id}
 
 
-class _Message(_Fields):
+class Message(_Fields):
     """A message in the form of OpenAI's API."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool"],
+        AfterValidator(lambda role: "system" if role == "developer" else role),
+    ]
     content: Annotated[str, BeforeValidator(_joined)] = ""
     reasoning_content: Annotated[str, BeforeValidator(_joined)] = ""
     tool_calls: tuple[_Call, ...] = ()
@@ -216,8 +221,9 @@ class _Message(_Fields):
             _not_empty(self.content)
         return self
 
-    def as_data(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+    def as_data(self) -> dict[str, object]:
+        """Return the message for a chat template: a call's arguments are an object, and calls may have no content."""
+        message: dict[str, object] = {"role": self.role}
         if self.reasoning_content.strip():
             message["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
@@ -270,52 +276,52 @@ class _TextForm(_Form):
 
 
 class _ChatForm(_Form):
-    messages: Annotated[list[_Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1)]
     tools: Annotated[
         tuple[Annotated[dict[str, object], BeforeValidator(_tool_of)], ...] | None, BeforeValidator(_parsed)
     ] = None
 
     def row(self) -> DataRow:
-        return self._row_of([message.as_data() for message in self.messages])
+        return self._row_of(list(self.messages))
 
-    def _row_of(self, messages: list[dict[str, Any]]) -> DataRow:
-        if messages[-1]["role"] == "assistant" and self.messages[-1].weight == 0:
+    def _row_of(self, messages: list[Message]) -> DataRow:
+        if messages[-1].role == "assistant" and messages[-1].weight == 0:
             raise ValueError("the last answer has `weight` 0, so it isn't to be learned; leave it out")
-        for number, (before, message) in enumerate(pairwise([{"role": "system"}, *messages]), start=1):
-            if message["role"] == "tool" and before["role"] != "tool" and "tool_calls" not in before:
+        for number, (before, message) in enumerate(zip([None, *messages], messages, strict=False), start=1):
+            if message.role == "tool" and not (before is not None and (before.role == "tool" or before.tool_calls)):
                 raise ValueError(f"turn {number}: a tool's result, but no call of a tool before it")
-        answer = messages.pop() if messages[-1]["role"] == "assistant" else None
-        first = next((each.get("content") for each in messages if each["role"] != "system"), None)
-        if not first:
+        answer = messages.pop() if messages[-1].role == "assistant" else None
+        first = next((each.content for each in messages if each.role != "system"), "")
+        if not first.strip():
             raise ValueError("the conversation has no message of the user to answer")
         chat = Chat(tuple(messages), self.tools or (), answer)
         if chat.has_tools:
             # A row's fitness depends on its answer, which only the model's template can write.
             return DataRow(first, first, None if answer is None else "", chat=chat)
         *turns, (_, prompt) = _by_turns(messages)
-        return DataRow(prompt, first, None if answer is None else answer["content"], turns=tuple(turns), chat=chat)
+        return DataRow(prompt, first, None if answer is None else answer.content, turns=tuple(turns), chat=chat)
 
 
 class _ShareGptForm(_ChatForm):
     messages: Annotated[
-        list[Annotated[_Message, BeforeValidator(_message_of)]], Field(alias="conversations", min_length=1)
+        list[Annotated[Message, BeforeValidator(_message_of)]], Field(alias="conversations", min_length=1)
     ]
     system: Text | None = None
 
     def row(self) -> DataRow:
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return self._row_of([*system, *(message.as_data() for message in self.messages)])
+        system = [] if self.system is None else [Message(role="system", content=self.system)]
+        return self._row_of([*system, *self.messages])
 
 
-def _by_turns(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _by_turns(messages: Sequence[Message]) -> list[tuple[str, str]]:
     """`(role, content)` of messages that end with a question, after checking that user and assistant take turns."""
-    roles = [message["role"] for message in messages]
+    roles = [message.role for message in messages]
     spoken = roles[1:] if roles[0] == "system" else roles
     if len(spoken) % 2 == 0 or spoken != (["user", "assistant"] * len(spoken))[: len(spoken)]:
         raise ValueError(
             f"turns must be of user and assistant by turns, after at most one system prompt; got {', '.join(roles)}"
         )
-    return [(message["role"], message["content"]) for message in messages]
+    return [(message.role, message.content) for message in messages]
 
 
 # Forms of rows by the key that tells the form.

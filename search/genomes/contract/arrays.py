@@ -58,8 +58,8 @@ class ArrayGenome(Genome):
         return {each.name: each.metadata["dtype"] for each in fields(cls) if "dtype" in each.metadata}
 
     @property
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The declared arrays by name, in order."""
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return the declared arrays by name, in order."""
         return {name: getattr(self, name) for name in self.dtypes()}
 
     def to_bytes(self) -> bytes:
@@ -118,11 +118,10 @@ class ArraySpace(GenomeSpace[A]):
         assert self.calibration is not None, "the space isn't calibrated"
         return dict(self.calibration.arrays)
 
-    def genome(self, **arrays: NDArray[Any]) -> A:
+    def genome(self, **arrays: NDArray[np.generic]) -> A:
         """Return a genome of `arrays`, cast to their types; missing ones are zeros."""
         zeros = {name: np.zeros([size or 0 for size in shape]) for name, shape in self.shapes.items()}
-        made: A = self.genome_type(self, **(zeros | arrays))
-        return made
+        return self.genome_type(self, **(zeros | arrays))
 
     def from_bytes(self, data: bytes) -> A:
         dtypes = self.genome_type.dtypes()

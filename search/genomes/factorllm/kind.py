@@ -174,8 +174,7 @@ def neurons_moved(edit: FactorLlmEdit, start: FactorLlmEdit) -> NDArray[np.int64
     width = edit.width // edit.experts
     owner = np.argsort(start.order, axis=1) // width
     there = np.take_along_axis(owner, edit.order.astype(np.int64), axis=1).reshape(edit.layers, edit.experts, width)
-    counts: NDArray[np.int64] = (there[..., None] == np.arange(edit.experts)).sum(axis=2)
-    return counts
+    return (there[..., None] == np.arange(edit.experts)).sum(axis=2)
 
 
 def partition_figure(edit: FactorLlmEdit, start: FactorLlmEdit) -> Figure:

@@ -103,8 +103,7 @@ def mixing_change(genome: NanoMoeGenome) -> NDArray[np.float64]:
     if genome.space.form.variant == "III":
         change = np.moveaxis(change, 1, -1)
         change = change.reshape(*change.shape[:3], -1)
-    size: NDArray[np.float64] = np.sqrt((change**2).mean(axis=-1))
-    return size
+    return np.sqrt((change**2).mean(axis=-1))
 
 
 def _mixing(genome: NanoMoeGenome) -> tuple[list[str], NDArray[np.float64], float | None, str]:

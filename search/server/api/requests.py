@@ -74,7 +74,7 @@ def request_routes() -> APIRouter:
     return routes
 
 
-def _answer(server: ServerState, request: Any) -> Any:
+def _answer(server: ServerState, request: Any) -> object:
     if isinstance(request, CompareRequest | ParetoRequest):  # they read much, and charts ask for them with each page
         return server.listings.cached(repr(request), partial(request.answer, server.store))
     try:
@@ -87,13 +87,13 @@ def _answer(server: ServerState, request: Any) -> Any:
         return control
 
 
-def _endpoint(kind: type[Request], in_path: Sequence[str]) -> Callable[..., Any]:
+def _endpoint(kind: type[Request], in_path: Sequence[str]) -> Callable[..., object]:
     """Make the function from which FastAPI reads a request: parameters in the path, and all others as `asked`."""
 
-    def answer(server: ServerState, asked: BaseModel | None = None, **given: Any) -> Any:
+    def answer(server: ServerState, asked: BaseModel | None = None, **given: object) -> object:
         return _answer(server, kind(**given | dict(asked or ())))
 
-    parameters: dict[str, Any] = {"server": ServerDep}
+    parameters: dict[str, object] = {"server": ServerDep}
     for name in in_path:
         field = fields_of(kind)[name]
         parameters[name] = Annotated[annotation_of(field), Path(description=field.description)]
@@ -102,8 +102,7 @@ def _endpoint(kind: type[Request], in_path: Sequence[str]) -> Callable[..., Any]
         model = model_of(kind, others)
         parameters["asked"] = model if kind.writes else Annotated[model, Query()]
     named = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=each) for name, each in parameters.items()]
-    endpoint: Callable[..., Any] = function_for(kind, answer, named)
-    return endpoint
+    return function_for(kind, answer, named)
 
 
 def model_of(kind: type[Request], names: Sequence[str]) -> type[BaseModel]:

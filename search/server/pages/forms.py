@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlencode
 
 from fastapi import Request
@@ -13,7 +13,7 @@ from moevolve.search.interface import request as requests
 R = TypeVar("R", bound="requests.Request")
 
 
-def from_form(kind: type[R], **defaults: Any) -> Callable[[Request], R]:
+def from_form(kind: type[R], **defaults: object) -> Callable[[Request], R]:
     """A dependency that makes a request from the path and from the query of a form.
 
     Args:

@@ -81,7 +81,7 @@ def text_of(path: Path, template: ChatTemplate) -> str:
     (row,) = read_data(path).rows
     if row.chat is None:
         return json.dumps([row.turns, row.prompt, row.answer], ensure_ascii=False)
-    prompt, answer = template.conversation(row.chat.messages, row.chat.tools, row.chat.answer)
+    prompt, answer = template.conversation(*row.chat.as_data())
     return prompt + (answer or "")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,10 +89,12 @@ def test_further_fields_are_ignored(tmp_path: Path) -> None:
     plain = {"messages": [ASKED, SAID | {"reasoning_content": "Hm."}]}
     more = {"parallel_tool_calls": False, "source": "web", "prompt_id": 3, "functions": None}
     said = SAID | {"reasoning": "Hm.", "annotations": [], "weight": 1, "refusal": None, "audio": None}
-    (one, other) = read_data(written(tmp_path, [plain, more | {"messages": [ASKED | {"weight": 0}, said]}])).rows
-    assert one == other
+    written_rows = [plain, more | {"messages": [ASKED | {"weight": 0}, said]}]
     shared = {"conversations": [ASKED, {"from": "gpt", "value": "It rains.", "thinking": "Hm.", "loss": True}]}
-    assert read_data(written(tmp_path, [shared])).rows == (one,)
+    rows = (*read_data(written(tmp_path, written_rows)).rows, *read_data(written(tmp_path, [shared])).rows)
+    chats = [row.chat.as_data() for row in rows if row.chat is not None]
+    assert len(chats) == 3 and chats == chats[:1] * 3
+    assert len({replace(row, chat=None) for row in rows}) == 1
 
 
 def test_thoughts_are_in_the_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -230,10 +230,10 @@ def test_sharegpts_roles_of_tools_are_the_same_chats(tmp_path: Path) -> None:
     (one,) = read_data(written(tmp_path, "one.jsonl", [weather(7)])).rows
     (other,) = read_data(written(tmp_path, "other.jsonl", [turned(7)])).rows
     assert one.chat is not None and other.chat is not None
-    assert other.chat.messages[0] == {"role": "system", "content": "Be brief."}
-    assert (other.chat.tools, other.first_message) == (one.chat.tools, one.first_message)
-    messages = [*one.chat.messages, one.chat.answer]
-    assert [*other.chat.messages[1:], other.chat.answer] == without_ids(messages)
+    assert other.first_message == one.first_message
+    (first, *others), *rest = other.chat.as_data()
+    assert first == {"role": "system", "content": "Be brief."}
+    assert [others, *rest] == without_ids(list(one.chat.as_data()))
 
 
 def without_ids(value: Any) -> Any:
