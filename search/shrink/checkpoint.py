@@ -55,7 +55,7 @@ def finish(goal: Goal, store: Store, journal: Journal, table: FinalTable, observ
     subject = bound_candidate(store, table.winner)
     load = cache(partial(_worker, subject))
     checks = _checked(goal, store, journal, table, subject, load, observer)
-    if checks.faults and not goal.request.force:
+    if checks.faults and not goal.force:
         journal.note(status="refused", failure="; ".join(checks.faults))
         return
     if journal.record.written is None or not goal.folder.is_dir():
@@ -73,7 +73,7 @@ def finish(goal: Goal, store: Store, journal: Journal, table: FinalTable, observ
             assert journal.record.written is not None
             speed = measured_speed(subject.config.model, journal.record.written, observer)
             journal.note(speed=speed)
-    repository = goal.request.push
+    repository = goal.push
     if repository is not None and repository not in journal.record.pushed:
         with journal.stage("upload"):
             url = push(goal.folder, repository)
@@ -94,11 +94,7 @@ def _checked(
     searched = 3600 * store.hours(subject.search.id)
     seconds, known = goal.guard_seconds(searched), journal.record.checks
     # Without --guard-time a continued search, which has taken longer, leaves more time.
-    if (
-        known is not None
-        and known.winner == table.winner
-        and (goal.request.guard_time is None or known.seconds == seconds)
-    ):
+    if known is not None and known.winner == table.winner and (goal.guard is None or known.seconds == seconds):
         return known
     with journal.stage("checks"):
         checks = check_winner(subject, table, seconds, load, observer.on_stage)

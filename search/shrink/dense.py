@@ -39,7 +39,7 @@ def dense_settings(goal: Goal, dense: DenseFacts) -> Chosen:
         genome, preset, sentence = _narrower(amount, dense)
     else:
         genome, preset, sentence = _mixture(goal)
-    return Chosen(genome, preset, goal.request.repair != "none", sentence=sentence)
+    return Chosen(genome, preset, goal.repair != "none", sentence=sentence)
 
 
 def _narrower(amount: Amount, dense: DenseFacts) -> tuple[Genome, str, str]:
@@ -65,12 +65,12 @@ def narrower_genomes(dense: DenseFacts) -> dict[int, Genome]:
 def _mixture(goal: Goal) -> tuple[Genome, str, str]:
     amount = goal.amount
     assert amount.share is not None
-    if not goal.request.custom_code:
+    if not goal.custom_code:
         raise UserError(
             f"{amount} makes a mixture of experts with its own code, which servers don't load; add --custom-code, or "
             "give --neurons"
         )
-    if goal.request.kind != "factorllm":
+    if goal.kind != "factorllm":
         genome: Genome = {"kind": "tomoe", "experts": _EXPERTS, "budget": amount.share}
         text = f"{_EXPERTS} overlapping masks of neurons per network (tomoe), one per token"
     else:

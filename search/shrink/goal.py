@@ -5,21 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import JsonValue
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.files import override_lines, settings_of
+from moevolve.search.config.files import settings_of
 from moevolve.search.config.run import RunConfig
 from moevolve.search.text import clock, quantity
-from moevolve.workers.export.push import check_login
-
-if TYPE_CHECKING:
-    from moevolve.search.shrink.request import ShrinkRequest
+from moevolve.store.repository import Store
 
 AmountKind = Literal["experts", "neurons", "size", "keep_score", "active"]
 _AMOUNTS: tuple[AmountKind, ...] = ("experts", "neurons", "size", "keep_score", "active")
@@ -55,35 +52,57 @@ class Amount:
         return f"--{self.kind.replace('_', '-')} {self.text}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """A request whose values are known to be sensible, whatever the model and the data are.
+    """What a request asks for, in values that are sensible whatever the model and the data are.
 
     Attributes:
         name: Name of the shrink, and of its search.
         folder: Folder of the new checkpoint.
         files: Folder of the run file and the task files, beside it.
         store: URL of the store.
-        seconds: Time for everything; None if it isn't limited.
+        open_store: The store, if the request brings an open one.
+        overrides: Lines `KEY=VALUE`.
+        time: Time for everything as the user gave it.
+        seconds: The same in seconds; None if it isn't limited.
+        guard: Seconds of --guard-time; None if it isn't given.
+        asked: The request's parameters by name, but for the store: what gives the same request again.
     """
 
-    request: ShrinkRequest
+    model: str
     amount: Amount
     name: str
     folder: Path
     files: Path
     store: str
+    open_store: Store | None
+    data: tuple[Path, ...]
+    columns: str | None
+    metric: str | None
+    tasks: tuple[str, ...]
+    kind: str | None
+    repair: str | None
+    custom_code: bool
+    seed: int
+    evaluations: int | None
+    overrides: tuple[str, ...]
+    time: str | None
     seconds: float | None
+    guard: float | None
+    force: bool
+    push: str | None
+    dry_run: bool
+    asked: Mapping[str, JsonValue]
 
     def announce(self, on_note: Callable[[str], None]) -> None:
         """Say when everything is to end, if that is limited."""
         if self.seconds is not None:
-            on_note(f"--time {self.request.time}: everything is to end by {clock(self.seconds)}")
+            on_note(f"--time {self.time}: everything is to end by {clock(self.seconds)}")
 
     def guard_seconds(self, searched: float = 0.0) -> float:
         """Return the longest time for the answers of the guard, after a search of so many seconds."""
-        if self.request.guard_time is not None:
-            return seconds_of(self.request.guard_time, "--guard-time")
+        if self.guard is not None:
+            return self.guard
         if self.seconds is not None:
             return _GUARD_SHARE * self.seconds
         return min(max(_GUARD_OF_SEARCH * searched, _GUARD_LEAST), _GUARD_MOST)
@@ -91,15 +110,9 @@ class Goal:
     def guard_plan(self) -> str:
         """Say how long the guard's answers may take, before the search."""
         limit = f"{self.guard_seconds():.0f} s"
-        if self.request.guard_time is None and self.seconds is None:
+        if self.guard is None and self.seconds is None:
             limit = f"{_GUARD_OF_SEARCH:.0%} of the time that the search takes, but from {limit} to {_GUARD_MOST:,} s"
         return f"then both models answer held-out prompts: at most {limit} (--guard-time), besides loading and repairs"
-
-    def parameters(self) -> dict[str, JsonValue]:
-        """Return the request's parameters by name, but for the store: what gives the same request again."""
-        found = self.request.arguments() | {"output": self.folder.resolve()}
-        del found["store"]
-        return {name: json.loads(json.dumps(value, default=str)) for name, value in found.items()}
 
     def signature(self) -> dict[str, str]:
         """Return what the settings of the search depend on, by option, each as text; a file by its content.
@@ -107,68 +120,25 @@ class Goal:
         Raises:
             UserError: A file of requests can't be read.
         """
-        found = {name: getattr(self.request, name) for name in _DECIDING}
-        options = {
-            f"--{name.replace('_', '-')}": value if isinstance(value, str) else json.dumps(value, default=str)
-            for name, value in found.items()
-        }
-        files = {f"--data {path}": _digest(Path(path)) for path in self.request.data}
-        return options | files | {f"--set {line}": "" for line in override_lines(self.request.overrides)}
+        found = {f"--{name.replace('_', '-')}": self.asked[name] for name in _DECIDING}
+        options = {name: value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
+        files = {f"--data {path}": _digest(path) for path in self.data}
+        return options | files | {f"--set {line}": "" for line in self.overrides}
 
 
-def goal_of(request: ShrinkRequest) -> Goal:
-    """Read a request, and refuse what would fail after hours of searching.
+def read_amount(given: Mapping[AmountKind, str | None]) -> Amount:
+    """Return how much is kept, from the values of the options that say so.
 
     Raises:
-        UserError: The request is wrong, whatever the model and the data are.
+        UserError: There are several or none of them, or they ask for nothing or for all.
     """
-    if not request.data and not request.tasks:
-        raise UserError("say what the model is for: --data PATH, or --task NAME")
-    if request.metric is not None and not request.data:
-        raise UserError(
-            f"--metric {request.metric} requires --data; a task names its own function: "
-            "matching: {function: FILE.py:NAME}"
-        )
-    amount = _amount_of(request)
-    if request.kind is not None and amount.kind != "active":
-        raise UserError(f"--kind {request.kind} requires --active")
-    if amount.kind == "keep_score" and request.dry_run:
-        raise UserError("--keep-score finds the size by searching, which --dry-run leaves out; give one of them")
-    if request.time is not None and request.evaluations is not None:
-        raise UserError("--time and --evaluations both set the number of candidates; give one of them")
-    if request.push is not None:
-        check_login(request.push)
-    folder, settings = _folder(request, amount), settings_of(override_lines(request.overrides))
-    # The folder's name, without what names of searches can't have.
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).lstrip("-._") or "shrink"
-    given = request.store if isinstance(request.store, str) or request.store is None else request.store.url
-    goal = Goal(
-        request,
-        amount,
-        name=str(settings.get("name", slug)),
-        folder=folder,
-        files=(folder if folder.name else folder.resolve()).with_name(f"{folder.resolve().name}.shrink"),
-        store=given or str(settings.get("store", RunConfig.model_fields["store"].default)),
-        seconds=None if request.time is None else seconds_of(request.time),
-    )
-    goal.guard_seconds()
-    return goal
-
-
-def _amount_of(request: ShrinkRequest) -> Amount:
-    """Return how much is kept.
-
-    Raises:
-        UserError: The request says it in several ways or in none, or asks for nothing or for all.
-    """
-    values = (request.experts, request.neurons, request.size, request.keep_score, request.active)
-    given = [(kind, text) for kind, text in zip(_AMOUNTS, values, strict=True) if text is not None]
-    if len(given) != 1:
+    values = [(kind, text) for kind, text in given.items() if text is not None]
+    if len(values) != 1:
         raise UserError(
             "give one of --experts (for example 50%), --neurons (for example 12.5%), --size (for example 16GiB) and "
             "--keep-score (for example 99%), or for a dense model --active (for example 50%)"
         )
-    kind, text = given[0]
+    kind, text = values[0]
     amount, share = Amount(kind, text), _share(text)
     if kind == "size":
         size = quantity(text.lower(), _UNITS)
@@ -206,13 +176,13 @@ def seconds_of(text: str, option: str = "--time") -> float:
     return found
 
 
-def _folder(request: ShrinkRequest, amount: Amount) -> Path:
-    """Return the folder of the new checkpoint."""
-    if request.output is not None:
-        return Path(request.output)
-    model = Path(request.model)
-    stem = model.stem if model.suffix == ".gguf" else model.resolve().name if model.exists() else model.name
-    return Path(f"{stem}-{amount.text.strip().replace('%', 'pct')}")
+def named(folder: Path, overrides: tuple[str, ...]) -> tuple[str, str]:
+    """Return the name and the store of a shrink into a folder: its settings', else what the folder is called."""
+    settings = settings_of(overrides)
+    # The folder's name, without what names of searches can't have.
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).lstrip("-._") or "shrink"
+    store = settings.get("store", RunConfig.model_fields["store"].default)
+    return str(settings.get("name", slug)), str(store)
 
 
 def _digest(path: Path) -> str:

@@ -210,10 +210,10 @@ class Journal:
             raise UserError(f"--output {goal.folder} exists and isn't empty; choose another folder, or remove it")
         record = known or ShrinkRecord(
             name=goal.name,
-            asked=goal.parameters(),
+            asked=goal.asked,
             request=asked,
             amount=str(goal.amount),
-            model=goal.request.model,
+            model=goal.model,
             folder=goal.folder.resolve(),
             run_file=goal.files / "run.yaml",
         )

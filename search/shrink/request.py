@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import override_lines
 from moevolve.search.interface.parameters import NewStore, Push, RunSettings
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.running.observer import SILENT, Observer
 
 if TYPE_CHECKING:
+    from moevolve.search.shrink.goal import Goal
     from moevolve.search.shrink.result import ShrinkPlan, ShrinkResult
 
 
@@ -144,11 +148,76 @@ class ShrinkRequest(Request):
         ),
     ] = False
 
-    def answer(self, *, observer: Observer = SILENT) -> ShrinkResult | ShrinkPlan:
-        from moevolve.search.shrink.goal import goal_of
+    def goal(self) -> Goal:
+        """Read the values of the options, and refuse what would fail after hours of searching.
 
+        Raises:
+            UserError: The request is wrong, whatever the model and the data are.
+        """
+        from moevolve.search.shrink.goal import Goal, named, read_amount, seconds_of
+        from moevolve.workers.export.push import check_login
+
+        if not self.data and not self.tasks:
+            raise UserError("say what the model is for: --data PATH, or --task NAME")
+        if self.metric is not None and not self.data:
+            raise UserError(
+                f"--metric {self.metric} requires --data; a task names its own function: "
+                "matching: {function: FILE.py:NAME}"
+            )
+        amount = read_amount(
+            {
+                "experts": self.experts,
+                "neurons": self.neurons,
+                "size": self.size,
+                "keep_score": self.keep_score,
+                "active": self.active,
+            }
+        )
+        if self.kind is not None and amount.kind != "active":
+            raise UserError(f"--kind {self.kind} requires --active")
+        if amount.kind == "keep_score" and self.dry_run:
+            raise UserError("--keep-score finds the size by searching, which --dry-run leaves out; give one of them")
+        if self.time is not None and self.evaluations is not None:
+            raise UserError("--time and --evaluations both set the number of candidates; give one of them")
+        if self.push is not None:
+            check_login(self.push)
+        model, overrides = Path(self.model), override_lines(self.overrides)
+        stem = model.stem if model.suffix == ".gguf" else model.resolve().name if model.exists() else model.name
+        folder = Path(self.output or f"{stem}-{amount.text.strip().replace('%', 'pct')}")
+        name, store = named(folder, overrides)
+        given = self.store if isinstance(self.store, str) or self.store is None else self.store.url
+        asked = self.arguments() | {"output": folder.resolve()}
+        del asked["store"]
+        return Goal(
+            model=self.model,
+            amount=amount,
+            name=name,
+            folder=folder,
+            files=folder.resolve().with_name(f"{folder.resolve().name}.shrink"),
+            store=given or store,
+            open_store=None if self.store is None or isinstance(self.store, str) else self.store,
+            data=tuple(map(Path, self.data)),
+            columns=self.columns,
+            metric=self.metric,
+            tasks=tuple(self.tasks),
+            kind=self.kind,
+            repair=self.repair,
+            custom_code=self.custom_code,
+            seed=self.seed,
+            evaluations=self.evaluations,
+            overrides=overrides,
+            time=self.time,
+            seconds=None if self.time is None else seconds_of(self.time),
+            guard=None if self.guard_time is None else seconds_of(self.guard_time, "--guard-time"),
+            force=self.force,
+            push=self.push,
+            dry_run=self.dry_run,
+            asked=json.loads(json.dumps(asked, default=str)),
+        )
+
+    def answer(self, *, observer: Observer = SILENT) -> ShrinkResult | ShrinkPlan:
         begun = time.monotonic()
-        goal = goal_of(self)
+        goal = self.goal()
         goal.announce(observer.on_note)
         observer.on_stage("starting")
         # What takes seconds to import comes last.
@@ -158,11 +227,5 @@ class ShrinkRequest(Request):
 
 
 def refuse_wrong(request: ShrinkRequest) -> None:
-    """Raise the error of a request that is wrong whatever the model and the data are.
-
-    Raises:
-        UserError: It names the option that is wrong.
-    """
-    from moevolve.search.shrink.goal import goal_of
-
-    goal_of(request)
+    """Raise the UserError of a request that is wrong whatever the model and the data are."""
+    request.goal()

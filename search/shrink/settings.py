@@ -11,7 +11,6 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import (
     PRESET,
     apply_override,
-    override_lines,
     parse_run_config,
     resolve_paths,
     with_preset,
@@ -85,14 +84,14 @@ def settings_for(
     gpus = probe.gpus(config)
     place = Place(workers={"count": max(1, gpus), "num_gpus": 1 if gpus else 0})
     config = _assembled(goal, tasks, Chosen({"experts": 1}), place)
-    sizes: Sizes = probe.call(sizes_of, config, not goal.request.custom_code)
+    sizes: Sizes = probe.call(sizes_of, config, not goal.custom_code)
     dense = sizes.facts.dense
     chosen = _of_experts(goal, sizes) if dense is None else dense_settings(goal, dense)
     config = _assembled(goal, tasks, chosen, place)
     sentence = chosen.sentence or _kept(goal, config, sizes.facts)
-    if goal.request.evaluations is not None and goal.request.evaluations < fewest(config.phases):
+    if goal.evaluations is not None and goal.evaluations < fewest(config.phases):
         raise UserError(
-            f"--evaluations {goal.request.evaluations}: the preset has {fewest(config.phases)} one-shot choices; give "
+            f"--evaluations {goal.evaluations}: the preset has {fewest(config.phases)} one-shot choices; give "
             "at least as many"
         )
     place = placed(goal, config, place, probe)
@@ -103,8 +102,8 @@ def _assembled(goal: Goal, tasks: Sequence[str], chosen: Chosen, place: Place) -
     """Put the settings of a search together: the request's, the chosen ones, the preset's, and the user's overrides."""
     data: dict[str, Any] = {
         "name": goal.name,
-        "seed": goal.request.seed,
-        "model": {"path": goal.request.model},
+        "seed": goal.seed,
+        "model": {"path": goal.model},
         "tasks": [{"name": task} for task in tasks],
         "genome": dict(chosen.genome),
         "window": place.window,
@@ -118,7 +117,7 @@ def _assembled(goal: Goal, tasks: Sequence[str], chosen: Chosen, place: Place) -
     if chosen.preset is not None:
         data[PRESET] = chosen.preset
     resolve_paths(data, Path.cwd())
-    lines = override_lines(goal.request.overrides)
+    lines = goal.overrides
     of_phases = [line for line in lines if line.startswith("phases.")]  # which the preset has
     for line in lines:
         if line not in of_phases:
@@ -130,7 +129,7 @@ def _assembled(goal: Goal, tasks: Sequence[str], chosen: Chosen, place: Place) -
     phases = config.phases
     if not chosen.repaired:
         phases = tuple(phase.model_copy(update={"repair": None}) for phase in phases if phase.kind != "repair")
-    evaluations = goal.request.evaluations or (fewest(phases) if chosen.only_formulas else None)
+    evaluations = goal.evaluations or (fewest(phases) if chosen.only_formulas else None)
     if evaluations is not None:
         phases = shortened(phases, evaluations)
     return config if phases == config.phases else config.model_copy(update={"phases": phases})
@@ -138,8 +137,8 @@ def _assembled(goal: Goal, tasks: Sequence[str], chosen: Chosen, place: Place) -
 
 def refuse_wrong_settings(goal: Goal) -> None:
     """Raise UserError for settings and tasks that are wrong whatever the model and the data are."""
-    if goal.request.tasks:
-        _refuse_unchecked(provisional(goal, goal.request.tasks))
+    if goal.tasks:
+        _refuse_unchecked(provisional(goal, goal.tasks))
     else:
         provisional(goal)
 
@@ -166,7 +165,7 @@ def _of_experts(goal: Goal, sizes: Sizes) -> Chosen:
             f"genome.active={max(1, facts.active // 2)}"
         )
     repairs = facts.unrepairable is None and not sizes.quantised
-    repaired = goal.request.repair == "auto" or (goal.request.repair is None and repairs)
+    repaired = goal.repair == "auto" or (goal.repair is None and repairs)
     narrows = repaired and not sizes.own_form and sizes.narrows
     if amount.kind == "neurons":
         _check_narrowing(goal, sizes, repaired)

@@ -65,7 +65,7 @@ def shrink(goal: Goal, observer: Observer, begun: float) -> ShrinkResult | Shrin
         journal = Journal.begin(goal, store, observer)
         if store is not None and journal.record.written is not None and goal.folder.is_dir():
             found = result_of(store, journal.record)
-            if found is not None and goal.request.push in (None, *journal.record.pushed):
+            if found is not None and goal.push in (None, *journal.record.pushed):
                 journal.note(status="finished")
                 return found
         opened.enter_context(journal.ending())
@@ -76,7 +76,7 @@ def shrink(goal: Goal, observer: Observer, begun: float) -> ShrinkResult | Shrin
         with _removed_if_refused(goal.files):
             config = steps.settings()
             steps.look(config)
-            if store is None and not goal.request.dry_run:
+            if store is None and not goal.dry_run:
                 store = opened.enter_context(opened_store(goal.store, create=True))
                 journal.keep_in(store)
             config = steps.sized(config, store)
@@ -92,11 +92,10 @@ def shrink(goal: Goal, observer: Observer, begun: float) -> ShrinkResult | Shrin
 
 def _known_store(goal: Goal) -> AbstractContextManager[Store | None]:
     """Open the request's store; None for a dry run or without a store yet: a refused request makes none."""
-    if goal.request.dry_run:
+    if goal.dry_run:
         return nullcontext()
-    given = goal.request.store
-    if given is not None and not isinstance(given, str):
-        return nullcontext(given)
+    if goal.open_store is not None:
+        return nullcontext(goal.open_store)
     try:
         return opened_store(goal.store)
     except StoreError:  # making it says what is wrong with it
@@ -129,7 +128,7 @@ class _Steps:
             # Memory that is free now must not change a search that has begun.
             return parse_stored_config(known).model_copy(update={"store": goal.store})
         with journal.stage("settings"):
-            names = [*map(str, goal.request.tasks), *(str(task.resolve()) for task in tasks)]
+            names = [*goal.tasks, *(str(task.resolve()) for task in tasks)]
             config, sentence = settings_for(goal, names, self._probe, self._observer.on_stage)
             config = config.model_copy(update={"store": goal.store})
             if sentence:
@@ -146,10 +145,9 @@ class _Steps:
             return self._probe.call(render_chats, provisional(goal), chats)
 
         rows = _KEPT_ROWS if goal.amount.kind == "keep_score" else DEV_ROWS
-        asked = goal.request
-        columns = None if asked.columns is None else read_columns(asked.columns)
-        metric = None if asked.metric is None else read_function(asked.metric, Path(), "--metric")
-        domains = read_domains([Path(path) for path in asked.data], render, columns, metric, rows)
+        columns = None if goal.columns is None else read_columns(goal.columns)
+        metric = None if goal.metric is None else read_function(goal.metric, Path(), "--metric")
+        domains = read_domains(goal.data, render, columns, metric, rows)
         with writing_into(goal.files):
             return write_tasks(domains, goal.files / "tasks")
 
@@ -165,7 +163,7 @@ class _Steps:
                 for line in (line for task in found for line in task.lines()):
                     self._observer.on_note(line)
         wrong = wrong_task(found)
-        if wrong is not None and not goal.request.force:
+        if wrong is not None and not goal.force:
             raise UserError(wrong)
 
     def sized(self, config: RunConfig, store: Store | None) -> RunConfig:
