@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from html import escape
 from io import StringIO
 from pathlib import Path
@@ -179,35 +180,49 @@ def short_name(name: str) -> str:
     return f"{parts[1]} {parts[-1]}" if len(parts) > 2 else name
 
 
-def blocks_figure(names: Sequence[str], blocks: NDArray[np.float64], neutral: float | None, what: str) -> Figure:
-    """Draw one number per block of linear layers' mixing matrices.
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Images of one size and scale side by side, for example one per layer.
 
-    Args:
-        names: Names of the layers.
-        blocks: Numbers to draw, shape (layers, K, K).
-        neutral: Value in the middle of a two-sided colour scale; None for numbers from 0 on.
-        what: Label of the colour scale.
+    Attributes:
+        names: Title of each image.
+        values: Numbers to draw, [images, rows, columns].
+        x, y: Names of columns and rows.
+        label: Label of the colour scale.
+        most: Largest number of the scale; None takes the largest there is.
+        signed: True if the scale has 0 in the middle, else it begins there.
     """
-    rows = -(-min(len(blocks), 3 * MAX_ROWS) // 3)
-    with drawing(0.85 + 1.42 * rows, squares=True) as figure:
-        image, grid = draw_blocks(figure, names, blocks, neutral, 3, rows)
-        scale_below(figure, image, grid, what)
-        return figure
 
+    names: Sequence[str]
+    values: NDArray[np.number]
+    x: str
+    y: str
+    label: str
+    most: float | None = None
+    signed: bool = False
 
-def draw_blocks(
-    on: FigureBase, names: Sequence[str], blocks: NDArray[np.float64], neutral: float | None, columns: int, rows: int
-) -> tuple[ScalarMappable, Panels]:
-    """Draw the panels of `blocks_figure`; return an image for the colour scale, and the panels."""
-    picked = spread(len(blocks), columns * rows)
-    reach = float(np.abs(blocks - (neutral or 0.0)).max()) or 1.0
-    least, most, colours = 0.0, reach, SEQUENTIAL
-    if neutral is not None:
-        least, most, colours = neutral - reach, neutral + reach, DIVERGING
-    grid = panels(on, rows, columns, len(picked))
-    for axes, layer in zip(grid.ravel(), picked, strict=False):
-        image = axes.imshow(blocks[layer], interpolation="none", vmin=least, vmax=most, cmap=colours)
-        axes.set_title(short_name(names[layer]), fontsize=8)
-        ticks(axes, blocks.shape[2], blocks.shape[1])
-    label_edges(grid, "input block", "output block")
-    return image, grid
+    def page(self, columns: int, row_height: float) -> Figure:
+        """Draw them for a narrow page, in at most `MAX_ROWS` rows."""
+        rows = -(-min(len(self.values), columns * MAX_ROWS) // columns)
+        with drawing(0.85 + row_height * rows, squares=True) as figure:
+            scale_below(figure, *self._draw(figure, rows, columns), self.label)
+            return figure
+
+    def draw(self, figure: FigureBase) -> None:
+        """Draw them on a wide figure, in at most two rows."""
+        columns = min(len(self.values), WIDE)
+        image, grid = self._draw(figure, min(2, -(-len(self.values) // columns)), columns)
+        figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, label=self.label)
+
+    def _draw(self, figure: FigureBase, rows: int, columns: int) -> tuple[ScalarMappable, Panels]:
+        """Draw evenly spaced ones; return an image for the colour scale, and the panels."""
+        picked = spread(len(self.values), rows * columns)
+        most = self.most or float(np.abs(self.values).max()) or 1.0
+        least, colours = (-most, DIVERGING) if self.signed else (0.0, SEQUENTIAL)
+        grid = panels(figure, rows, columns, len(picked))
+        for axes, place in zip(grid.ravel(), picked, strict=False):
+            image = axes.imshow(self.values[place], interpolation="none", vmin=least, vmax=most, cmap=colours)
+            axes.set_title(short_name(self.names[place]), fontsize=8)
+            ticks(axes, self.values.shape[2], self.values.shape[1])
+        label_edges(grid, self.x, self.y)
+        return image, grid

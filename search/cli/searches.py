@@ -15,7 +15,7 @@ from moevolve.evaluators.types import SCORED
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, shows, takes
 from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.cli.output.genome import print_genome
-from moevolve.search.genomes.registry import part_counts, part_names
+from moevolve.search.genomes.registry import KINDS
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import PlotRequest, ReportRequest
 from moevolve.search.interface.results import CompareRequest, EffectsRequest
@@ -260,6 +260,7 @@ def _print_overview(found: SearchOverview) -> None:
 
 def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
     record, kind = detail.individual, detail.search.genome_kind
+    section = KINDS[kind].section
     share = 100 * record.parameters / record.parameters_full
     used = 100 * record.active_parameters / record.active_parameters_full
     shown = SCALES[detail.scale].phrase(record.fitness)
@@ -269,7 +270,7 @@ def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
         ("genome", f"{kind}: {record.summary}"),
         ("made by", f"{record.operator} in phase {record.phase}, depth {record.depth}"),
         ("parents", ", ".join(f"{detail.search.name}:{parent}" for parent in record.parents) or "none"),
-        (part_names(kind), part_counts(kind, record.experts, record.active)),
+        (section.parts, section.count_format.format(experts=record.experts, active=record.active)),
         ("parameters", f"{record.parameters:,} of {record.parameters_full:,} ({share:.1f} %)"),
         ("active", f"{record.active_parameters:,} of {record.active_parameters_full:,} ({used:.1f} %)"),
         ("status", record.status + (f" ({record.failure_kind}): {record.failure}" if record.failure else "")),

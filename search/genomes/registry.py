@@ -94,16 +94,6 @@ def outline_of(genome: Genome) -> GenomeOutline:
     return replace(outline, settings=(*outline.settings, *repair_rows(genome.settings)))
 
 
-def part_names(kind: str) -> str:
-    """Return what individuals of a kind consist of, as a heading, for example "experts"."""
-    return KINDS[kind].section.parts
-
-
-def part_counts(kind: str, experts: int, active: int) -> str:
-    """Return the number of these parts in words; `experts` and `active` are as in `Description`."""
-    return KINDS[kind].section.count_format.format(experts=experts, active=active)
-
-
 def check_baselines(phases: Sequence[PhaseConfig], space: GenomeSpace[Genome]) -> None:
     """Check the names in every phase's `init`.
 

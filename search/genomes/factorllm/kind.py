@@ -19,18 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.drawing import (
-    MAX_ROWS,
-    SEQUENTIAL,
-    WIDE,
-    drawing,
-    label_edges,
-    panels,
-    scale_below,
-    shown_note,
-    spread,
-    ticks,
-)
+from moevolve.search.drawing import MAX_ROWS, Tiles, shown_note
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes
 from moevolve.search.genomes.contract.kind import Baseline, GenomeFigures, GenomeKind
@@ -42,7 +31,7 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.factorllm.edit import CmoeMeasurement, FactorLlmEdit, MoeficationMeasurement
 
 if TYPE_CHECKING:
-    from moevolve.search.drawing import Figure, FigureBase, Panels, ScalarMappable
+    from moevolve.search.drawing import Figure, FigureBase
 
 
 # Number of neurons that count as activated by a token, CMoE's `K_a`.
@@ -137,9 +126,6 @@ def _space(section: FactorLlmSection, facts: ModelFacts, phases: Sequence[PhaseC
     return replace(space, baseline_measurement=combined(*(BASELINES[name].measurement(space) for name in names)))
 
 
-_IN_COMMON = "neurons in common"
-
-
 class FactorLlmFigures(GenomeFigures[FactorLlmGenome]):
     """The partition compared with the one that the search started from."""
 
@@ -149,10 +135,9 @@ class FactorLlmFigures(GenomeFigures[FactorLlmGenome]):
         return start is not None
 
     def page(self, genome: FactorLlmGenome, start: FactorLlmGenome | None) -> tuple[Figure, str]:
-        assert start is not None
         caption = "Neurons that each expert has in common with the experts that the search started from."
         caption += shown_note(genome.space.dense.layers, 2 * MAX_ROWS, "layers")
-        return partition_figure(genome.express(), start.express()), caption
+        return _tiles(genome, start).page(columns=2, row_height=2.0), caption
 
     def outline(self, genome: FactorLlmGenome) -> GenomeOutline:
         closed = int((genome.base_router > 0).sum())
@@ -160,13 +145,16 @@ class FactorLlmFigures(GenomeFigures[FactorLlmGenome]):
         return GenomeOutline((("configuration", genome.space.name), ("routers", routers)))
 
     def draw(self, figure: FigureBase, genome: FactorLlmGenome, start: FactorLlmGenome | None, label: str) -> None:
-        assert start is not None
-        edit = genome.express()
         figure.suptitle(f"{self.subject} of {label}", fontsize="medium")
-        columns = min(edit.layers, WIDE)
-        rows = min(2, -(-edit.layers // columns))
-        image, grid = _draw(figure, edit, start.express(), columns, rows)
-        figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, label=_IN_COMMON)
+        _tiles(genome, start).draw(figure)
+
+
+def _tiles(genome: FactorLlmGenome, start: FactorLlmGenome | None) -> Tiles:
+    """The partitions of the layers."""
+    assert start is not None
+    edit = genome.express()
+    moved, names = neurons_moved(edit, start.express()), [f"layer {layer}" for layer in range(edit.layers)]
+    return Tiles(names, moved, "expert at the start", "expert now", "neurons in common", edit.width / edit.experts)
 
 
 def neurons_moved(edit: FactorLlmEdit, start: FactorLlmEdit) -> NDArray[np.int64]:
@@ -175,30 +163,6 @@ def neurons_moved(edit: FactorLlmEdit, start: FactorLlmEdit) -> NDArray[np.int64
     owner = np.argsort(start.order, axis=1) // width
     there = np.take_along_axis(owner, edit.order.astype(np.int64), axis=1).reshape(edit.layers, edit.experts, width)
     return (there[..., None] == np.arange(edit.experts)).sum(axis=2)
-
-
-def partition_figure(edit: FactorLlmEdit, start: FactorLlmEdit) -> Figure:
-    """Draw the partition for a narrow page."""
-    rows = -(-min(edit.layers, 2 * MAX_ROWS) // 2)
-    with drawing(0.85 + 2.0 * rows, squares=True) as figure:
-        image, grid = _draw(figure, edit, start, 2, rows)
-        scale_below(figure, image, grid, _IN_COMMON)
-        return figure
-
-
-def _draw(
-    figure: FigureBase, edit: FactorLlmEdit, start: FactorLlmEdit, columns: int, rows: int
-) -> tuple[ScalarMappable, Panels]:
-    """Draw a panel per layer; return an image for the colour scale, and the panels."""
-    moved, most = neurons_moved(edit, start), edit.width // edit.experts
-    picked = spread(len(moved), columns * rows)
-    grid = panels(figure, rows, columns, len(picked))
-    for axes, layer in zip(grid.ravel(), picked, strict=False):
-        image = axes.imshow(moved[layer], cmap=SEQUENTIAL, vmin=0, vmax=most, interpolation="none")
-        axes.set_title(f"layer {layer}", fontsize=8)
-        ticks(axes, edit.experts, edit.experts)
-    label_edges(grid, "expert at the start", "expert now")
-    return image, grid
 
 
 FACTORLLM = GenomeKind(

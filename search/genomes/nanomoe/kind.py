@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.drawing import MAX_ROWS, WIDE, blocks_figure, draw_blocks, shown_note
+from moevolve.search.drawing import MAX_ROWS, Tiles, shown_note
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.contract.kind import Baseline, GenomeFigures, GenomeKind
@@ -76,7 +76,7 @@ class NanoMoeFigures(GenomeFigures[NanoMoeGenome]):
     def page(self, genome: NanoMoeGenome, start: NanoMoeGenome | None) -> tuple[Figure, str]:
         caption = "How far the search moved each block of the mixing matrices from where it started."
         caption += shown_note(len(genome.space.layers), 3 * MAX_ROWS, "linear layers")
-        return blocks_figure(*_mixing(genome)), caption
+        return _tiles(genome).page(columns=3, row_height=1.42), caption
 
     def outline(self, genome: NanoMoeGenome) -> GenomeOutline:
         form, change = genome.space.form, mixing_change(genome) if genome.mixing.size else np.zeros(1)
@@ -85,11 +85,8 @@ class NanoMoeFigures(GenomeFigures[NanoMoeGenome]):
         return GenomeOutline((*settings, ("mean change of a block", f"{np.abs(change).mean():.3f}")))
 
     def draw(self, figure: FigureBase, genome: NanoMoeGenome, start: NanoMoeGenome | None, label: str) -> None:
-        names, blocks, neutral, what = _mixing(genome)
         figure.suptitle(f"{self.subject} of {label}", fontsize="medium")
-        columns = min(len(blocks), WIDE)
-        image, grid = draw_blocks(figure, names, blocks, neutral, columns, min(2, -(-len(blocks) // columns)))
-        figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, label=what)
+        _tiles(genome).draw(figure)
 
 
 def mixing_change(genome: NanoMoeGenome) -> NDArray[np.float64]:
@@ -106,11 +103,11 @@ def mixing_change(genome: NanoMoeGenome) -> NDArray[np.float64]:
     return np.sqrt((change**2).mean(axis=-1))
 
 
-def _mixing(genome: NanoMoeGenome) -> tuple[list[str], NDArray[np.float64], float | None, str]:
-    """Names of layers, values of blocks, neutral value and label for `blocks_figure`."""
+def _tiles(genome: NanoMoeGenome) -> Tiles:
+    """The changes of all layers' blocks."""
     names, signed = [layer.name for layer in genome.space.layers], genome.space.form.variant == "I"
     label = "change of the mixing coefficient" if signed else "root mean square change of the block"
-    return names, mixing_change(genome), 0.0 if signed else None, label
+    return Tiles(names, mixing_change(genome), "input block", "output block", label, signed=signed)
 
 
 NANOMOE = GenomeKind(

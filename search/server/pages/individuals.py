@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.contract.outline import GenomeOutline, outline_rows
-from moevolve.search.genomes.registry import figures_for, outline_of, part_counts, part_names
+from moevolve.search.genomes.registry import KINDS, figures_for, outline_of
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.scores import score_of
 from moevolve.search.report.rendering import handle
@@ -33,14 +33,14 @@ routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 def show_individual(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
     """One individual and its scores."""
     detail = server.store.individual(ref)
-    kind = detail.search.genome_kind
+    section = KINDS[detail.search.genome_kind].section
     return render(
         request,
         "individual.jinja",
         detail=detail,
         here=_path(detail),
-        parts=part_names(kind),
-        counts=part_counts(kind, detail.individual.experts, detail.individual.active),
+        parts=section.parts,
+        counts=section.count_format.format(experts=detail.individual.experts, active=detail.individual.active),
         scores=[(one, score_of(one)) for one in detail.evaluations],
         exports=server.settings.exports is not None,
         job=_export_job(server, detail),

@@ -14,7 +14,7 @@ from moevolve.search.genomes.contract.outline import (
     outline_rows,
     ranges,
 )
-from moevolve.search.genomes.factorllm.kind import neurons_moved, partition_figure
+from moevolve.search.genomes.factorllm.kind import neurons_moved
 from moevolve.search.genomes.nanomoe.kind import NanoMoeFigures, mixing_change
 from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection, NanoMoeSpace
 from moevolve.search.genomes.registry import outline_of
@@ -41,8 +41,6 @@ def test_neurons_in_common_are_counted() -> None:
     now = FactorLlmEdit(np.array([[0, 2, 1, 3]]), *zeros, 1)
     assert neurons_moved(start, start).tolist() == [[[2, 0], [0, 2]]]
     assert neurons_moved(now, start).tolist() == [[[1, 1], [1, 1]]]
-    (image,) = partition_figure(now, start).axes[0].images
-    assert image.get_array().tolist() == [[1, 1], [1, 1]] and image.get_clim() == (0, 2)
 
 
 def test_neighbouring_layers_that_are_alike_are_one_row() -> None:
