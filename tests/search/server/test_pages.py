@@ -111,55 +111,30 @@ def test_all_links_work_and_all_pages_are_valid(client: TestClient) -> None:
 def test_searches_are_filtered_sorted_labelled_and_saved(client: TestClient, store: Store) -> None:
     def listed(query: str) -> list[str]:
         page = page_of(client, f"/?{query}")
-        ticks = [found for found in page.all("input") if found.get("name") == "searches"]
-        return [found["value"] for found in ticks]
+        return [found["value"] for found in page.all("input") if found.get("name") == "searches"]
 
-    try:
+    def label(**changes: str) -> int:
         headers = {"x-moevolve": "1", "accept": "*/*"}
-        marked = client.post("/api/searches/tomoe/label", json={"tags": "zebra =2", "note": EVIL}, headers=headers)
-        assert marked.json()["tags"] == ["zebra", "=2"]
-        assert client.post("/api/searches/tomoe/label", json={}, headers=headers).status_code == 422
-        assert client.post("/api/searches/tomoe/label", json={"tags": "\u0007"}, headers=headers).status_code == 422
+        return client.post("/api/searches/tomoe/label", json=changes, headers=headers).status_code
+
+    tests = {one.search.name: one.test for one in store.searches() if one.test is not None}
+    try:
+        assert (label(tags="zebra =2", note=EVIL), label(), label(tags="\u0007")) == (200, 422, 422)
         assert listed("tag=zebra") == listed("text=ZEBRA") == listed("task=&text=zebra&status=finished") == ["tomoe"]
         assert listed("text=nanomoe&sort=name") == ["nanomoe"] and listed("status=running") == []
-        tests = {one.search.name: one.test for one in store.searches() if one.test is not None}
         assert listed("sort=test")[:4] == sorted(tests, key=lambda name: -tests[name]) and len(tests) == 4
-        page = page_of(client, "/")
-        (eep,) = [one for one in store.searches() if one.search.name == "eep"]
-        model = f"{Path(eep.search.model_path).name} eep"
-        size, test = f"{100 * (eep.size or 0):.1f} %", f"{100 * tests['eep']:.1f}"
-        for text in (f"{test} {size}", model, EVIL, "24 of 24", "5 searches"):
-            assert text in page.text
-        assert f"{test} % on test, {size} of the parameters" in page_of(client, "/searches/eep").text
         assert EVIL in page_of(client, "/searches/tomoe").text
-        winner = store.search("eep").winner
-        assert any(found["href"] == f"/individuals/eep:{winner}" for found in page.all("a"))
-        client.post("/api/searches/tomoe/label", json={"tags": "", "note": "=1+1", "archived": "true"}, headers=headers)
+        label(tags="", note="=1+1", archived="true")
         assert "tomoe" not in listed("") and listed("archived=1") == ["tomoe"], "it is a listing of its own"
-        assert "Restore from the archive" in page_of(client, "/searches/tomoe/labels").text
     finally:
         store.label(store.search("tomoe").id, [], "", False)
 
 
-def test_a_search_shows_its_progress_and_its_best(client: TestClient, store: Store) -> None:
+def test_a_finished_search_shows_its_course_and_nothing_to_steer(client: TestClient) -> None:
     page = page_of(client, "/searches/eep")
-    search = store.search("eep")
-    (top,) = store.page(search.id, "best", limit=1)
-    assert f"the best has {100 * (top.fitness or 0):.1f} % on the search split (individual {top.index})" in page.text
-    assert "24 of 24 individuals are complete" in page.text
     (figure,) = [found for found in page.all("figure") if "data-course" in found]
     assert figure["data-spans"].count("kind") == 2 and "merge" in figure["data-spans"]
-    asked = [found.get("id") for found in page.all("button")]
-    assert asked == ["do-label", "do-archive"], "nothing else can be asked of a finished search"
-    for path, said in {"standings": "best found", "costs": "worker time", "settings": "genome:"}.items():
-        assert said in page_of(client, f"/searches/eep/{path}").text
-
-
-@pytest.mark.parametrize("path", ["/searches/eep", "/searches/evil", "/individuals/eep:0"])
-def test_long_pages_begin_with_links_to_their_sections(client: TestClient, path: str) -> None:
-    page = page_of(client, path)
-    sections = [f"#{found['aria-labelledby']}" for found in page.all("section")]
-    assert [link for link in page.links if link in sections] == sections and len(sections) > 3
+    assert [found.get("id") for found in page.all("button")] == ["do-label", "do-archive"]
 
 
 def test_a_finished_search_names_its_winner_and_has_no_pace(tmp_path: Path) -> None:
@@ -184,19 +159,16 @@ def test_a_finished_search_names_its_winner_and_has_no_pace(tmp_path: Path) -> N
         assert "phase repair" not in finished and "pace" not in finished
 
 
-def test_an_individual_has_its_scores_with_intervals_and_its_exports(client: TestClient, store: Store) -> None:
+def test_an_individual_has_its_scores_with_intervals_and_its_parents(client: TestClient, store: Store) -> None:
     (top,) = store.page(store.search("eep").id, "best", limit=1)
     detail = store.individual(f"eep:{top.index}")
     store.add_export(detail.ref, ExportRecord("/there", "stock", '{"max_difference": 1.603e-07, "parts": 6}'))
     page = page_of(client, f"/individuals/eep:{top.index}")
-    assert "max difference: 1.6e-07" in page.text and "parts: 6" in page.text
+    assert "1.6e-07" in page.text
     for record in detail.evaluations:
         low, high = interval(record)
-        assert f"{100 * (record.score or 0):.1f}" in page.text
         assert f"{100 * low:.1f} \N{EN DASH} {100 * high:.1f}" in page.text
-    assert detail.individual.content_hash in page.text
-    for parent in detail.individual.parents:
-        assert any(found["href"] == f"/individuals/eep:{parent}" for found in page.all("a"))
+    assert {f"/individuals/eep:{parent}" for parent in detail.individual.parents} <= set(page.links)
 
 
 @pytest.mark.parametrize("kind", ["eep", "nanomoe"])
@@ -205,17 +177,13 @@ def test_genomes_and_lineages_are_drawn(client: TestClient, store: Store, kind: 
     child = next(row for row in rows if row.parents and row.phase != "prune")
     page = page_of(client, f"/individuals/{kind}:{child.index}/genome")
     lineage = page_of(client, f"/individuals/{kind}:{child.index}/lineage?part=1")
-    assert "descends from" in lineage.text
-    (image,) = [found["src"] for found in page.all("img")]
-    answer = client.get(image)
-    assert answer.headers["content-type"] == "image/svg+xml" and answer.text.startswith("<svg")
-    assert "default-src 'none'" in answer.headers["content-security-policy"] and "<script" not in answer.text
-    pruned = page_of(client, f"/individuals/{kind}:0/genome").text
-    assert ("experts kept layers 0-1" in pruned) == (kind == "eep"), pruned
-    parent = child.parents[0]
-    assert f"/individuals/{kind}:{parent}" in lineage.links
-    born = len(store.children(f"{kind}:{parent}"))
-    assert f"{born} child" in page_of(client, f"/individuals/{kind}:{parent}/lineage").text
+    images = [found["src"] for found in (*page.all("img"), *lineage.all("img"))]
+    assert len(images) == 2, page.text
+    for image in images[: 2 if kind == "eep" else 1]:  # drawings take long
+        answer = client.get(image)
+        assert answer.headers["content-type"] == "image/svg+xml" and answer.text.startswith("<svg")
+        assert "default-src 'none'" in answer.headers["content-security-policy"] and "<script" not in answer.text
+    assert f"/individuals/{kind}:{child.parents[0]}" in lineage.links
 
 
 def test_rankings_accept_empty_form_fields(client: TestClient, store: Store) -> None:
@@ -234,48 +202,26 @@ def test_rankings_accept_empty_form_fields(client: TestClient, store: Store) -> 
 
 def test_rankings_show_one_model_at_a_time(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
-        app = make_app(store, ServerSettings(store=store.url, logs=tmp_path))
-        client = TestClient(app, base_url="http://localhost", headers={"accept": "text/html"})
+        client = TestClient(
+            make_app(store, ServerSettings(store=store.url, logs=tmp_path)),
+            base_url="http://localhost",
+            headers={"accept": "text/html"},
+        )
         for name in ("first", "second"):
-            print_ = samples.digest(name)
-            record = samples.search(name, model_fingerprint=print_, model_path=f"models/{name}")
-            store.create_search(record, [samples.split(), samples.split(name="test")])
-            one = samples.individual(0, phenotype_hash=name)
-            found = [
-                samples.evaluation(name, 0.5, name=split, phenotype_hash=name, model_fingerprint=print_)
-                for split in ("search", "test")
+            model = {"model_fingerprint": samples.digest(name)}
+            splits = [samples.split(), samples.split(name="test")]
+            store.create_search(samples.search(name, model_path=f"models/{name}", **model), splits)
+            one = samples.decided(samples.individual(0, phenotype_hash=name), 0.5)
+            scored = [
+                samples.evaluation(name, 0.5, name=each, phenotype_hash=name, **model) for each in ("search", "test")
             ]
-            store.record(f"id-{name}", [samples.decided(one, 0.5)], found)
-            if name == "first":
-                assert not [found for found in page_of(client, "/pareto").all("select") if found["name"] == "model"]
+            store.record(f"id-{name}", [one], scored)
         for path in ("/best", "/pareto"):
             page = page_of(client, path)
             assert "second:0" in page.text and "first:0" not in page.text, "of the newest search's model"
             for query in ("model=models/first", "search=first&model=models/second"):
                 page = page_of(client, f"{path}?{query}")
                 assert "first:0" in page.text and "second:0" not in page.text, query
-        assert "rte (test)" in page_of(client, "/pareto").text, "what is quoted"
-        copy = samples.search("copy", model_fingerprint=samples.digest("first"), model_path="models/copy")
-        store.create_search(copy, [samples.split()])
-        page = page_of(client, "/best")
-        assert "first:0" in page.text and {"models/copy", "models/second"} < set(page.texts_of("option"))
-        assert "models/first" not in page.text, "it is the same model"
-
-
-def test_searches_are_compared(client: TestClient, store: Store) -> None:
-    page = page_of(client, "/compare?searches=eep&searches=tomoe")
-    best = next(one.best_fitness for one in store.searches() if one.search.name == "eep")
-    assert f"{100 * best:.1f}" in page.text and "genome.kind" in page.text
-    winner = store.search("eep").winner
-    assert any(found["href"] == f"/individuals/eep:{winner}" for found in page.all("a"))
-    page_of(client, "/compare?searches=evil")
-    assert "no search 'nix'" in page_of(client, "/compare?searches=nix", 404).text
-
-
-def test_what_mattered_is_a_part_of_the_searchs_page(client: TestClient) -> None:
-    assert "merge: mutation" in page_of(client, "/searches/eep/effects").text
-    loaded = [found.get("hx-get") for found in page_of(client, "/searches/eep").all("div")]
-    assert "/searches/eep/effects?part=1" in loaded
 
 
 def test_stored_texts_are_escaped(client: TestClient) -> None:
