@@ -312,33 +312,24 @@ def test_everything_is_reached_by_keyboard(browse: Open, store: Store) -> None:
 
 
 def test_a_search_is_launched_from_a_form(browse: Open, store: Store) -> None:
-    page = browse("/launch", refusals=(422,))
-    page.get_by_role("link", name="small").click()
-    typed = page.get_by_label("settings", exact=True)
-    typed.fill("phases.0.evaluations = 8\nwindow")
-    page.get_by_role("button", name="Check").click()
-    problem = page.get_by_role("alert")
-    problem.filter(has_text="window: expected KEY=VALUE").wait_for()
-    settled(page)
+    page = browse("/launch?configuration=small", refusals=(422,))
+    typed, problem = page.get_by_label("settings", exact=True), page.get_by_role("alert")
     typed.fill("genome.experts = 9\nphases.0.evaluations = 8\nwindow = 2")
     page.get_by_role("button", name="Check").click()
-    problem.filter(has_text="genome.experts: 9 is more than the model's 4 experts").wait_for()
+    problem.filter(has_text="genome.experts: 9").wait_for()
     settled(page)
     typed.fill("genome.experts = 3\nphases.0.evaluations = 8\nwindow = 2")
     page.get_by_role("button", name="Check").click()
     page.locator("#plan").filter(has_text="8 in prune, then 12 in merge").wait_for()
     settled(page)
     assert not problem.is_visible()
-    page.get_by_text("All settings as they would run").click()
-    assert "experts: 3" in page.locator("#plan-yaml").inner_text()
 
     page.get_by_label("model", exact=True).select_option("gone")
     page.get_by_label("name", exact=True).fill("lost")
     page.get_by_role("button", name="Launch").click()
-    problem.filter(has_text="lost failed with code 2: error: model /nowhere/model: no such directory").wait_for()
+    problem.filter(has_text="lost failed with code 2").wait_for()
     settled(page)
     assert typed.input_value().endswith("window = 2"), "nothing typed is lost"
-
     page.get_by_label("model", exact=True).select_option("")
     page.get_by_label("name", exact=True).fill("found")
     page.get_by_role("button", name="Launch").click()
@@ -349,43 +340,35 @@ def test_a_search_is_launched_from_a_form(browse: Open, store: Store) -> None:
 
 
 def test_a_file_is_sent_and_a_model_shrunk_for_it(browse: Open, tmp_path: Path) -> None:
-    write_chats(tmp_path / "chats.jsonl", 100)
-    (tmp_path / "few.csv").write_text("prompt,answer\na,b\nc,d\n")
     page = browse("/shrink", refusals=(422,))
-    ticked = page.get_by_role("checkbox", name="chats.jsonl", checked=True)
-    for file, said in (
-        ("chats.jsonl", "chats.jsonl has 100 rows and is ticked below"),
-        ("few.csv", "refused: --data few.csv: 2 rows with"),
-        ("chats.jsonl", "chats.jsonl has 100 rows and is ticked below"),
-    ):
-        page.get_by_label("file", exact=True).set_input_files(tmp_path / file)
-        page.get_by_role("button", name="Upload").click()
-        page.locator("#said").filter(has_text=said).wait_for()
+
+    def send(name: str) -> None:
+        page.get_by_label("file", exact=True).set_input_files(tmp_path / name)
+        with page.expect_response("**/shrink/files?part=1"):  # the list is loaded anew behind each
+            page.get_by_role("button", name="Upload").click()
         settled(page)
-        ticked.wait_for()
-        assert page.locator("#files input").count() == 1
-        if file == "few.csv":
-            ticked.uncheck()
-    write_chats(tmp_path / "other.jsonl", 90)
-    page.get_by_label("file", exact=True).set_input_files(tmp_path / "other.jsonl")
-    page.get_by_role("button", name="Upload").click()
+
+    for name in ("chats.jsonl", "other.jsonl"):
+        write_chats(tmp_path / name, 100)
+        send(name)
+        page.get_by_role("checkbox", name=name, checked=True).wait_for()
+    (tmp_path / "few.csv").write_text("prompt,answer\na,b\nc,d\n")
+    send("few.csv")
+    page.locator("#said").filter(has_text="refused: --data few.csv").wait_for()
     page.on("dialog", lambda dialog: dialog.accept())
-    page.get_by_role("checkbox", name="other.jsonl", checked=True).wait_for()
     page.get_by_role("button", name="Delete other.jsonl").click()
     page.get_by_role("button", name="Delete other.jsonl").wait_for(state="detached")
-    assert page.locator("#said").inner_text() == "done"
     settled(page)
-    assert page.locator("#files input").count() == 1 and ticked.count() == 1
+    assert page.locator("#files input").count() == 1
     problem = page.get_by_role("alert")
     page.get_by_label("how much").fill("0%")
     page.get_by_role("button", name="Shrink").click()
-    problem.filter(has_text="--experts 0%: give a number").wait_for()
-    invalid = page.locator("[aria-invalid]")
-    assert invalid.evaluate_all("all => all.map(each => each.id)") == ["amount"]
+    problem.filter(has_text="--experts 0%").wait_for()
+    assert page.locator("[aria-invalid]").evaluate_all("all => all.map(each => each.id)") == ["amount"]
     page.get_by_label("how much").fill("50%")
     page.get_by_role("button", name="Shrink").click()
-    problem.filter(has_text="small-1 failed with code 2: error: model /nowhere/model: no such directory").wait_for()
-    assert page.get_by_role("link", name="Its searches").count() == 1, "the part was replaced, again and again"
+    page.wait_for_url(re.compile("/shrinks/small-1"))
+    page.get_by_text("no such directory").first.wait_for()
 
 
 def test_an_export_is_followed_to_its_end(browse: Open, store: Store) -> None:
