@@ -67,23 +67,16 @@ class _Bags:
         return embedding_bag(self.indices, table, self.offsets, mode="sum", per_sample_weights=self.weights)
 
 
-def _is_sparse(coefficients: Tensor) -> bool:
-    """Whether bags are faster than a matrix product.
-
-    The cost of bags is proportional to the number of non-zero coefficients. On one core they break even at about two
-    coefficients per expert read or written (few experts), or 0.6 of the matrix (many experts).
-    """
-    retained, count = coefficients.shape
-    return int(coefficients.count_nonzero()) <= max(2 * (retained + count), 3 * retained * count // 5)
-
-
 def _merge_on_host(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
     """Write `coefficients @ source`, [n', size] from [n, size], some columns at a time."""
     count, size = source.shape
     wide = source.dtype == torch.float32
     values = min(_MERGED_VALUES // len(coefficients), size if wide else _SCRATCH_VALUES // count)
     step = max(values // _BAG_COLUMNS, 1) * _BAG_COLUMNS
-    bagged = size % _BAG_COLUMNS == 0 and _is_sparse(coefficients)
+    # The cost of bags is proportional to the number of non-zero coefficients. On one core they break even with a matrix
+    # product at about two coefficients per expert read or written (few experts), or 0.6 of the matrix (many experts).
+    most = max(2 * (len(coefficients) + count), 3 * len(coefficients) * count // 5)
+    bagged = size % _BAG_COLUMNS == 0 and int(coefficients.count_nonzero()) <= most
     bags: dict[int, _Bags] = {}
     scratch = torch.empty(0 if wide else count * min(step, size), dtype=torch.float32)
     for start in range(0, size, step):

@@ -166,20 +166,6 @@ def panels(figure: FigureBase, rows: int, columns: int, used: int) -> Panels:
     return grid
 
 
-def label_edges(grid: Panels, x: str, y: str) -> None:
-    """Label the axes at the left and at the lower edge of a grid of panels."""
-    for axes in grid[:, 0]:
-        axes.set_ylabel(y)
-    for axes in grid[-1]:
-        axes.set_xlabel(x)
-
-
-def short_name(name: str) -> str:
-    """Shorten a layer's name, `layers.0.mlp.up_proj`, to `0 up_proj`."""
-    parts = name.split(".")
-    return f"{parts[1]} {parts[-1]}" if len(parts) > 2 else name
-
-
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Images of one size and scale side by side, for example one per layer.
@@ -222,7 +208,11 @@ class Tiles:
         grid = panels(figure, rows, columns, len(picked))
         for axes, place in zip(grid.ravel(), picked, strict=False):
             image = axes.imshow(self.values[place], interpolation="none", vmin=least, vmax=most, cmap=colours)
-            axes.set_title(short_name(self.names[place]), fontsize=8)
+            parts = self.names[place].split(".")  # `layers.0.mlp.up_proj` is shortened to `0 up_proj`
+            axes.set_title(f"{parts[1]} {parts[-1]}" if len(parts) > 2 else self.names[place], fontsize=8)
             ticks(axes, self.values.shape[2], self.values.shape[1])
-        label_edges(grid, self.x, self.y)
+        for axes in grid[:, 0]:
+            axes.set_ylabel(self.y)
+        for axes in grid[-1]:
+            axes.set_xlabel(self.x)
         return image, grid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import Connection, func, select
 
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.store.errors import StoreError
@@ -34,8 +34,11 @@ def read_front(
     tops: dict[int, float] = {}
     for context in here:
         if context.split == split:
-            query = select(sizes, func.max(evaluations.c.score)).where(*_sized(context, sizes)).group_by(sizes)
-            for value, score in connection.execute(query):
+            e = evaluations.c
+            query = select(sizes, func.max(e.score)).where(
+                e.context_id == context.id, e.score.is_not(None), sizes.is_not(None)
+            )
+            for value, score in connection.execute(query.group_by(sizes)):
                 tops[value] = max(score, tops.get(value, score))
     found: list[BestRow] = []
     for value in sorted(tops):
@@ -62,7 +65,3 @@ def _scored_contexts(
     if split not in SCORED:
         raise StoreError(f"a Pareto front needs a split of {', '.join(SCORED)}, got {split!r}")
     return task_contexts(connection, task, search, model)
-
-
-def _sized(context: StoredRow, sizes: ColumnElement[int | None]) -> tuple[ColumnElement[bool], ...]:
-    return evaluations.c.context_id == context.id, evaluations.c.score.is_not(None), sizes.is_not(None)

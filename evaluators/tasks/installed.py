@@ -43,16 +43,13 @@ def _rows(domain: str) -> dict[str, list[str]]:
     split_of: dict[str, str] = {}
     seen: set[str] = set()
     for name, text in DOMAINS[domain]():
+        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+        split = _SPLIT_OF_BUCKET[int.from_bytes(digest, "big") % len(_SPLIT_OF_BUCKET)]
         paragraphs = dict.fromkeys(part.rstrip() for part in re.split(r"\n\s*\n", text))
         for row in _ROW.findall("\n\n".join(part for part in paragraphs if part not in seen)):
-            split_of.setdefault(row, _split_of(name))
+            split_of.setdefault(row, split)
         seen.update(paragraphs)
     return {split: [row for row, its in split_of.items() if its == split] for split in SOURCE_SPLITS}
-
-
-def _split_of(name: str) -> str:
-    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    return _SPLIT_OF_BUCKET[int.from_bytes(digest, "big") % len(_SPLIT_OF_BUCKET)]
 
 
 def _manual() -> Documents:

@@ -120,8 +120,11 @@ def study(
 ) -> None:
     """Run searches and baselines side by side and print one table. Ctrl-C leaves it resumable: run it again."""
     read = request.study()
-    if out is not None:
-        _check_writable(out)
+    # Checked before hours of searches rather than after.
+    if out is not None and not out.parent.is_dir():
+        raise moevolve.UserError(f"{out}: the folder {out.parent} doesn't exist")
+    if out is not None and (out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK)):
+        raise moevolve.UserError(f"{out}: can't be written; give the path of a file")
     hint = "run the same command again to go on"
     with exit_with_message(f"{INTERRUPTED}, {hint}", moevolve.PoolError, hint):
         rows = moevolve.ask(None, StudyRequest(read), moevolve.Observer(on_note=print_line))
@@ -134,14 +137,6 @@ def study(
         print_json(rows)
     else:
         print_tables(read.name, rows)
-
-
-def _check_writable(path: Path) -> None:
-    # Checked before hours of searches rather than after.
-    if not path.parent.is_dir():
-        raise moevolve.UserError(f"{path}: the folder {path.parent} doesn't exist")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise moevolve.UserError(f"{path}: can't be written; give the path of a file")
 
 
 def follow(run: Callable[..., FinalTable | None], as_json: bool, stopped: int = STOPPED) -> None:

@@ -168,7 +168,11 @@ def build_final_table(
     if draws:
         first = store.individual(f"{search.name}:{draws[0].index}").individual
         label, sizes = f"{config.genome.random_title}, {len(draws)} draws", (first.parameters, first.active_parameters)
-        entries.append(Entry(label, None, _drawn_scores(drawn(scores, draws)), *sizes, draws=len(draws)))
+        models = drawn(scores, draws)
+        # Means on the splits on which all draws were evaluated, without intervals.
+        means = (mean_score(models, split, task) for task, split in models[0].weights)
+        shown = tuple(replace(score, low=None, high=None) for score in means if score is not None)
+        entries.append(Entry(label, None, shown, *sizes, draws=len(draws)))
     entries += [single(label, row) for label, row in auxiliary_entries(config, history, winner)]
     entries += [] if best is None else [best]
     return FinalTable(
@@ -251,12 +255,6 @@ def drawn(scores: SearchScores, draws: Sequence[IndividualRecord]) -> list[Model
     """Return the stored scores of random draws; failed ones score 0."""
     models = scores.of([row.phenotype_hash for row in draws])
     return [replace(model, failed=row.status == "failed") for model, row in zip(models, draws, strict=True)]
-
-
-def _drawn_scores(models: Sequence[ModelScores]) -> tuple[Score, ...]:
-    """Means over random draws on the splits on which all of them were evaluated, without intervals."""
-    found = (mean_score(models, split, task) for task, split in models[0].weights)
-    return tuple(replace(score, low=None, high=None) for score in found if score is not None)
 
 
 def auxiliary_entries(

@@ -21,7 +21,7 @@ from moevolve.search.running.observer import Observer
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import CancelledError, LeaseLostError
 from moevolve.store.events import asker
-from moevolve.store.records import Control, Lease, Progress, SearchRecord
+from moevolve.store.records import Lease, Progress, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Measurement
 from moevolve.workers.contract.settings import engine_fingerprint
@@ -153,10 +153,13 @@ def _run(
         on_stage(_PAUSED if paused else last)
         store.set_status(heartbeat.lease, "paused" if paused else "running")
 
-    def workers_due(control: Control) -> int:
-        return setup.config.workers.most(setup.schedule.window) if control.workers is None else control.workers
-
-    pool = ControlledPool(partial(make_pool, setup), workers_due, lambda: heartbeat.control, on_pause)
+    most = setup.config.workers.most(setup.schedule.window)
+    pool = ControlledPool(
+        partial(make_pool, setup),
+        lambda control: most if control.workers is None else control.workers,
+        lambda: heartbeat.control,
+        on_pause,
+    )
 
     def measure(measurement: Measurement, splits: tuple[PreparedSplit, ...]) -> bytes:
         on_stage("calibrating")

@@ -51,7 +51,10 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self._start_timer()
         self._watch_sending()
-        if len(self.connections) > max_connections():
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # The other half of the open files is for the store and child processes.
+        most = _MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(files // 2, _MAX_CONNECTIONS)
+        if len(self.connections) > most:
             others = [each for each in self.connections if isinstance(each, BoundedProtocol)]
             min(others, key=lambda each: each.deadline).abort()
 
@@ -112,9 +115,3 @@ def raise_file_limit() -> None:
     wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def max_connections() -> int:
-    """Number of connections allowed; the other half of the open files is for the store and child processes."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(files // 2, _MAX_CONNECTIONS)

@@ -126,12 +126,15 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         if scope["path"] != HEALTH and hostname(headers.get("host", "")) not in self._hosts:
             return problem(HTTPStatus.BAD_REQUEST, "this server doesn't go by that name; see `moevolve serve --hosts`")
-        if scope["path"] != HEALTH and not self._tokens and _is_proxied(headers):
+        proxied = any(name in _PROXY_HEADERS or name.startswith("x-forwarded-") for name in headers)
+        if scope["path"] != HEALTH and not self._tokens and proxied:
             return problem(HTTPStatus.FORBIDDEN, "this server has no tokens, which it needs behind a proxy")
         if (malformed := _malformed(scope, headers, self._most_bytes(scope))) is not None:
             return malformed
         path, writes = scope["path"], scope["method"] not in _SAFE_METHODS
-        if not _is_same_origin(scope, headers) and (writes or not _is_navigation(headers)):
+        # No other page can read or embed a response that a browser opens as a top-level page.
+        opened = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+        if not _is_same_origin(scope, headers) and (writes or not opened):
             return problem(HTTPStatus.FORBIDDEN, "the request comes from another site")
         if path in OPEN_PATHS or path.startswith("/static/") or (path == LOGOUT and writes):
             return None
@@ -225,15 +228,6 @@ def _is_same_origin(scope: Scope, headers: Headers) -> bool:
 def browser_scheme(scope: Scope, headers: Headers) -> str:
     """The scheme that the browser used: the connection's own, unless a TLS proxy says that it was https."""
     return "https" if headers.get("x-forwarded-proto") == "https" else str(scope["scheme"])
-
-
-def _is_navigation(headers: Headers) -> bool:
-    """Whether a browser opens the response as a top-level page, which no other page can read or embed."""
-    return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-
-
-def _is_proxied(headers: Headers) -> bool:
-    return any(name in _PROXY_HEADERS or name.startswith("x-forwarded-") for name in headers)
 
 
 def _with_headers(send: Send, *, secret: bool) -> Send:

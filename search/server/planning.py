@@ -116,7 +116,7 @@ def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> tuple[RunCo
     if asked.configuration not in files:
         raise NotFoundError(f"no configuration {asked.configuration!r}: {suggestion(asked.configuration, files)}")
     for key in asked.overrides:
-        if not _may_change(key):
+        if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in LAUNCH_SETTINGS):
             raise UserError(f"overrides: {key!r} can't be set over the network; what can: {', '.join(LAUNCH_SETTINGS)}")
     changes: dict[str, object] = dict(asked.overrides)
     if asked.model is not None:
@@ -160,7 +160,3 @@ def stored_status(store: StoreReader, config: RunConfig) -> str | None:
     if parse_stored_config(record.config).config_hash != config.config_hash:
         raise NameTakenError(f"search {config.name} has other settings; choose another name")
     return record.status
-
-
-def _may_change(key: str) -> bool:
-    return any(key == allowed or key.startswith(f"{allowed}.") for allowed in LAUNCH_SETTINGS)

@@ -89,7 +89,9 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
 
     def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        answer = answered(request, error.status_code, _detail(request, error))
+        is_large = error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        detail = too_large(request.scope[MAX_BODY_SIZE_SCOPE_KEY]) if is_large else str(error.detail)
+        answer = answered(request, error.status_code, detail)
         answer.headers.update(error.headers or {})
         return answer
 
@@ -102,9 +104,3 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(HTTPException, refused)
     app.add_exception_handler(Exception, unknown)
-
-
-def _detail(request: Request, error: HTTPException) -> str:
-    if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        return too_large(request.scope[MAX_BODY_SIZE_SCOPE_KEY])
-    return str(error.detail)

@@ -205,7 +205,8 @@ class Journal:
                 f"--output {goal.folder}: the store has a search {goal.name} already; choose another --output, or "
                 "another --store"
             )
-        taken = goal.folder.is_symlink() or (goal.folder.exists() and not _is_empty(goal.folder))
+        empty = goal.folder.is_dir() and not any(goal.folder.iterdir())
+        taken = goal.folder.is_symlink() or (goal.folder.exists() and not empty)
         if taken and (known is None or known.written is None):
             raise UserError(f"--output {goal.folder} exists and isn't empty; choose another folder, or remove it")
         record = known or ShrinkRecord(
@@ -257,10 +258,6 @@ class Journal:
 
 def _is_stored(store: StoreReader, search: str) -> bool:
     return any(one.search.name == search for one in store.searches())
-
-
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _difference(known: ShrinkRecord, asked: Mapping[str, str]) -> str:

@@ -27,7 +27,6 @@ from moevolve.search.shrink.places import Place, placed
 from moevolve.search.shrink.timing import fewest, shortened
 from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, weight_bytes
 from moevolve.workers.contract.facts import FileSizes, ModelFacts
-from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.registry import only_inside
 
 # Most experts of all layers together whose subsets are searched without repairs: with 384 of them 300 candidates still
@@ -250,14 +249,19 @@ def planned_bytes(config: RunConfig) -> int:
     facts, costs = outline.facts, costs_of(config.space(outline.facts), outline)
     size = model_sizes(outline, costs, described_as(config.phases))[-1]
     kept = size.parameters or (size.active_parameters if size.experts == 1 else facts.parameters)
-    whole = source_bytes(model) if facts.experts else facts.parameters * facts.dtype_bytes
+    whole = (
+        source_bytes(config.model_copy(update={"model": model}))
+        if facts.experts
+        else facts.parameters * facts.dtype_bytes
+    )
     return whole * kept // facts.parameters
 
 
-def source_bytes(model: ModelConfig) -> int:
-    """Return the bytes of a checkpoint's weight files."""
+def source_bytes(config: RunConfig) -> int:
+    """Return the bytes of the weight files of a run's model."""
     from moevolve.workers.checkpoints.loading import checkpoint_folder
 
+    model = config.model
     file = gguf_file(model)
     if file is not None:
         return sum(part.stat().st_size for part in gguf_parts(file))

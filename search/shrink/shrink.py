@@ -133,7 +133,7 @@ class _Steps:
             config = config.model_copy(update={"store": goal.store})
             if sentence:
                 self._observer.on_note(sentence)
-            size = self._probe.call(_source_bytes, config)
+            size = self._probe.call(source_bytes, config)
             journal.note(config=config.canonical_json(), choices=(sentence,) if sentence else (), weight_bytes=size)
         return config
 
@@ -200,10 +200,6 @@ class _Steps:
         if self._goal.amount.kind == "keep_score":
             refuse_losing(self._journal, store, self._goal.amount, config)
         return table
-
-
-def _source_bytes(config: RunConfig) -> int:
-    return source_bytes(config.model)
 
 
 def _write_run_file(journal: Journal, config: RunConfig) -> None:

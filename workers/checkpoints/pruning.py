@@ -190,7 +190,7 @@ class Pruning:
         router = f".{family.stored_router or family.router}."
         weights = {"weight", family.weight, family.stored_weight or family.weight, family.factors or "weight"}
         others = tuple(router + each for each in family.other_tensors)
-        if self._is_fused(name):
+        if family.stores_experts(name) and (".experts." not in name or _FUSED.fullmatch(name) is not None):
             yield self._sliced(tensor, self._selection.experts[ordinal])
         elif name.endswith((*(router + each for each in weights), f"{router}bias", *_CORRECTION_BIASES)):
             yield self._sliced(tensor, self._selection.routers[ordinal])
@@ -205,9 +205,6 @@ class Pruning:
             )
         else:
             yield KeptTensor(name, tensor)
-
-    def _is_fused(self, name: str) -> bool:
-        return self._family.stores_experts(name) and (".experts." not in name or _FUSED.fullmatch(name) is not None)
 
     def _sliced(self, tensor: StoredTensor, rows: tuple[int, ...]) -> KeptTensor:
         lead: tuple[int, ...] = ()

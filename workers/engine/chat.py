@@ -92,7 +92,11 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, name: str) -> None:
         self._tokenizer = tokenizer
-        self._source = _fixed_clock() + _NULL_CONTENT + source
+        # A Jinja macro makes `strftime_now` return `_TODAY`, at midnight. `transformers` provides it from the clock and
+        # doesn't pass on another function. Jinja has no dates, so the macro replaces each directive by its value.
+        known = "".join(f"|replace('%{letter}', '{_TODAY.strftime(f'%{letter}')}')" for letter in _DIRECTIVES)
+        clock = f"{{%- macro strftime_now(form) -%}}{{{{ form{known} }}}}{{%- endmacro -%}}"
+        self._source = clock + _NULL_CONTENT + source
         self._name = name
 
     def prompt(self, turns: Sequence[Turn], thinks: bool = False) -> ChatPrompt:
@@ -325,14 +329,6 @@ def _without_thoughts(prompt: str) -> str:
 
 def _end_of_thoughts(opened: re.Match[str]) -> str:
     return "\n</think>\n\n" if opened[1] else "</think>"
-
-
-def _fixed_clock() -> str:
-    """Return a Jinja macro that makes `strftime_now` return `_TODAY`, at midnight."""
-    # `transformers` provides `strftime_now` from the clock and doesn't pass on another function. Jinja has no dates, so
-    # the macro replaces each directive by its value.
-    known = "".join(f"|replace('%{letter}', '{_TODAY.strftime(f'%{letter}')}')" for letter in _DIRECTIVES)
-    return f"{{%- macro strftime_now(form) -%}}{{{{ form{known} }}}}{{%- endmacro -%}}"
 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase, config: EngineConfig) -> ChatTemplate | None:

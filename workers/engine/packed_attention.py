@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from moevolve.workers.engine.columns import Attention, AttentionPart, Step
+from moevolve.workers.engine.columns import Attention, Step
 from moevolve.workers.families.registry import pads_left
 
 if TYPE_CHECKING:
@@ -112,7 +112,9 @@ def _attend_packed(attention: Attention, block: Block, query: Tensor, key: Tenso
     outputs = []
     for part in attention.parts:
         queries, keys, values = (
-            _gather(states, columns, part)
+            states.index_select(1, columns.to(states.device))
+            .view(len(states) * part.rows, -1, *states.shape[2:])
+            .transpose(1, 2)  # [rows * part.rows, heads, tokens, width]
             for states, columns in ((query, part.queries), (key, part.keys), (value, part.keys))
         )
         output = query.new_empty(len(queries), part.length - part.start, query.shape[2], value.shape[3])
@@ -122,12 +124,6 @@ def _attend_packed(attention: Attention, block: Block, query: Tensor, key: Tenso
         outputs.append(output.view(len(query), -1, *output.shape[2:]))
     joined = torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
     return joined.index_select(1, attention.output_index.to(joined.device))
-
-
-def _gather(states: Tensor, columns: Tensor, part: AttentionPart) -> Tensor:
-    """Gather [rows, columns, heads, width] into [rows * part.rows, heads, tokens, width]."""
-    gathered = states.index_select(1, columns.to(states.device))
-    return gathered.view(len(states) * part.rows, -1, *gathered.shape[2:]).transpose(1, 2)
 
 
 def _attend_step(step: Step, block: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -78,9 +78,7 @@ def _deepseek(model_type: str, title: str, **differing: Any) -> ExpertFamily:
     return ExpertFamily(model_type, title, **form | differing)
 
 
-def _latent(config: PretrainedConfig) -> str | None:
-    narrow = "its experts work in a narrower space, which a matrix that they share leads out of; a repair fits experts"
-    return None if config.moe_latent_size is None else narrow
+_LATENT = "its experts work in a narrower space, which a matrix that they share leads out of; a repair fits experts"
 
 
 def _shared_choices(config: PretrainedConfig) -> str | None:
@@ -155,6 +153,6 @@ DEEPSEEK = (
         tensors=("up_proj", "down_proj"),
         packs=False,
         experts_input=("fc1_latent_proj",),
-        unrepairable=_latent,
+        unrepairable=lambda config: None if config.moe_latent_size is None else _LATENT,
     ),
 )

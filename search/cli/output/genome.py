@@ -21,7 +21,9 @@ def print_genome(outline: GenomeOutline) -> None:
         headings += f" | {label} (of {full:,})"
     rows = []
     for name, layer in outline_rows(outline):
-        kept = [_strip(layer.experts, outline.experts), str(len(layer.experts))] if outline.experts else []
+        strip = "".join("#" if each in layer.experts else "." for each in range(outline.experts))
+        shown = ranges(layer.experts) if outline.experts > _STRIP else strip
+        kept = [shown, str(len(layer.experts))] if outline.experts else []
         sizes = zip(layer.sizes, outline.sizes, strict=False)
         bars = [f"{'=' * round(_BAR * min(1.0, size / full)):<{_BAR}} {size:,}" for size, (_, full) in sizes]
         rows.append([name, *kept, *bars])
@@ -29,7 +31,3 @@ def print_genome(outline: GenomeOutline) -> None:
         print_table(None, headings, rows)
     if rows and 0 < outline.experts <= _STRIP:
         output.print("experts: # kept, . pruned")
-
-
-def _strip(kept: tuple[int, ...], experts: int) -> str:
-    return ranges(kept) if experts > _STRIP else "".join("#" if each in kept else "." for each in range(experts))

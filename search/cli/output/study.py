@@ -38,13 +38,10 @@ def write_markdown(name: str, rows: Sequence[StudyRow], path: Path) -> None:
     groups = ((title, list(columns), zip(*columns.values(), strict=True)) for title, columns in _groups(name, rows))
     for title, headings, body in (*groups, *_summaries(name, rows)):
         lines = [headings, ["---", *(["---:"] * (len(headings) - 1))], *body]
-        flat = ("| " + " | ".join(_one_line(cell) for cell in line) + " |" for line in lines)
+        joined = ("| " + " | ".join(line) + " |" for line in lines)
+        flat = (line.replace("\n+-", " +-").replace("\n(", " (").replace("\n", ", ") for line in joined)
         parts.append(f"**{title}**\n\n" + "\n".join(flat) + "\n")
     path.write_text("\n".join([*parts, _note(rows), ""]), encoding="utf-8")
-
-
-def _one_line(cell: str) -> str:
-    return cell.replace("\n+-", " +-").replace("\n(", " (").replace("\n", ", ")
 
 
 def _note(rows: Sequence[StudyRow]) -> str:

@@ -95,7 +95,11 @@ class EepApplicator(ExpertsOwner, Repairable):
         for i, (layer, experts) in enumerate(zip(self._layers, self.experts, strict=True)):
             device = layer.router_weight.device
             if edit.one_hot_mapping[i]:
-                plan = _one_hot_plan(layer, active, selected[i].to(device), logits_space)
+                kept, parts = selected[i].to(device), (layer.correction_bias, layer.factors)
+                correction, factors = (None if each is None else each.index_select(0, kept) for each in parts)
+                plan = RoutingPlan(
+                    active, selected=kept, correction=correction, factors=factors, logits_space=logits_space
+                )
             else:
                 plan = _mapped_plan(layer, active, mappings[i].to(device), logits_space)
             if layer.table is not None:
@@ -142,12 +146,6 @@ def places_of(mapping: Tensor) -> Tensor:
     """
     largest, places = mapping.max(dim=0)
     return torch.where(largest > 0, places, -1)
-
-
-def _one_hot_plan(layer: MoELayer, active: int, selected: Tensor, logits_space: bool) -> RoutingPlan:
-    bias = layer.correction_bias
-    correction, factors = (None if each is None else each.index_select(0, selected) for each in (bias, layer.factors))
-    return RoutingPlan(active, selected=selected, correction=correction, factors=factors, logits_space=logits_space)
 
 
 def _mapped_plan(layer: MoELayer, active: int, mapping: Tensor, logits_space: bool) -> RoutingPlan:

@@ -200,15 +200,12 @@ def width_obstacle(model: PreTrainedModel) -> str | None:
     family, config = expert_family(model.config.model_type), copy.deepcopy(model.config)
     assert family is not None
     setattr(config, family.width_field, 2 * getattr(config, family.width_field))
-    own, other = (
-        _shapes_besides_experts(empty_model(type(model), each, model.dtype)) for each in (model.config, config)
-    )
-    return None if own == other else "in its family a shared expert's or dense layers' width follows from it"
-
-
-def _shapes_besides_experts(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    experts = f".{experts_prefix(model)}"
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if experts not in name}
+    shapes = []
+    for each in (model.config, config):
+        empty = empty_model(type(model), each, model.dtype)
+        experts = f".{experts_prefix(empty)}"
+        shapes.append({name: value.shape for name, value in empty.state_dict().items() if experts not in name})
+    return None if shapes[0] == shapes[1] else "in its family a shared expert's or dense layers' width follows from it"
 
 
 def form_obstacle(edit: EepEdit, rule: RoutingRule) -> str | None:

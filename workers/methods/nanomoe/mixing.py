@@ -110,7 +110,10 @@ def fit_factors(
     v = _fit_columns(weight, u, v, mixing, metric)
     found = []
     for i, (row, before) in enumerate(zip(weight.chunk(len(u)), u, strict=True)):
-        design = _mixed_v(v, mixing, i)
+        # `V_j^T M_ij^T` for every j, stacked to [d1, r]. Times U_i^T it gives the weight's block row i transposed. The
+        # transpose of diag(c) + alpha beta^T swaps alpha and beta.
+        blocks = mixing[..., i, :, :]
+        design = _multiply(v.transpose(1, 2), blocks[[0, 2, 1]] if blocks.dim() == 3 else blocks).flatten(0, 1)
         weighed = design if metric is None else metric.moments @ design
         found.append(damped_solve(weighed.t() @ design, weighed.t() @ row.t(), before.t()).t())
     return torch.stack(found).contiguous(), v.contiguous()
@@ -119,7 +122,9 @@ def fit_factors(
 def _fit_columns(target: Tensor, u: Tensor, v: Tensor, mixing: Tensor, metric: Metric | None) -> Tensor:
     """Solve for every V_j given U and M: [K, r, d1 / K]."""
     blocks, size = len(u), v.shape[2]
-    columns, designs = target.chunk(blocks, dim=1), [_mixed_u(u, mixing, j) for j in range(blocks)]
+    columns = target.chunk(blocks, dim=1)
+    # `U_i M_ij` for every i, stacked to [d2, r]. Times V_j it gives the weight's block column j.
+    designs = [_multiply(u, mixing[..., :, j, :]).flatten(0, 1) for j in range(blocks)]
     if metric is None:
         return torch.stack([_fit(designs[j], columns[j], v[j]) for j in range(blocks)])
     found = list(v)
@@ -148,18 +153,6 @@ def damped_solve(curvature: Tensor, moment: Tensor, before: Tensor) -> Tensor:
 def _as_diagonals(mixing: Tensor) -> Tensor:
     # Scalars become diagonals of one entry: [K, K, 1 or r], or [3, K, K, r].
     return mixing[:, :, None] if mixing.dim() == 2 else mixing
-
-
-def _mixed_u(u: Tensor, mixing: Tensor, j: int) -> Tensor:
-    """`U_i M_ij` for every i, stacked to [d2, r]. Times V_j it gives the weight's block column j."""
-    return _multiply(u, mixing[..., :, j, :]).flatten(0, 1)
-
-
-def _mixed_v(v: Tensor, mixing: Tensor, i: int) -> Tensor:
-    """`V_j^T M_ij^T` for every j, stacked to [d1, r]. Times U_i^T it gives the weight's block row i transposed."""
-    row = mixing[..., i, :, :]
-    # The transpose of diag(c) + alpha beta^T swaps alpha and beta.
-    return _multiply(v.transpose(1, 2), row[[0, 2, 1]] if row.dim() == 3 else row).flatten(0, 1)
 
 
 def _multiply(factors: Tensor, row: Tensor) -> Tensor:
@@ -215,7 +208,11 @@ def balance(u: Tensor, v: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor, Tenso
     if mixing.dim() == 3:
         return u, v, mixing / left[:, None] / right
     diagonal, alpha, beta = mixing
-    return u, v, torch.stack([diagonal / left[:, None] / right, *_equal_norms(alpha / left[:, None], beta / right)])
+    alpha, beta = alpha / left[:, None], beta / right
+    # Both get equal norms, which doesn't change their outer product; they stay as they are if one is zero.
+    first, second = alpha.norm(dim=-1, keepdim=True), beta.norm(dim=-1, keepdim=True)
+    scale = torch.where(first * second > 0, (second / first.clamp_min(1e-300)).sqrt(), 1.0)
+    return u, v, torch.stack([diagonal / left[:, None] / right, alpha * scale, beta / scale])
 
 
 def _rms(diagonals: Tensor, dim: int) -> Tensor:
@@ -295,13 +292,6 @@ def _fit_rank_one(
     found = _solve(torch.cat([upper, lower], dim=1), wanted, torch.cat([diagonal, alpha], dim=1))
     first, second = found.chunk(2, dim=1)
     return first, second
-
-
-def _equal_norms(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale two vectors [..., r] to equal norms without changing their outer product; unchanged if one is zero."""
-    first, second = alpha.norm(dim=-1, keepdim=True), beta.norm(dim=-1, keepdim=True)
-    scale = torch.where(first * second > 0, (second / first.clamp_min(1e-300)).sqrt(), 1.0)
-    return alpha * scale, beta / scale
 
 
 def _solve(curvature: Tensor, wanted: Tensor, before: Tensor) -> Tensor:
