@@ -102,14 +102,10 @@ class RoutingRule:
         return self.scores in ("softmax", "sigmoid")
 
     @property
-    def has_tables(self) -> bool:
-        """True if layers may choose experts by token ids."""
-        return self.scores == "sqrt_softplus_of_chosen"
-
-    @property
     def can_skip(self) -> bool:
         """True if a token's second expert may be skipped where its weight is small beside the first one's."""
-        return self.scores != "sparse_mixer" and not self.has_tables and not self.scales_inputs
+        # With the second of these scores, layers may choose experts by token ids.
+        return self.scores not in ("sparse_mixer", "sqrt_softplus_of_chosen") and not self.scales_inputs
 
     @property
     def one_hot_folds(self) -> bool:

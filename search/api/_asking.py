@@ -118,7 +118,9 @@ def function_of(kind: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         observer = kwargs.pop("observer", None) if watched else None
         if watched and kwargs.pop("progress", True):
-            observer = observer or line_observer(_print_line)
+            observer = observer or line_observer(
+                lambda line: print(plain(line), file=sys.stderr, flush=True)  # noqa: T201 - what it is for
+            )
         given = made.bind(*args[stores:], **kwargs).arguments
         for name in given.keys() & lists:
             given[name] = [given[name]] if isinstance(given[name], str | Path) else given[name]
@@ -127,7 +129,11 @@ def function_of(kind: Any) -> Any:
         return ask(args[0] if stores else None, request, observer)
 
     parameters = [each.replace(annotation=fields[each.name].annotation) for each in made.parameters.values()]
-    about = {name: _in_python(field.description or "") for name, field in fields.items()}
+    about = {}
+    for name, field in fields.items():
+        # Descriptions name the options of commands, and Python names parameters.
+        text = re.sub(r"--[a-z][a-z-]*", lambda found: f"`{found[0][2:].replace('-', '_')}`", field.description or "")
+        about[name] = text.replace("; repeatable", "")
     if stores:
         parameters.insert(0, Parameter("store", Parameter.POSITIONAL_ONLY, annotation="str | StoreReader"))
         about = {"store": _STORE} | about
@@ -146,13 +152,3 @@ def function_of(kind: Any) -> Any:
 def watched(function: Callable[..., T]) -> Callable[..., T]:
     """Let type checkers accept an observer, which types can't add to a record's parameters."""
     return function
-
-
-def _print_line(line: str) -> None:
-    print(plain(line), file=sys.stderr, flush=True)  # noqa: T201 - what it is for
-
-
-def _in_python(text: str) -> str:
-    """Name the parameters in a description as Python does, instead of the options of commands."""
-    named = re.sub(r"--[a-z][a-z-]*", lambda found: f"`{found[0][2:].replace('-', '_')}`", text)
-    return named.replace("; repeatable", "")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from moevolve import Analysis, Answers, Evaluation
     from moevolve.evaluators.fitness.scoring import Answer
     from moevolve.search.interface.answers import AnswerFilter
-    from moevolve.workers.contract.usage import Usage
 
 _LONGEST = 480
 """Characters of a prompt that are shown without `--whole`, half from its beginning and half from its end."""
@@ -93,7 +92,15 @@ def analyse(request: AnalyseRequest, store: StoreOption = DEFAULT_STORE, as_json
         print_json(analysis)
         return
     _print_layers(analysis)
-    _print_words(analysis.after)
+    # The expert that most tokens of each frequent word chose, in some layers (ToMoE, Tab. 4, 8 and 9).
+    usage = analysis.after
+    layers = [usage.routed[place] for place in sorted({0, len(usage.routed) // 2, len(usage.routed) - 1})]
+    rows = [
+        [repr(word), *(f"{counts.argmax()}: {100 * counts.max() / max(1, counts.sum()):.0f} %" for counts in each)]
+        for word, *each in zip(usage.words, *(layer.by_word for layer in layers), strict=True)
+    ]
+    headings = " | ".join(["word", *(f">layer {layer.layer}" for layer in layers)])
+    print_table("the expert that a word's tokens chose most, and its share", headings, rows)
 
 
 def _print_answered(title: str, found: Answers, only: AnswerFilter | None, whole: bool) -> None:
@@ -150,14 +157,3 @@ def _print_layers(analysis: Analysis) -> None:
         row += [f"{before.routed[position].effective:.1f}"] if before is not None else []
         rows.append(row)
     print_table(f"{title}, {after.active:.2f} active experts per token", headings, rows)
-
-
-def _print_words(usage: Usage) -> None:
-    """Print the expert that most tokens of each frequent word chose, in some layers (ToMoE, Tab. 4, 8 and 9)."""
-    layers = [usage.routed[place] for place in sorted({0, len(usage.routed) // 2, len(usage.routed) - 1})]
-    rows = [
-        [repr(word), *(f"{counts.argmax()}: {100 * counts.max() / max(1, counts.sum()):.0f} %" for counts in each)]
-        for word, *each in zip(usage.words, *(layer.by_word for layer in layers), strict=True)
-    ]
-    headings = " | ".join(["word", *(f">layer {layer.layer}" for layer in layers)])
-    print_table("the expert that a word's tokens chose most, and its share", headings, rows)

@@ -45,15 +45,6 @@ Matrices = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class _ReadFile:
-    """A coefficient file, as a search to be stored."""
-
-    path: Path
-    config: RunConfig
-    genome: EepGenome
-
-
-@dataclass(frozen=True, slots=True)
 class Imported:
     """One stored coefficient file; `ref` is its individual as `SEARCH:INDEX`."""
 
@@ -105,13 +96,14 @@ class ImportEepRequest(Request):
         read = self._read()  # before the store is opened, so that a bad file leaves it untouched
         with opened_store(store, create=True) as opened:
             taken = {summary.search.name for summary in opened.searches()}
-            for item in read:
-                if item.config.name in taken:
-                    raise UserError(f"{item.path}: search {item.config.name} exists in the store already")
-                taken.add(item.config.name)
-            return [_store(opened, item) for item in read]
+            for path, config, _ in read:
+                if config.name in taken:
+                    raise UserError(f"{path}: search {config.name} exists in the store already")
+                taken.add(config.name)
+            return [_store(opened, *file) for file in read]
 
-    def _read(self) -> list[_ReadFile]:
+    def _read(self) -> list[tuple[Path, RunConfig, EepGenome]]:
+        """Read each file, as a search to be stored."""
         if self.experts_of.endswith((".yaml", ".yml")):
             config = load_run_config(Path(self.experts_of))
             model, engine = config.model, config.engine
@@ -127,7 +119,9 @@ class ImportEepRequest(Request):
         facts = describe_any(model)
         return [self._read_file(Path(file), model, loading.engine, facts) for file in self.files]
 
-    def _read_file(self, path: Path, model: ModelConfig, engine: EngineConfig, facts: ModelFacts) -> _ReadFile:
+    def _read_file(
+        self, path: Path, model: ModelConfig, engine: EngineConfig, facts: ModelFacts
+    ) -> tuple[Path, RunConfig, EepGenome]:
         mapping, merging = read_coefficients(path, len(facts.moe_layers), facts.experts)
         retained, groups = int(mapping.shape[1]), group_layers(mapping, merging)
         if self.active is not None and self.active > retained:
@@ -137,20 +131,20 @@ class ImportEepRequest(Request):
         firsts = [space.layer_groups.index(group) for group in range(space.groups)]
         name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")[:LONGEST_NAME] or "import"
         config = RunConfig.imported(name, model, section, engine)
-        return _ReadFile(path, config, EepGenome(space, mapping[firsts], merging[firsts]))
+        return path, config, EepGenome(space, mapping[firsts], merging[firsts])
 
 
-def _store(store: Store, item: _ReadFile) -> Imported:
+def _store(store: Store, path: Path, config: RunConfig, genome: EepGenome) -> Imported:
     from moevolve.search.running.launch import search_record
 
-    search_id, space = new_search_id(), item.genome.space
-    description = space.describe(item.genome)
-    record = search_record(item.config, search_id, space.facts.fingerprint)
+    search_id, space = new_search_id(), genome.space
+    description = space.describe(genome)
+    record = search_record(config, search_id, space.facts.fingerprint)
     store.create_search(record, [], facts_text(space.facts))
-    individual = individual_record(0, "import", Offspring(item.genome, "import-eep", ()), description, depth=0)
+    individual = individual_record(0, "import", Offspring(genome, "import-eep", ()), description, depth=0)
     store.record(search_id, individuals=[individual])
-    store.set_status(search_id, "finished", f"imported from {item.path.name}")
-    return Imported(f"{item.config.name}:0", item.path, space.retained, space.groups, description.summary)
+    store.set_status(search_id, "finished", f"imported from {path.name}")
+    return Imported(f"{config.name}:0", path, space.retained, space.groups, description.summary)
 
 
 def read_coefficients(path: Path, layers: int, experts: int) -> tuple[Matrices, Matrices]:

@@ -35,14 +35,7 @@ from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 
 
 @dataclass(frozen=True)
-class _Strict:
-    """A record whose JSON may have no other fields."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-
-@dataclass(frozen=True)
-class RecipeModel(_Strict):
+class RecipeModel:
     """The model that a recipe is for.
 
     Attributes:
@@ -52,6 +45,8 @@ class RecipeModel(_Strict):
         tensors: Hashes by name; see `moevolve.workers.checkpoints.digests`.
     """
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
     path: str
     fingerprint: str
     family: str
@@ -60,7 +55,7 @@ class RecipeModel(_Strict):
 
 
 @dataclass(frozen=True)
-class Recipe(_Strict):
+class Recipe:
     """An individual as one JSON file, with which another copy of its model becomes the same checkpoint.
 
     Attributes:
@@ -77,6 +72,7 @@ class Recipe(_Strict):
         phenotype: Hash of the edit, which applying it must give again.
     """
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     __repr__ = short_repr
 
     moevolve: str

@@ -167,7 +167,11 @@ class ModelProbe:
             except ActorDiedError:
                 self._worker = None  # its pool has stopped it
         if self._actor is None:
-            if workers.cluster is not None and not has_room_now(workers):
+            has_room = workers.cluster is None or any(
+                free.get("CPU", 0.0) >= workers.num_cpus and free.get("GPU", 0.0) >= workers.num_gpus
+                for free in available_resources_per_node().values()
+            )
+            if not has_room:  # a worker would wait for resources that others have reserved
                 return ray.remote(num_cpus=0)(function).remote(config, *args)
             self._actor = worker_actor(workers).remote()
         ray.get(self._actor.place.remote(), timeout=_ROOM_S)
@@ -197,14 +201,6 @@ def node_alive(node: str) -> bool:
         return any(entry["NodeID"] == node and entry["Alive"] for entry in ray.nodes())
     except (RayError, GetTimeoutError):
         return False
-
-
-def has_room_now(workers: WorkersSection) -> bool:
-    """True if a node of the cluster has enough resources for a worker that nobody has reserved."""
-    return any(
-        free.get("CPU", 0.0) >= workers.num_cpus and free.get("GPU", 0.0) >= workers.num_gpus
-        for free in available_resources_per_node().values()
-    )
 
 
 def reason_of(error: Exception) -> str:

@@ -129,9 +129,13 @@ def _method_rows(results: Sequence[StudyResult], store: StoreReader) -> list[_Te
 def _row(entries: _SeedEntries, store: StoreReader) -> _Tested:
     cell, first = entries[0][0].cell, entries[0][1]
     models = [_models(result, entry, store) for result, entry in entries]
-    mean = _mean_over_draws if first.draws else _mean_over_seeds
-    found = (mean(models, split, task) for task, split in _measured(models[0][0]))
-    outcomes = [] if first.draws else task_outcomes([model for (model,) in models], "test")
+    # Except of random draws, there is one model of each seed.
+    alone = [] if first.draws else [model for (model,) in models]
+    found = (
+        _mean_over_draws(models, split, task) if first.draws else mean_score(alone, split, task)
+        for task, split in _measured(models[0][0])
+    )
+    outcomes = [] if first.draws else task_outcomes(alone, "test")
     costs = [_cost(result, entry, store) for result, entry in entries]
     # Why individuals failed on splits other than the one they were chosen on.
     failures = dict.fromkeys(
@@ -192,10 +196,6 @@ def _measured(model: ModelScores) -> Iterator[TaskSplit]:
         tasks = [task for (task, of), weight in model.weights.items() if of == split and weight]
         yield from (("", split), *((task, split) for task in tasks if len(tasks) > 1))
     yield from (key for key, weight in model.weights.items() if not weight)
-
-
-def _mean_over_seeds(models: Sequence[Sequence[ModelScores]], split: Split, task: str) -> Score | None:
-    return mean_score([model for (model,) in models], split, task)
 
 
 def _mean_over_draws(models: Sequence[Sequence[ModelScores]], split: Split, task: str) -> Score | None:

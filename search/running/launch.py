@@ -14,7 +14,6 @@ from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import Call, call_here, set_up
 from moevolve.search.running.weights import facts_text
 from moevolve.store.errors import NameTakenError
-from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id
 from moevolve.store.repository import Store
 from moevolve.store.session import without_password
@@ -34,7 +33,14 @@ def recorded(setup: SearchSetup, store: Store, source: str = "this request", cal
     try:
         _record(setup, store)
     except NameTakenError:
-        return _relaunched(setup, store, source, call)
+        config = setup.config
+        record = store.search(config.name)
+        if parse_stored_config(record.config).config_hash != config.config_hash:
+            raise UserError(
+                f"--or-resume: search {record.name} is in the store with other settings than {source} has now; give "
+                f"this one another name with --name, or continue that one with `moevolve resume {record.name}`"
+            ) from None
+        return set_up_stored(store, record.id, lambda _: config, call)
     return setup
 
 
@@ -61,18 +67,6 @@ def _record(setup: SearchSetup, store: Store) -> None:
     ]
     record = search_record(config, setup.search_id, setup.facts.fingerprint)
     store.create_search(record, [*tasks, *setup.auxiliary_tasks], facts_text(setup.facts))
-
-
-def _relaunched(setup: SearchSetup, store: StoreReader, source: str, call: Call) -> SearchSetup:
-    """The setup of the stored search of this name, if it has the same settings."""
-    config = setup.config
-    record = store.search(config.name)
-    if parse_stored_config(record.config).config_hash != config.config_hash:
-        raise UserError(
-            f"--or-resume: search {record.name} is in the store with other settings than {source} has now; give this "
-            f"one another name with --name, or continue that one with `moevolve resume {record.name}`"
-        )
-    return set_up_stored(store, record.id, lambda _: config, call)
 
 
 def search_record(config: RunConfig, search_id: str, model_fingerprint: str) -> SearchRecord:

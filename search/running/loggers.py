@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 _MLFLOW_TAG = "moevolve.search"
 # Most characters of a parameter: stores of older servers take no more.
@@ -34,21 +33,6 @@ class LoggedSearch:
     def flat_config(self) -> dict[str, str]:
         """The configuration as texts by dotted path."""
         return dict(_flat("", self.config))
-
-
-class Logger(Protocol):
-    """Sends numbers to one program. It is made and called in a thread of its own, where it may raise anything.
-
-    After a resume it gets the whole history again, with the same steps.
-    """
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Take values of one step: of a candidate by its index, or of the search by its number of candidates."""
-        ...
-
-    def close(self, values: Mapping[str, float] | None) -> None:
-        """Finish with the final values; None if the search was interrupted or has failed."""
-        ...
 
 
 def _flat(path: str, value: object) -> list[tuple[str, str]]:
@@ -159,7 +143,11 @@ class WandbLogger:
         self._run.finish(exit_code=int(values is None))
 
 
-LOGGERS: dict[str, Callable[[LoggedSearch], Logger]] = {
+# Each sends numbers to one program. It is made and called in a thread of its own, where it may raise anything. After a
+# resume it gets the whole history again, with the same steps. `log` takes values of one step: of a candidate by its
+# index, or of the search by its number of candidates. `close` takes the final values, or None if the search was
+# interrupted or has failed.
+LOGGERS: dict[str, type[TensorBoardLogger | MlflowLogger | WandbLogger]] = {
     "tensorboard": TensorBoardLogger,
     "mlflow": MlflowLogger,
     "wandb": WandbLogger,

@@ -8,7 +8,7 @@ from fractions import Fraction
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.subsets import even_width
 from moevolve.search.shrink.amounts import Chosen
-from moevolve.search.shrink.goal import Amount, Goal
+from moevolve.search.shrink.goal import Goal
 from moevolve.workers.contract.facts import DenseFacts
 
 # Experts per network. On the demo's dense model FactorLLM with half of 16 active is no better, of 4 worse.
@@ -36,19 +36,15 @@ def dense_settings(goal: Goal, dense: DenseFacts) -> Chosen:
         *_, largest = narrower_genomes(dense).values()  # until the number is found
         genome, preset, sentence = largest, "kept-neurons", "a dense model"
     elif amount.kind == "neurons":
-        genome, preset, sentence = _narrower(amount, dense)
+        assert amount.share is not None
+        kept = even_width(amount.share, dense.width)
+        if not kept:
+            raise UserError(f"{amount} keeps too little of {dense.width} neurons; give a larger share")
+        genome, preset = _genome(kept, dense), "kept-neurons"
+        sentence = f"{amount}: every feed-forward network keeps {kept} of {dense.width} neurons"
     else:
         genome, preset, sentence = _mixture(goal)
     return Chosen(genome, preset, goal.repair != "none", sentence=sentence)
-
-
-def _narrower(amount: Amount, dense: DenseFacts) -> tuple[Genome, str, str]:
-    assert amount.share is not None
-    kept = even_width(amount.share, dense.width)
-    if not kept:
-        raise UserError(f"{amount} keeps too little of {dense.width} neurons; give a larger share")
-    sentence = f"{amount}: every feed-forward network keeps {kept} of {dense.width} neurons"
-    return _genome(kept, dense), "kept-neurons", sentence
 
 
 def _genome(kept: int, dense: DenseFacts) -> Genome:

@@ -138,20 +138,16 @@ def _rendered(data: DataFile, render: Render | None) -> DataFile:
     if texts is None:
         _LOG.warning("%s: thoughts aren't used, since the model has no chat template to write them", data.path)
         return replace(data, rows=tuple(replace(row, chat=None) for row in data.rows))
-    _warn_of_unwritten(data.path, chats, texts)
+    written = list(zip(chats, texts, strict=True))
+    thoughts = sum(chat.thoughts not in (answer or "") for chat, (_, answer) in written)
+    tools = sum(any(tool["function"]["name"] not in prompt for tool in chat.tools) for chat, (prompt, _) in written)
+    for count, what in ((thoughts, "thoughts of answers"), (tools, "`tools`")):
+        if count:
+            unable = "the model's chat template can't render them"
+            _LOG.warning("%s: left out %s of %d rows: %s", data.path, what, count, unable)
     pairs = zip(data.rows, texts, strict=True)
     rows = (replace(row, prompt=prompt, answer=answer, turns=()) for row, (prompt, answer) in pairs)
     return replace(data, rows=tuple(rows))
-
-
-def _warn_of_unwritten(path: Path, chats: Sequence[Chat], texts: Sequence[tuple[str, str | None]]) -> None:
-    """Log how many chats' thoughts and tools the model's template doesn't write."""
-    pairs = list(zip(chats, texts, strict=True))
-    thoughts = sum(chat.thoughts not in (answer or "") for chat, (_, answer) in pairs)
-    tools = sum(any(tool["function"]["name"] not in prompt for tool in chat.tools) for chat, (prompt, _) in pairs)
-    for count, what in ((thoughts, "thoughts of answers"), (tools, "`tools`")):
-        if count:
-            _LOG.warning("%s: left out %s of %d rows: the model's chat template can't render them", path, what, count)
 
 
 def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...] | None:

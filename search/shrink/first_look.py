@@ -12,7 +12,7 @@ from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.metrics import scale_of, score
 from moevolve.evaluators.scales import SCALES
-from moevolve.evaluators.types import Example, PreparedSplit
+from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.shrink.findings import TaskLook
@@ -77,14 +77,13 @@ def _look(worker: EvaluationWorker, split: PreparedSplit) -> TaskLook:
     else:
         answers = worker.answer(IdentityEdit(), replace(free(shown, _SHOWN_TOKENS), thinks=False))[0]
         look = TaskLook(split.task)
-    pairs = zip(shown.examples, answers, strict=False)
-    return replace(look, examples=tuple(_line(row, each.text) for row, each in pairs if each.text is not None))
-
-
-def _line(row: Example, answer: str) -> str:
-    """The full model's answer to a row, beside the row's own if it has one."""
-    expected = f", expected {row.references[0][:_SHOWN_CHARACTERS]!r}" if row.references else ""
-    return f"asked {row.prompt[-_SHOWN_CHARACTERS:]!r}{expected}, answered {answer[:_SHOWN_CHARACTERS]!r}"
+    lines = []
+    for row, each in zip(shown.examples, answers, strict=False):
+        if each.text is not None:
+            expected = f", expected {row.references[0][:_SHOWN_CHARACTERS]!r}" if row.references else ""
+            answered = f"answered {each.text[:_SHOWN_CHARACTERS]!r}"
+            lines.append(f"asked {row.prompt[-_SHOWN_CHARACTERS:]!r}{expected}, {answered}")
+    return replace(look, examples=tuple(lines))
 
 
 def wrong_task(looks: Sequence[TaskLook]) -> str | None:

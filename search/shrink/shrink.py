@@ -80,9 +80,16 @@ def shrink(goal: Goal, observer: Observer, begun: float) -> ShrinkResult | Shrin
                 store = opened.enter_context(opened_store(goal.store, create=True))
                 journal.keep_in(store)
             config = steps.sized(config, store)
-            _write_run_file(journal, config)
+            # People read the settings of the search there, and so does `moevolve launch`.
+            path = journal.record.run_file
+            head = "".join(f"# {sentence}\n" for sentence in journal.record.choices)
+            text = yaml.safe_dump(
+                config.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True
+            )
+            with writing_into(path.parent):
+                path.write_text(head + text, encoding="utf-8")
             if store is None:
-                return ShrinkPlan(journal.record.run_file, journal.record.run_file.read_text(encoding="utf-8"))
+                return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         table = steps.search(config, store)
         finish(goal, store, journal, table, observer)
         found = result_of(store, journal.record)
@@ -181,10 +188,12 @@ class _Steps:
             choices = (sentence,)
         if goal.seconds is not None:
             with journal.stage("plan"):
-                planned = plan_time(goal, config, self._begun, self._probe, self._workers.lend, self._observer, store)
-            config = config.model_copy(update={"phases": shortened(config.phases, planned.evaluations)})
-            choices = (*choices, planned.sentence)
-            journal.note(ends_at=planned.ends_at)
+                number, ends_at, sentence = plan_time(
+                    goal, config, self._begun, self._probe, self._workers.lend, self._observer, store
+                )
+            config = config.model_copy(update={"phases": shortened(config.phases, number)})
+            choices = (*choices, sentence)
+            journal.note(ends_at=ends_at)
         journal.note(config=config.canonical_json(), choices=choices, search=config.name)
         return config
 
@@ -200,15 +209,6 @@ class _Steps:
         if self._goal.amount.kind == "keep_score":
             refuse_losing(self._journal, store, self._goal.amount, config)
         return table
-
-
-def _write_run_file(journal: Journal, config: RunConfig) -> None:
-    """Write the settings of the search for people, and for `moevolve launch`."""
-    path = journal.record.run_file
-    head = "".join(f"# {sentence}\n" for sentence in journal.record.choices)
-    text = yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True)
-    with writing_into(path.parent):
-        path.write_text(head + text, encoding="utf-8")
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import TYPE_CHECKING
@@ -43,21 +42,6 @@ _LOADS = 3
 _LONGEST = 1.2
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """How many candidates a search tries within its time.
-
-    Attributes:
-        evaluations: Their number, in all phases together.
-        ends_at: When everything is to end.
-        sentence: The same for people.
-    """
-
-    evaluations: int
-    ends_at: datetime
-    sentence: str
-
-
 def plan_time(
     goal: Goal,
     config: RunConfig,
@@ -66,7 +50,7 @@ def plan_time(
     make_pool: PoolFactory,
     observer: Observer,
     store: Store | None,
-) -> Planned:
+) -> tuple[int, datetime, str]:
     """Measure a few candidates of a search, which are kept for it, and choose how many it can try.
 
     Args:
@@ -77,6 +61,9 @@ def plan_time(
         make_pool: Makes the pool that measures, and then searches.
         observer: Its `on_note` takes when everything will end.
         store: Store that keeps what is measured; None keeps nothing.
+
+    Returns:
+        The number of candidates in all phases together, when everything is to end, and the same for people.
 
     Raises:
         UserError: Even the fewest candidates take much longer, or measuring a few takes most of the time, unless the
@@ -118,7 +105,7 @@ def plan_time(
     if takes > _LONGEST * limit and not force:
         raise UserError(f"{sentence}; give a longer time, such as {enough(takes)}, or go on with --force")
     observer.on_note(f"{sentence}, until {clock(takes - spent)}")
-    return Planned(number, datetime.now(UTC) + timedelta(seconds=takes - spent), sentence)
+    return (number, datetime.now(UTC) + timedelta(seconds=takes - spent), sentence)
 
 
 def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseConfig, ...]:

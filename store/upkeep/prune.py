@@ -65,7 +65,10 @@ def prune(store: Store, names: Sequence[str], calibrations_of: CalibrationsOf, d
         lock_against_prune(connection, alone=True)
         ids = [find_search(connection, name).id for name in dict.fromkeys(names)]
         counted = [_drop_search(connection, fence(connection, search_id)) for search_id in dict.fromkeys(ids)]
-        _drop_shrinks(connection)
+        left = set(connection.execute(select(searches.c.name)).scalars())
+        for name, made in connection.execute(select(shrinks.c.name, shrinks.c.searches)).all():
+            if made and left.isdisjoint(made):  # a shrink goes with the last of its searches
+                connection.execute(delete(shrinks).where(shrinks.c.name == name))
         evaluated = _drop_evaluations(connection, revoke_expired(connection))
         calibrated = _drop_calibrations(connection, calibrations_of)
         size = sum(size for _, size in counted) + evaluated[1] + calibrated[1]
@@ -86,14 +89,6 @@ def _drop_search(connection: Connection, search_id: str) -> tuple[int, int]:
     dropped = _drop(connection, individuals, individuals.c.genome, individuals.c.search_id == search_id)
     connection.execute(delete(searches).where(searches.c.id == search_id))
     return dropped
-
-
-def _drop_shrinks(connection: Connection) -> None:
-    """Delete the shrinks whose searches are all gone."""
-    left = set(connection.execute(select(searches.c.name)).scalars())
-    for name, made in connection.execute(select(shrinks.c.name, shrinks.c.searches)).all():
-        if made and left.isdisjoint(made):
-            connection.execute(delete(shrinks).where(shrinks.c.name == name))
 
 
 def _drop(

@@ -202,19 +202,17 @@ class GenerationEngine:
         """Return the tokens of a split, tokenised once."""
         if split.fingerprint not in self._tokenized:
             made = self._prompts.split(split)
-            self._check_embedded(made, f"task {split.task}, split {split.split}")
+            last = max(
+                (token for tokens in chain(made.prompts, made.golds, *made.choices) for token in tokens), default=0
+            )
+            if last >= self._embedded:  # it would be an error of the device
+                raise UserError(
+                    f"task {split.task}, split {split.split}: a text has the token {self.token_text(last)!r} of id "
+                    f"{last}, and the model has embeddings for ids below {self._embedded}; leave it out of the texts, "
+                    "or use the weights' own tokenizer"
+                )
             self._tokenized[split.fingerprint] = made
         return self._tokenized[split.fingerprint]
-
-    def _check_embedded(self, made: TokenizedSplit, where: str) -> None:
-        """Raise an error if a text has a token without an embedding, which would be an error of the device."""
-        texts = chain(made.prompts, made.golds, *made.choices)
-        last = max((token for tokens in texts for token in tokens), default=0)
-        if last >= self._embedded:
-            raise UserError(
-                f"{where}: a text has the token {self.token_text(last)!r} of id {last}, and the model has embeddings "
-                f"for ids below {self._embedded}; leave it out of the texts, or use the weights' own tokenizer"
-            )
 
     def token_text(self, token: int) -> str:
         return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace
-from moevolve.search.genomes.contract.operators import layer_crossover
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts
@@ -163,7 +162,7 @@ def inherited(rng: np.random.Generator, parents: Sequence[ArrayGenome], layers: 
     """
     child = {name: each.copy() for name, each in parents[0].arrays.items()}
     if len(parents) == 2:
-        other = layer_crossover(rng, layers)
+        other = rng.random(layers) < 0.5
         for name, values in child.items():
             if len(values):
                 values[other] = parents[1].arrays[name][other]

@@ -27,11 +27,6 @@ def generator(seed: int, index: int, stream: str = "individual") -> np.random.Ge
 Label = TypeVar("Label", bound=np.integer)
 
 
-def layer_crossover(rng: np.random.Generator, layers: int) -> NDArray[np.bool_]:
-    """Draw the layers that come from the second parent: bool [layers], each True with probability one half."""
-    return rng.random(layers) < 0.5
-
-
 def select_groups(rng: np.random.Generator, groups: int, rate: float) -> NDArray[np.int64]:
     """Draw groups with probability `rate` each, or one at random if none is drawn: int64 indices, increasing."""
     chosen = np.flatnonzero(rng.random(groups) < rate)

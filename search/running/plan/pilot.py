@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -56,7 +56,7 @@ def measure(
         call: Calls what imports torch.
     """
     scored = [split for split in setup.all_prepared.values() if split.split in SCORED]
-    work: _Work = call(_work_of, setup.config, scored)
+    phases, tokens, repairs_kept = call(_work_of, setup.config, scored)
     with tempfile.TemporaryDirectory(prefix="moevolve-pilot-") as folder:
         short = _shortened(setup, individuals, Path(folder))
         begun = time.monotonic()
@@ -81,27 +81,14 @@ def measure(
         wall = time.monotonic() - begun
     calibrating = sum(Calibration.from_bytes(content).seconds for content in calibrations.values())
     pilot = replace(_measured(taken, wall - full), calibration_seconds=calibrating, full_seconds=full)
-    final = pilot.final(final_models(setup.config), work.tokens, work.repairs_kept)
-    searching = pilot.searching((count.kind, count.different) for count in work.phases)
+    final = pilot.final(final_models(setup.config), tokens, repairs_kept)
+    searching = pilot.searching((count.kind, count.different) for count in phases)
     hours = (pilot.other_seconds + full + searching + final) / 3600
     return replace(pilot, final_seconds=final, hours=hours)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What a search evaluates.
-
-    Attributes:
-        tokens: Tokens of all tasks' prompts and answers by split.
-        repairs_kept: See `candidates_kept`.
-    """
-
-    phases: tuple[PhaseCount, ...]
-    tokens: Counter[Split]
-    repairs_kept: int
-
-
-def _work_of(config: RunConfig, splits: Sequence[PreparedSplit]) -> _Work:
+def _work_of(config: RunConfig, splits: Sequence[PreparedSplit]) -> tuple[tuple[PhaseCount, ...], Counter[Split], int]:
+    """What a search evaluates: its phases, the tokens of all tasks by split, and what `candidates_kept` says."""
     from moevolve.search.genomes.registry import costs_of
     from moevolve.search.running.plan.repairs import candidates_kept, repair_works
     from moevolve.workers.profiling.outline import outline_model
@@ -111,7 +98,7 @@ def _work_of(config: RunConfig, splits: Sequence[PreparedSplit]) -> _Work:
     costs = costs_of(config.space(outline.facts), outline)
     for split in splits:
         tokens[split.split] += meter.tokens(split).read
-    return _Work(phase_counts(config, costs), tokens, candidates_kept(repair_works(config, costs, outline)))
+    return phase_counts(config, costs), tokens, candidates_kept(repair_works(config, costs, outline))
 
 
 def _known_calibration(short: SearchSetup, store: StoreReader, keep: StoreReader) -> dict[str, bytes]:

@@ -111,7 +111,13 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], measureme
     measures = [[_MEASURES[name](layer) for name in measurement.statistics] for layer in layers]
     subsets, samples = measurement.subsets, []
     if subsets is not None:
-        check_memory(len(layers), layers[0].count, min(total, subsets.sample))
+        tokens = min(total, subsets.sample)
+        needed = 4 * len(layers) * tokens * layers[0].count ** 2  # the inner products, in float32 on the host
+        if needed > MEMORY:
+            raise UserError(
+                f"genome.naee_tokens: {tokens} tokens of {len(layers)} layers of {layers[0].count} experts take "
+                f"{needed / 2**30:.1f} GiB of the host's memory; use {tokens * MEMORY // needed} at most"
+            )
         samples = [SubsetSample(layer, subsets, total) for layer in layers]
     with ExitStack() as stack:
         for place, layer in enumerate(layers):
@@ -332,16 +338,6 @@ class SubsetSample:
         """Squared norm of the layer's output with routing weights [tokens, n], summed over tokens."""
         sums = torch.bmm(self._products, weights.unsqueeze(2)).squeeze(2) * weights
         return max(0.0, float(sums.sum(dtype=torch.float64)))
-
-
-def check_memory(layers: int, experts: int, tokens: int) -> None:
-    """Refuse a sample whose inner products take more than `MEMORY` on the host."""
-    needed = layers * tokens * experts**2 * 4
-    if needed > MEMORY:
-        raise UserError(
-            f"genome.naee_tokens: {tokens} tokens of {layers} layers of {experts} experts take "
-            f"{needed / 2**30:.1f} GiB of the host's memory; use {tokens * MEMORY // needed} at most"
-        )
 
 
 def tries_all(experts: int, measurement: SubsetMeasurement) -> bool:

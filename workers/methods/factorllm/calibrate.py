@@ -47,24 +47,18 @@ def calibrate_factorllm(
           have no bias.
     """
     layers = resident.dense_layers
-    partitions = _partitions(layers, measurement)
+    partitions = []
+    for i, layer in enumerate(layers):
+        experts = np.repeat(np.arange(measurement.experts), layer.width // measurement.experts)
+        if measurement.partition == "kmeans":
+            experts = balanced_kmeans(unit_rows(activation_weights(layer)), measurement.experts, layer_rng(i))
+        partitions.append(experts)  # they are numbered in order of their first neurons
     starts: list[dict[str, NDArray[np.float32]]] = []
     for batch in memory_batches(layers, lambda layer: 8 * layer.hidden**2):
         chosen = partitions[len(starts) : len(starts) + len(batch)]
         starts += _measure(resident, sequences, measurement, batch, chosen)
     measured = {name: np.stack([start[name] for start in starts]) for name in starts[0]}
     return Calibration({f"{measurement.partition}_experts": np.stack(partitions).astype(np.uint8), **measured})
-
-
-def _partitions(layers: Sequence[DenseLayer], measurement: FactorLlmMeasurement) -> list[NDArray[np.int64]]:
-    """Expert of every neuron, for every network; experts are numbered in order of their first neurons."""
-    partitions = []
-    for i, layer in enumerate(layers):
-        experts = np.repeat(np.arange(measurement.experts), layer.width // measurement.experts)
-        if measurement.partition == "kmeans":
-            experts = balanced_kmeans(unit_rows(activation_weights(layer)), measurement.experts, layer_rng(i))
-        partitions.append(experts)
-    return partitions
 
 
 def _measure(

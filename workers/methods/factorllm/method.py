@@ -135,7 +135,7 @@ class FactorLlmApplicator(Repairable):
 
     def apply(self, edit: Edit) -> None:
         assert isinstance(edit, FactorLlmEdit)
-        check_shape(edit, self._layers)
+        check_shape(edit.layers, edit.width, edit.hidden, self._layers)
         if not edit.finite:
             raise CandidateError("a router's entry is not finite")
         self._restore_weights()

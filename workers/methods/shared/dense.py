@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-class NetworkEdit(Protocol):
-    """An edit of all feed-forward networks of a dense model."""
-
-    @property
-    def layers(self) -> int: ...
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def hidden(self) -> int: ...
-
-
 def dense_layers_for(kind: str, parts: ModelParts) -> tuple[DenseLayer, ...]:
     """The model's dense feed-forward networks, which edits of a kind need."""
     if not parts.dense_layers:
@@ -39,12 +26,12 @@ def dense_layers_for(kind: str, parts: ModelParts) -> tuple[DenseLayer, ...]:
     return parts.dense_layers
 
 
-def check_shape(edit: NetworkEdit, layers: tuple[DenseLayer, ...]) -> None:
+def check_shape(networks: int, width: int, hidden: int, layers: tuple[DenseLayer, ...]) -> None:
     """Refuse an edit whose shapes aren't those of the model's networks."""
     found = (len(layers), layers[0].width, layers[0].hidden)
-    if (edit.layers, edit.width, edit.hidden) != found:
+    if (networks, width, hidden) != found:
         raise UserError(
-            f"the edit is for {edit.layers} networks of {edit.width} neurons on {edit.hidden} inputs, the model "
+            f"the edit is for {networks} networks of {width} neurons on {hidden} inputs, the model "
             f"has {found[0]} of {found[1]} on {found[2]}; use the model it was searched on"
         )
 

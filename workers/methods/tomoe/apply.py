@@ -173,7 +173,7 @@ class ToMoeApplicator(Repairable):
             projection.restore()
 
     def _check(self, edit: ToMoeEdit) -> None:
-        check_shape(edit, self._layers)
+        check_shape(edit.layers, edit.width, edit.hidden, self._layers)
         if not edit.finite:
             raise CandidateError("an entry of a router or of a head's scores is not finite")
         heads, first = edit.heads, self._layers[0]

@@ -34,7 +34,7 @@ def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], measurement
         Float32 arrays:
 
         - `network_directions` [layers, 1 + components, hidden] and `expert_rows` [layers, N, 1 + components], the
-          routers of the fitted experts; see `FittedExperts`.
+          routers of the fitted experts; see `fit_experts`.
         - `expert_saliency` [layers, N, width], mean squared contributions of neurons on the tokens of each expert, as
           shares of a token's sum over neurons.
         - `network_sample` [layers, tokens, 1 + components], coordinates of a sample of the networks' inputs.
@@ -130,14 +130,14 @@ def _measure_network(layer: DenseLayer, inputs: Tensor, measurement: ToMoeMeasur
         sums += values.sum(dim=0)
         contributions[rows] = squares / squares.sum(dim=1, keepdim=True).clamp_min(torch.finfo().tiny)
     experts, kept = measurement.experts, max(1, int(measurement.share * layer.width))
-    fitted = fit_experts(inputs, contributions, experts, kept, measurement.components)
+    directions, expert_rows, saliencies = fit_experts(inputs, contributions, experts, kept, measurement.components)
     tokens = len(inputs)
     fluctuation = (saliency - sums.square() / tokens * norms).clamp_min(0) / max(1, tokens - 1)
     return {
-        "network_directions": fitted.directions,
-        "expert_rows": fitted.rows,
-        "expert_saliency": fitted.saliency,
-        "network_sample": inputs[:: -(-tokens // measurement.sample)].double() @ fitted.directions.t(),
+        "network_directions": directions,
+        "expert_rows": expert_rows,
+        "expert_saliency": saliencies,
+        "network_sample": inputs[:: -(-tokens // measurement.sample)].double() @ directions.t(),
         "neuron_saliency": saliency / tokens,
         "neuron_fluctuation": fluctuation,
     }

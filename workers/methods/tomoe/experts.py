@@ -13,8 +13,6 @@ these (full model 21.2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -32,24 +30,9 @@ _FEW = 16
 _NEGLIGIBLE = 1e-6
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FittedExperts:
-    """Experts of one network.
-
-    Attributes:
-        directions: Direction of the mean input, then those along which logits vary, the largest variance first:
-            float64 [1 + components, hidden]. They are orthogonal to the mean, and scaled so that inputs' coordinates
-            have mean square 1. Rows are zero if logits vary in fewer directions.
-        rows: The router's coordinates along them, float64 [N, 1 + components]; logits have deviations of about 1.
-        saliency: Mean contribution of each neuron on the tokens of each expert, float64 [N, width].
-    """
-
-    directions: Tensor
-    rows: Tensor
-    saliency: Tensor
-
-
-def fit_experts(inputs: Tensor, contributions: Tensor, experts: int, kept: int, components: int) -> FittedExperts:
+def fit_experts(
+    inputs: Tensor, contributions: Tensor, experts: int, kept: int, components: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Fit experts of equal width.
 
     Args:
@@ -58,6 +41,13 @@ def fit_experts(inputs: Tensor, contributions: Tensor, experts: int, kept: int, 
         experts: Number N of experts.
         kept: Number of neurons that an expert keeps.
         components: Number of directions of the inputs that logits depend on, besides the mean's.
+
+    Returns:
+        - Direction of the mean input, then those along which logits vary, the largest variance first: float64
+          [1 + components, hidden]. They are orthogonal to the mean, and scaled so that inputs' coordinates have mean
+          square 1. Rows are zero if logits vary in fewer directions.
+        - The router's coordinates along them, float64 [N, 1 + components]; logits have deviations of about 1.
+        - Mean contribution of each neuron on the tokens of each expert, float64 [N, width].
     """
     inputs = inputs.double()
     moments = InputMoments(inputs.shape[1], inputs.device)
@@ -73,11 +63,11 @@ def fit_experts(inputs: Tensor, contributions: Tensor, experts: int, kept: int, 
     router = _router(inputs, _captured(contributions, assigned, experts, kept))
     directions, rows = along_directions(router, moments, components)
     assigned = (inputs @ directions.t() @ rows.t()).argmax(dim=1)
-    return FittedExperts(directions, rows, _means(contributions, assigned, experts).double())
+    return (directions, rows, _means(contributions, assigned, experts).double())
 
 
 def along_directions(router: Tensor, moments: InputMoments, components: int) -> tuple[Tensor, Tensor]:
-    """Write a router, float64 [N, hidden], as `rows @ directions`; see `FittedExperts`.
+    """Write a router, float64 [N, hidden], as `rows @ directions`; see `fit_experts`.
 
     With fewer components than N - 1, the directions along which logits vary least are left out.
     """

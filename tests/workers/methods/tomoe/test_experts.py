@@ -24,22 +24,22 @@ def planted(tokens: int, experts: int) -> tuple[torch.Tensor, torch.Tensor, torc
 @pytest.mark.parametrize("experts", [2, 5])
 def test_planted_experts_are_found(experts: int) -> None:
     inputs, shares, kinds = planted(2000, experts)
-    fitted = fit_experts(inputs, shares, experts, kept=6, components=experts)
-    chosen = (inputs.double() @ (fitted.rows @ fitted.directions).t()).argmax(dim=1)
+    directions, rows, saliency = fit_experts(inputs, shares, experts, kept=6, components=experts)
+    chosen = (inputs.double() @ (rows @ directions).t()).argmax(dim=1)
     for kind in range(experts):
         (expert,) = chosen[kinds == kind].unique().tolist()
-        best = set(fitted.saliency[expert].topk(6).indices.tolist())
+        best = set(saliency[expert].topk(6).indices.tolist())
         assert best == set(range(6 * kind, 6 * kind + 6))
-        torch.testing.assert_close(fitted.saliency[expert].float(), shares[chosen == expert].mean(dim=0))
+        torch.testing.assert_close(saliency[expert].float(), shares[chosen == expert].mean(dim=0))
 
 
 @pytest.mark.parametrize(("experts", "components"), [(1, 3), (40, 2), (3, 0)])
 def test_any_number_of_experts_can_be_fitted(experts: int, components: int) -> None:
     inputs, shares, _ = planted(60, 3)
-    fitted = fit_experts(inputs, shares, experts, kept=4, components=components)
-    assert fitted.rows.shape == (experts, 1 + components) and fitted.directions.shape == (1 + components, 16)
-    assert fitted.saliency.shape == (experts, 18) and bool((fitted.saliency.sum(dim=1) - 1).abs().max() < 1e-5)
-    assert bool(fitted.rows.isfinite().all() and fitted.directions.isfinite().all())
+    directions, rows, saliency = fit_experts(inputs, shares, experts, kept=4, components=components)
+    assert rows.shape == (experts, 1 + components) and directions.shape == (1 + components, 16)
+    assert saliency.shape == (experts, 18) and bool((saliency.sum(dim=1) - 1).abs().max() < 1e-5)
+    assert bool(rows.isfinite().all() and directions.isfinite().all())
 
 
 def test_a_router_is_written_along_directions_of_size_one() -> None:
