@@ -150,6 +150,6 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
         with pytest.raises(UserError, match=f"50% of it is over, and {done} candidates are measured; .* as 2m, or"):
             plan_time(asked, config, 100.0, probe, no_pool, waiting, keep)
     forced = replace(asked, force=True)
-    planned = plan_time(forced, config, now[0], probe, no_pool, observer, None)
-    assert planned.evaluations == 5 and notes[0].startswith(f"{planned.sentence}, until ")
+    number, _, sentence = plan_time(forced, config, now[0], probe, no_pool, observer, None)
+    assert number == 5 and notes[0].startswith(f"{sentence}, until ")
     assert kept == [config.store, None], "a dry run keeps nothing"
