@@ -35,7 +35,7 @@ def test_many_options_are_in_panels_the_most_used_first(in_process: Any) -> None
         "--data ",
         "--experts ",
         "--help ",
-        "─ What to keep",
+        "─ Amounts",
         "--keep-score ",
         "─ Data ─",
         "--metric ",

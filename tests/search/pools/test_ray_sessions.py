@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import ActorDiedError
 from search_lab import run_config
 
 from moevolve.evaluators.errors import UserError
@@ -118,6 +119,9 @@ def test_a_models_describer_is_the_first_worker_where_there_is_room(ray_address:
         assert not ready
         ray.kill(other)
         ray.kill(worker)
+        with pytest.raises(ActorDiedError):  # Ray may answer for a moment longer
+            while True:
+                ray.get(worker.place.remote())
         assert first.call(process_of, config) not in (pids[0], os.getpid()), "its pool may have stopped it"
 
 

@@ -187,8 +187,6 @@ def test_all_pages_are_visited_have_their_landmarks_and_fit_a_phone_in_the_dark(
     page.wait_for_selector("figure[data-drawn='12'] canvas")
     settle(page)
     assert page.get_by_role("table").filter(has_text="best found").count() == 1
-    page.get_by_text("The best so far as a table").click()
-    page.get_by_role("table").filter(has_text="better than all before").wait_for()
     chart = page.locator(".u-over")
     chart.hover()
     page.wait_for_function(

@@ -162,11 +162,10 @@ def test_a_first_attention_is_the_one_fitted_by_hand(resident: Residents) -> Non
     np.testing.assert_allclose(fitted - loaded, change.T, atol=2e-4 * np.abs(change).max())
 
 
-@pytest.mark.parametrize("base", [divided(1, experts=EXPERTS, bias=0), masked(WIDTHS)], ids=["divided", "masked"])
-def test_stock_forms_stay_stock(base: Any, resident: Residents, tmp_path: Path) -> None:
+def test_a_stock_form_stays_stock(resident: Residents, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    model, edit = resident("llama"), repaired(base)
+    model, edit = resident("llama"), repaired(divided(1, experts=EXPERTS, bias=0))
     assert export_model(model, edit, tmp_path / "out", ExportCard("A model", "someone/base", "f00d")).form == "stock"
     with torch.no_grad():
         found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()(UNSEEN).logits
