@@ -120,8 +120,7 @@ def test_a_models_describer_is_the_first_worker_where_there_is_room(ray_address:
         ray.kill(other)
         ray.kill(worker)
         with pytest.raises(ActorDiedError):  # Ray may answer for a moment longer
-            while True:
-                ray.get(worker.place.remote())
+            list(iter(lambda: ray.get(worker.place.remote()), None))
         assert first.call(process_of, config) not in (pids[0], os.getpid()), "its pool may have stopped it"
 
 
