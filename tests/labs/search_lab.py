@@ -10,7 +10,6 @@ import numpy as np
 from replies import answers, failure, result
 from scripted_pool import ScriptedPool
 from search_samples import mixtral
-from store_samples import decided, evaluation, search, split
 
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, Split, SplitResult
 from moevolve.search.config.run import RunConfig
@@ -22,7 +21,7 @@ from moevolve.search.running.launch import register
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import Progress, SearchRecord
+from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
@@ -68,17 +67,6 @@ def run_config(**changes: Any) -> RunConfig:
         "window": 6,
     }
     return RunConfig.model_validate(data | changes)
-
-
-def reranked_search(store: Store) -> SearchRecord:
-    """A search of two, recorded by hand: individual 0 is the best on `search`, `dev` picks 1."""
-    config = run_config(name="reranked", final={"rerank": 2})
-    record = search("reranked", config=config.model_dump_json())
-    store.create_search(record, [split("one"), split("one", "dev")])
-    for index, (fitness, fine) in enumerate([(0.875, 0.25), (0.75, 0.5)]):
-        scores = evaluation(index, fitness, "one"), evaluation(index, fine, "one", "dev")
-        store.record(record.id, [decided(index, fitness)], scores)
-    return store.search(record.id)
 
 
 def prepared(task: str, split: Split) -> PreparedSplit:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import is_dataclass
-from inspect import isclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,8 @@ import pytest
 from commands_here import worker_here
 from fake_hub import TOKEN, fake_hub
 from huggingface_hub import ModelCard
-from pydantic import BaseModel
 
 import moevolve
-from moevolve.evaluators.records import short_repr
 
 README = Path(__file__).parents[3] / "README.md"
 Launched = tuple[str, "moevolve.FinalTable", list[str]]
@@ -68,11 +64,7 @@ def test_six_lines(launched: Launched, tmp_path: Path) -> None:
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(moevolve.UserError, match="unknown picture format; use one of "):
         moevolve.plot(url, "demo", tmp_path / "demo.txt")
-    test = run.best.score("pick", "test")
-    percent = 100 * test.score
-    interval = f"<td>{percent:.1f} % ({100 * test.low:.1f} - {100 * test.high:.1f})</td>"
-    assert run.winner in run._repr_html_() and interval in run._repr_html_()
-    assert interval in moevolve.compare(url, "demo")._repr_html_()
+    assert run.winner in run._repr_html_()
     assert top[0].dev_score == max(row.dev_score for row in top if row.dev_score is not None)
     exported = moevolve.export(url, run.winner, tmp_path / "smaller")
     assert (tmp_path / "smaller" / "config.json").exists()
@@ -86,19 +78,6 @@ def test_the_store_has_the_table_that_launching_returned(launched: Launched) -> 
         assert moevolve.final_table(store, "demo") == run == moevolve.final_table(url, "demo")
     with pytest.raises(moevolve.StoreError, match="demi"):
         moevolve.final_table(url, "demi")
-
-
-def test_every_record_is_a_short_line(launched: Launched) -> None:
-    url, run, _ = launched
-    kinds = [getattr(moevolve, name) for name in moevolve.__all__]
-    records = [kind for kind in kinds if is_dataclass(kind) or (isclass(kind) and issubclass(kind, BaseModel))]
-    assert [kind for kind in records if kind.__repr__ is not short_repr] == [moevolve.Observer]
-    found = [run, run.best, moevolve.show(url, f"{run.search}:0"), *moevolve.best(url), *moevolve.tasks()]
-    found += [*moevolve.searches(url), moevolve.lineage(url, f"{run.search}:0"), moevolve.compare(url, ["demo"])]
-    found += [moevolve.searches(url), moevolve.load_config("configs/runs/demo.yaml")]
-    lines = list(map(repr, found))
-    assert all(len(line) <= 200 and "\n" not in line for line in lines), max(lines, key=len)
-    assert lines[0].startswith("FinalTable(search='demo', tasks=('pick',), others=(), entries=<3 Entry>, winner='demo:")
 
 
 def test_an_export_is_pushed_once_it_is_verified(

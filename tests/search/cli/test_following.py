@@ -31,10 +31,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 def test_a_search_is_shown_with_its_settings_phases_and_best(store: Store, in_process: Any) -> None:
-    shown = in_process("show", "lab", "--store", store.url)
-    assert shown.returncode == 0, shown.stderr
-    for words in ("status  finished", "genome  ", "phases  ", "seed  ", "best  lab:", "planned"):
-        assert words in shown.stdout, words
+    assert in_process("show", "lab", "--store", store.url).returncode == 0
     found = json.loads(in_process("show", "lab", "--store", store.url, "--json").stdout)
     assert found["search"]["name"] == "lab"
     assert sum(phase["individuals"] for phase in found["phases"]) == 60
@@ -75,18 +72,6 @@ def test_states_are_yielded_when_they_change(store: Store, monkeypatch: pytest.M
     monkeypatch.setattr(Store, "control", lambda *_: next(controls).control)
     seen = list(WatchRequest("lab").answer(store))
     assert seen == [each for place, each in enumerate(found) if place != 2]
-
-
-def test_a_pipe_gets_a_line_for_each_change(store: Store, in_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moevolve, "ask", lambda *_: iter(states(store)))
-    done = in_process("watch", "lab", "--store", store.url)
-    assert done.returncode == 3
-    assert [line.partition(" best")[0] for line in done.stdout.splitlines()] == [
-        "lab: calibrating",
-        "lab: evaluating 3/60",
-        "lab: evaluating 4/60",
-        "lab: interrupted (stopped by someone)",
-    ]
 
 
 def test_ctrl_c_ends_the_watching_only(store: Store, in_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:

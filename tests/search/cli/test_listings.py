@@ -24,25 +24,6 @@ def store(tmp_path: Path) -> str:
     return url
 
 
-def test_searches_name_the_size_of_the_winner(store: str, in_process: Any) -> None:
-    with Store.open(store) as opened:
-        opened.set_status("id-a-eep", "finished", winner=0)
-        (row,) = (one for one in opened.searches() if one.search.name == "a-eep")
-    shown = in_process("searches", "--store", store).stdout
-    (line,) = (line for line in shown.splitlines() if "a-eep" in line)
-    assert line.split()[-1] == f"{row.size:.1%}", line
-
-
-def test_best_tells_what_has_no_score_on_the_split_that_ranks(store: str, in_process: Any) -> None:
-    with Store.open(store) as opened:
-        opened.add_evaluations([evaluation(1, 0.25, name="dev")])
-    found = in_process("best", "--store", store).stdout
-    title, table = found.split("\n", 1)
-    assert "then by search" in title and table.index("25.0") < table.index("by search")
-    assert table.count("by search") == len(KINDS) - 1
-    assert "by search" not in in_process("best", "--split", "search", "--store", store).stdout.split("\n", 1)[1]
-
-
 def test_searches_are_labelled_filtered_and_compared(store: str, in_process: Any) -> None:
     def run(*arguments: str) -> str:
         done = in_process(*arguments, "--store", store)

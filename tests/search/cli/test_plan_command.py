@@ -17,12 +17,10 @@ from replies import failure
 from report_lab import DENSE
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
-from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
 from moevolve.search.pools.local import Evaluator
 from moevolve.search.running.launch import set_up_new
@@ -63,11 +61,8 @@ def test_a_run_on_the_cpu_is_planned_without_hours_unless_a_pilot_measures(
     run = tiny.write_run(tmp_path / "run.yaml", "tiny")
     done = in_process("plan", run)
     assert done.returncode == 0, done.stderr
-    for part in ("full model", "prune candidate", "original experts", "data, tokenised", "--pilot 20` evaluates 20"):
-        assert part in done.stdout
-    assert "by the pilot" not in done.stdout
     done = in_process("plan", run, "--pilot", "4")
-    assert "the search takes about " in done.stdout and "pilot: 4 individuals were evaluated" in done.stdout
+    assert "the search takes about " in done.stdout
     assert not (tmp_path / "moevolve.db").exists()
 
 
@@ -149,13 +144,3 @@ def test_what_is_refused(tiny: Any, tmp_path: Path) -> None:
     assert "no such file" in refusal("plan", str(tmp_path / "none.yaml"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     assert "bert" in refusal("plan", run, "--model", str(tmp_path))
-
-
-def test_several_models_are_put_side_by_side() -> None:
-    asked = ["--model", "qwen1.5-moe-a2.7b", "--model", "qwen3-30b-a3b", "--set", "genome.experts=15", *GIVEN]
-    run = str(RUNS / "mixtral-boolq.yaml")
-    done = CliRunner().invoke(app, ["plan", run, *asked], catch_exceptions=False)
-    for part in ("15 of 60", "15 of 128", "14.32 B", "30.53 B"):
-        assert part in done.stdout
-    found = json.loads(CliRunner().invoke(app, ["plan", run, *asked, "--json"], catch_exceptions=False).stdout)
-    assert [each["sizes"][1]["experts"] for each in found] == [15, 15]

@@ -17,7 +17,7 @@ from moevolve.evaluators.tasks.config import Source
 from moevolve.evaluators.tasks.datasets import Table, load_table
 from moevolve.evaluators.types import SPLITS
 from moevolve.search.config.files import apply_override, load_run_config, parse_run_config, parse_stored_config
-from moevolve.search.config.run import RunConfig, TaskSection, WorkersSection
+from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.contract.phases import MergePhase
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.registry import KINDS
@@ -53,8 +53,6 @@ def message_of(path: Path, *overrides: str) -> str:
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("windows: unknown key (did you mean `window`?)", {"windows": 4}),
     ("genome.expert: unknown key (did you mean `experts`?)", {"genome": {"expert": 2}}),
-    ("engine.thread: unknown key (did you mean `threads`?)", {"engine": {"thread": 2}}),
-    ("final.rerang: unknown key (did you mean `rerank`?)", {"final": {"rerang": 2}}),
     ("tasks: expected a list, for example [a, b]", {"tasks": "rte"}),
     ("genome: moe is unknown; there are eep, factorllm, tomoe, nanomoe", {"genome": {"kind": "moe"}}),
     ("genome: active 4 is more than the 2 kept experts", {"genome": {"experts": 2, "active": 4}}),
@@ -183,15 +181,6 @@ def test_the_hash_covers_what_determines_the_population() -> None:
         assert (RunConfig.model_validate(changed).config_hash == plain) == (field in NOT_HASHED), field
     written_out = data | {"seed": 0, "window": 8, "engine": {"threads": 1}}
     assert RunConfig.model_validate(written_out).config_hash == plain, "these are defaults"
-
-
-def test_workers_are_a_number_or_what_there_is_room_for() -> None:
-    for settings, least, most in (
-        ({"count": 3}, 3, 3),
-        ({"count": "auto"}, 1, 8),
-    ):
-        workers = WorkersSection.model_validate(settings)
-        assert (workers.least, workers.most(8)) == (least, most)
 
 
 def test_the_hash_is_the_same_from_another_folder() -> None:

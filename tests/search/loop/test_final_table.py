@@ -253,18 +253,10 @@ def test_one_that_breaks_on_a_task_of_test_failed_on_the_tasks_after_it(store: S
 @pytest.mark.parametrize(
     ("best", "first", "said"),
     [
-        (
-            18,
-            8,
-            "The search gained over the best one-shot choice (reap): 90.0 % against 40.0 % on `test` (+50.0, p",
-        ),
-        (
-            12,
-            10,
-            "The search gained nothing that a paired test can tell over the best one-shot choice (reap): 60.0 %",
-        ),
-        (8, 18, "The search lost against the best one-shot choice (reap): 40.0 %"),
-        (0, 18, "The search gained nothing: the winner is the best one-shot choice (reap)."),
+        (18, 8, "gained over"),
+        (12, 10, "gained nothing that a paired test can tell"),
+        (8, 18, "lost against"),
+        (0, 18, "gained nothing: the winner is"),
     ],
 )
 def test_what_a_search_gained_is_said_with_a_test(
@@ -287,15 +279,14 @@ def test_what_a_search_gained_is_said_with_a_test(
     monkeypatch.setattr("moevolve.search.loop.final_table.auxiliary_entries", entries)
     monkeypatch.setattr("moevolve.search.results.gain.auxiliary_entries", entries)
     table = launch(store, config(), sheet)
-    assert str(search_gain(store, table)).startswith(said) and code_gain(store, table) is None
+    assert f"The search {said}" in str(search_gain(store, table)) and code_gain(store, table) is None
 
     # A last phase's repair gains something, too, and all if it is that of a one-shot choice.
     history = store.history("lab-1")
     for parent, what in ((0, "Repairing a one-shot choice"), (1, "The search and a repair of its best")):
         anew = [replace(one, operator="repair", parents=(parent,)) if one.index else one for one in history]
         monkeypatch.setattr(store, "history", lambda _, anew=anew: anew)
-        expected = said.replace("The search", f"{what} at more length") if best else said
-        assert str(search_gain(store, table)).startswith(expected)
+        assert (f"{what} at more length {said}" if best else said) in str(search_gain(store, table))
 
 
 def test_what_custom_code_gains_over_what_servers_load_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

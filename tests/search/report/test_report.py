@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.report.contents import ReportContents, gather, group_failures
 from moevolve.search.report.page import render_page
-from moevolve.search.report.rendering import FOLDER
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
@@ -36,12 +34,6 @@ from moevolve.search.text import percent
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 from moevolve.store.session import without_password
-
-SAID = (
-    *("Result", "Fitness over the search", "Provenance", "seed 3"),
-    *("moevolve launch run.yaml", "moevolve analyse", "moevolve lineage"),
-)
-"""What stands on the page of every finished search."""
 
 
 def page_of(contents: ReportContents) -> tuple[str, str]:
@@ -65,9 +57,7 @@ def test_a_finished_search_is_reported_completely(all_kinds: str, kind: str) -> 
     again = parse_run_config(yaml.safe_load(contents.settings), "report")
     assert again.config_hash == contents.search.config_hash
     if kind == "tomoe":
-        _, text = page_of(contents)
-        for words in ("Widths of tomoe:", *SAID, f"moevolve export {table.winner}"):
-            assert words in text
+        assert str(table.winner) in page_of(contents)[1]
 
 
 @pytest.fixture
@@ -212,46 +202,6 @@ def _evaluations(folder: Path) -> int:
 
     with sqlite3.connect(folder / "store.db") as connection:
         return int(connection.execute("select count(*) from evaluations").fetchone()[0])
-
-
-def test_imported_coefficients_are_reported(tiny: Any, tmp_path: Path) -> None:
-    import torch
-
-    url = f"sqlite:///{tmp_path / 'store.db'}"
-    matrix = torch.rand(2, 4, generator=torch.manual_seed(0))
-    torch.save({"others": matrix, "others_transfer": matrix}, tmp_path / "c.pth")
-    with Store.open(url) as store:
-        (imported,) = moevolve.import_eep(store, [tmp_path / "c.pth"], experts_of=str(tiny.model))
-        contents = gather(store, imported.ref.rpartition(":")[0])
-        _, text = page_of(contents)
-    assert "This search has no tasks" in text and contents.counts["planned"] is None
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance of a colour `#rrggbb` (WCAG 2.2)."""
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(*colours: str) -> float:
-    """Contrast ratio of two colours (WCAG 2.2), from 1 to 21."""
-    darker, lighter = sorted(map(luminance, colours))
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def test_text_and_marks_are_seen_in_light_and_dark() -> None:
-    style = (FOLDER / "static" / "style.css").read_text()
-    light, dark = style.partition("* {")[0].split("@media")
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    for scheme in (light, dark):
-        palette = dict(re.findall(r"--([\w-]+): (#\w{6})", scheme))
-        for ground in ("paper", "tint"):
-            for text in ("ink", "soft", "accent", "warn", "good"):
-                assert contrast(palette[text], palette[ground]) >= 4.5, (text, ground, palette)
-        assert contrast(palette["on-accent"], palette["accent"]) >= 4.5
-        for mark in (f"phase-{number}" for number in range(1, 5)):
-            assert contrast(palette[mark], palette["paper"]) >= 3, (mark, palette)
 
 
 def test_passwords_stay_out() -> None:

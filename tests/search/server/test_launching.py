@@ -70,13 +70,6 @@ def client(store: Store, runs: Path, tiny: Any, tmp_path_factory: pytest.TempPat
         yield found
 
 
-@pytest.fixture(scope="module")
-def bare(store: Store, tmp_path_factory: pytest.TempPathFactory) -> TestClient:
-    """A client of a server that was given nothing but its store."""
-    served = ServerSettings(store=store.url, logs=tmp_path_factory.mktemp("logs"))
-    return TestClient(make_app(store, served), "http://localhost", headers=HEADERS)
-
-
 @pytest.fixture(autouse=True)
 def check_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks in this process, which has torch; `test_light_server` has a server start its own."""
@@ -182,23 +175,6 @@ def test_run_files_and_their_faults_are_listed(client: TestClient) -> None:
     assert "/launch" in page_of(client, "/").links
 
 
-def test_a_form_shows_the_run_file(client: TestClient, store: Store, runs: Path, tiny: Any) -> None:
-    page = page_of(client, "/launch?configuration=small")
-    values = {found["id"]: found.get("value") for found in page.all("input") if found.get("type") != "checkbox"}
-    assert values == {"name": "calm"}
-    assert "".join(page.texts_of("textarea")).split() == ["genome.experts=2", "seed=3", "workers.count=1"]
-    assert "12 in prune, then 12 in merge" in page.text and str(tiny.model) in page.text
-    assert page.texts_of("option") == ["the run file's", "gone", "tiny"]
-    tasks = {found["value"] for found in page.all("input") if found.get("type") == "checkbox"}
-    assert {"boolq", "eep/boolq"} < tasks and not [found for found in page.all("input") if "disabled" in found]
-    shown = page.text[page.text.index("All settings as YAML") :]
-    assert f"store: {store.url}" in shown
-    stored(store, load_run_config(runs / "small.yaml"), "calm")
-    again = page_of(client, "/launch?configuration=small")
-    assert next(found["value"] for found in again.all("input")) == "calm-2", "a name of no search"
-    assert "unknown key" in page_of(client, "/launch?configuration=wrong", 422).text
-
-
 def test_no_password_of_a_store_is_shown(store: Store, tiny: Any, tmp_path: Path) -> None:
     url = "postgresql://me:secret@host/db"
     tiny.write_run(tmp_path / "kept.yaml", "kept", store=url)
@@ -261,12 +237,6 @@ def test_a_launch_leads_to_its_search_or_shows_its_failure(
     assert f"lost failed with code 2: error: {EVIL}" in failed.text and not failed.links
 
 
-def test_a_number_of_experts_that_is_searched_is_no_value(client: TestClient) -> None:
-    for path in ("/launch", "/launch?configuration=share"):
-        assert "None" not in page_of(client, path).text
-    assert "eep, 50.0 % of the expert neurons" in page_of(client, "/launch?configuration=share").text
-
-
 def test_a_form_is_disabled_for_a_read_token(client: TestClient) -> None:
     headers = {"accept": "text/html", "authorization": f"Bearer {READ}"}
     reader = TestClient(client.app, "http://localhost", headers=headers)
@@ -275,34 +245,6 @@ def test_a_form_is_disabled_for_a_read_token(client: TestClient) -> None:
     assert "needs a token of scope write" in page.text
     refused = reader.post("/api/searches/check", json={"configuration": "small"}, headers={"x-moevolve": "1"})
     assert refused.status_code == 403
-
-
-def test_a_server_without_run_files_says_how_to_give_it_some(bare: TestClient) -> None:
-    page = page_of(bare, "/launch")
-    assert "configurations: [runs]" in page.text and "moevolve serve --settings server.yaml" in page.text
-
-
-def test_started_searches_are_listed_with_their_states(
-    client: TestClient, store: Store, runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored(store, load_run_config(runs / "small.yaml"), "listed")
-    at = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
-    jobs = [
-        Job("listed:3", "export", at, 1, False, 0, "done"),
-        Job("ended", "launch", at, 2, False, 0, ""),
-        Job("listed", "resume", at, 3, True, None, "evaluating"),
-        Job("slow", "launch", at, 4, True, None, ""),
-        Job("bad", "launch", at, 5, False, 2, f"error: {EVIL}"),
-    ]
-    monkeypatch.setattr(ProcessRunner, "jobs", lambda _: jobs)
-    for path in ("/launch", "/launch/started?part=1"):
-        page = page_of(client, path)
-        assert page.texts_of("span")[-4:] == ["failed", "starting", "running", "finished"]
-        assert "failed with code 2" in page.text
-        assert page.text.index("bad") < page.text.index("slow 2026") < page.text.index("ended 2026")
-        assert polls(page, "/launch/started?part=1")
-        assert f"error: {EVIL}" in page.text and "2026-01-02 03:04" in page.text
-        assert [link for link in page.links if link.startswith("/searches/")] == ["/searches/listed"]
 
 
 def polls(page: Page, path: str) -> bool:

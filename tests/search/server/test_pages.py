@@ -12,19 +12,16 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 import store_samples as samples
 from page_checks import check, check_policy, page_of
-from search_lab import reranked_search
 from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 
-from moevolve.search.loop.scores import interval
 from moevolve.search.report.rendering import FOLDER as REPORT
-from moevolve.search.report.rendering import duration, handle
 from moevolve.search.server.app import make_app
 from moevolve.search.server.caches import Listings
 from moevolve.search.server.pages.rendering import FOLDER
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.leases import this_process
-from moevolve.store.records import ExportRecord, Progress
+from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 
 KINDS = ("eep", "factorllm", "tomoe", "nanomoe")
@@ -130,47 +127,6 @@ def test_searches_are_filtered_sorted_labelled_and_saved(client: TestClient, sto
         store.label(store.search("tomoe").id, [], "", False)
 
 
-def test_a_finished_search_shows_its_course_and_nothing_to_steer(client: TestClient) -> None:
-    page = page_of(client, "/searches/eep")
-    (figure,) = [found for found in page.all("figure") if "data-course" in found]
-    assert figure["data-spans"].count("kind") == 2 and "merge" in figure["data-spans"]
-    assert [found.get("id") for found in page.all("button")] == ["do-label", "do-archive"]
-
-
-def test_a_finished_search_names_its_winner_and_has_no_pace(tmp_path: Path) -> None:
-    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
-        record = reranked_search(store)
-        lease = store.acquire(record.id, this_process(), 60)
-        store.set_status(lease, "running")
-        store.renew(lease, 60, "evaluating", Progress(2, 2, "repair", (0, 0.875), 0.9, 0, 0, 2, 0.25, None))
-        app = make_app(store, ServerSettings(store=store.url, logs=tmp_path))
-        client = TestClient(app, base_url="http://localhost", headers={"accept": "text/html"})
-        running = page_of(client, "/searches/reranked").text
-        assert "winner" not in running and "best on search 87.5 % individual 0" in running
-        assert "phase repair" in running and "pace 0.25" in running
-        store.set_status(lease, "finished")
-        store.release(lease)
-        finished = page_of(client, "/searches/reranked").text
-        assert (
-            "winner individual 1 0.0 % of the parameters picked on dev, 75.0 % on search" in finished
-            and "winner is individual 1" in finished
-        )
-        assert "best on search 87.5 % individual 0" in finished
-        assert "phase repair" not in finished and "pace" not in finished
-
-
-def test_an_individual_has_its_scores_with_intervals_and_its_parents(client: TestClient, store: Store) -> None:
-    (top,) = store.page(store.search("eep").id, "best", limit=1)
-    detail = store.individual(f"eep:{top.index}")
-    store.add_export(detail.ref, ExportRecord("/there", "stock", '{"max_difference": 1.603e-07, "parts": 6}'))
-    page = page_of(client, f"/individuals/eep:{top.index}")
-    assert "1.6e-07" in page.text
-    for record in detail.evaluations:
-        low, high = interval(record)
-        assert f"{100 * low:.1f} \N{EN DASH} {100 * high:.1f}" in page.text
-    assert {f"/individuals/eep:{parent}" for parent in detail.individual.parents} <= set(page.links)
-
-
 @pytest.mark.parametrize("kind", ["eep", "nanomoe"])
 def test_genomes_and_lineages_are_drawn(client: TestClient, store: Store, kind: str) -> None:
     rows = store.page(store.search(kind).id, "best", limit=100)
@@ -181,44 +137,6 @@ def test_genomes_and_lineages_are_drawn(client: TestClient, store: Store, kind: 
     assert "default-src 'none'" in answer.headers["content-security-policy"] and "<script" not in answer.text
     lineage = page_of(client, f"/individuals/{kind}:{child.index}/lineage?part=1")
     assert f"/individuals/{kind}:{child.parents[0]}" in lineage.links
-
-
-def test_rankings_accept_empty_form_fields(client: TestClient, store: Store) -> None:
-    task = store.searches()[0].tasks[0]
-    page = page_of(client, f"/best?task={task}&experts=&active=&search=eep&split=search")
-    best = store.best(task, search="eep", by="search", limit=1)[0]
-    assert best.ref in page.text and "nanomoe:" not in page.text
-    task = store.search_tasks(store.search("tomoe").id)[0].task
-    for size in ("parameters", "active_parameters"):
-        page = page_of(client, f"/pareto?task={task}&split=search&search=tomoe&size={size}")
-        rows = [found for found in page.all("tr") if "data-y" in found]
-        front = store.pareto(task, "search", "tomoe", size)  # type: ignore[arg-type]
-        assert [float(row["data-x"]) for row in rows] == [getattr(row, size) for row in front]
-    assert any("data-full" in found for found in page.all("figure"))
-
-
-def test_rankings_show_one_model_at_a_time(tmp_path: Path) -> None:
-    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
-        client = TestClient(
-            make_app(store, ServerSettings(store=store.url, logs=tmp_path)),
-            base_url="http://localhost",
-            headers={"accept": "text/html"},
-        )
-        for name in ("first", "second"):
-            model = {"model_fingerprint": samples.digest(name)}
-            splits = [samples.split(), samples.split(name="test")]
-            store.create_search(samples.search(name, model_path=f"models/{name}", **model), splits)
-            one = samples.decided(samples.individual(0, phenotype_hash=name), 0.5)
-            scored = [
-                samples.evaluation(name, 0.5, name=each, phenotype_hash=name, **model) for each in ("search", "test")
-            ]
-            store.record(f"id-{name}", [one], scored)
-        for path in ("/best", "/pareto"):
-            page = page_of(client, path)
-            assert "second:0" in page.text and "first:0" not in page.text, "of the newest search's model"
-            for query in ("model=models/first", "search=first&model=models/second"):
-                page = page_of(client, f"{path}?{query}")
-                assert "first:0" in page.text and "second:0" not in page.text, query
 
 
 def test_stored_texts_are_escaped(client: TestClient) -> None:
@@ -343,9 +261,3 @@ def test_listings_are_read_again_after_an_event(tmp_path: Path) -> None:
         store.set_status("id-alpha", "running")
         assert listings.summaries()[0].search.status == "running"
         assert Listings(store, max_age=0).tasks() == ["rte"]
-
-
-def test_durations_and_paths_are_formatted() -> None:
-    assert [duration(seconds) for seconds in (0.4, 61, 3723, 9e4)] == ["0.4 s", "61 s", "62 min", "25.0 h"]
-    assert handle(samples.search("demo-2.b")) == "demo-2.b"
-    assert handle(samples.search("a/b", id="x")) == handle(samples.search("..", id="x")) == "x"

@@ -369,15 +369,6 @@ def test_a_file_is_sent_and_a_model_shrunk_for_it(browse: Open, tmp_path: Path) 
     page.get_by_text("no such directory").first.wait_for()
 
 
-def test_an_export_is_followed_to_its_end(browse: Open, store: Store) -> None:
-    page = browse("/individuals/eep:0")
-    page.get_by_role("button", name="Export").click()
-    page.locator("#exports").get_by_text("being exported").wait_for()
-    page.locator("#said").filter(has_text="now: exported").wait_for()
-    page.get_by_role("rowheader", name="exports/eep-0").wait_for()
-    assert len(store.individual("eep:0").exports) == 1
-
-
 def test_signing_in_leads_to_the_page_that_was_asked_for_and_back_to_it(
     browse: Open, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ from moevolve.search.server.connections import BoundedProtocol
 from moevolve.search.server.settings import ServerSettings
 from moevolve.search.server.uploads import plain_name
 from moevolve.search.shrink.record import STAGES, SizeTrial
-from moevolve.store.records import FULL_MODEL, ExportRecord
+from moevolve.store.records import FULL_MODEL
 from moevolve.store.repository import Store
 from moevolve.workers.children.process import ChildProcess
 
@@ -314,21 +314,6 @@ def test_the_form_starts_what_the_api_does(client: TestClient, started: list[lis
     reader = page_of(TestClient(client.app, "http://localhost", headers=headers), "/shrink")
     assert "needs a token of scope write" in reader.text
     assert all("disabled" in found for found in reader.all("button", "fieldset", "select"))
-
-
-def test_a_searchs_page_has_the_exports_of_its_winner(client: TestClient, store: Store, tmp_path: Path) -> None:
-    store.create_search(samples.search("shrunk"), [samples.split()])
-    assert "There is none yet." in page_of(client, "/searches/shrunk").text
-    store.record("id-shrunk", [samples.decided(0, 0.5)])
-    store.set_status("id-shrunk", "finished", winner=0)
-    page = page_of(client, "/searches/shrunk/checkpoint")
-    assert "isn't exported yet" in page.text and "/individuals/shrunk:0#exports-title" in page.links
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "config.json").write_text('{"model_type": "mixtral"}')
-    for folder in ("new", "gone"):
-        store.add_export("shrunk:0", ExportRecord(str(tmp_path / folder), "stock"))
-    text = page_of(client, "/searches/shrunk").text
-    assert f"{tmp_path}/new stock transformers, " in text and f"{tmp_path}/gone stock - " in text
 
 
 def test_a_shrinks_page_shows_its_record_whatever_its_log_says(
