@@ -12,8 +12,8 @@ from typing import Literal
 # Characters of another library's message that are quoted: more belongs into the log, not into a line.
 _LONGEST = 300
 
+# Environment variable of workers: name of the host whose user reads their messages.
 DRIVER_HOST = "MOEVOLVE_DRIVER_HOST"
-"""Environment variable of workers: name of the host whose user reads their messages."""
 
 # Texts in the messages of device errors, and of the host's lack of memory, for which torch has no exception class.
 _DEVICES = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")
@@ -32,13 +32,13 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 
+# Cause of a failed evaluation. `candidate`: the edit itself, on any worker (an exception, numbers that aren't finite).
+# `worker`: the workers that evaluated it died or were retired again and again. `timeout`: it exceeded the time limit.
 FailureKind = Literal["candidate", "worker", "timeout"]
-"""Cause of a failed evaluation. `candidate`: the edit itself, on any worker (an exception, numbers that aren't finite).
-`worker`: the workers that evaluated it died or were retired again and again. `timeout`: it exceeded the time limit."""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """The end of an error message: the known words most similar to `word`, else some known words."""
+    """Return the end of an error message: the known words most similar to `word`, else some known words."""
     names = sorted(set(known))
     if not names:
         return "none exists yet"

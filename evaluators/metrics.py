@@ -45,6 +45,8 @@ class Metric:
         return self.average is geometric_mean
 
 
+# Metrics by name. `accuracy`, `agreement` and `mean` are the same function, for answers that are matched, overlaps with
+# the full model and outcomes of lm-eval; `inverse_perplexity` is the geometric mean of likelihoods per token.
 METRICS = {
     "accuracy": Metric(mean),
     "agreement": Metric(mean, scale="agreement"),
@@ -52,8 +54,6 @@ METRICS = {
     "inverse_perplexity": Metric(geometric_mean, scale="perplexity"),
     "mean": Metric(mean),
 }
-"""Metrics by name. `accuracy`, `agreement` and `mean` are the same function, for answers that are matched, overlaps
-with the full model and outcomes of lm-eval; `inverse_perplexity` is the geometric mean of likelihoods per token."""
 
 
 def scale_of(metric: str) -> ScaleName:

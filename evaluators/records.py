@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+# Most characters of a record's line: two lines of a terminal, and one of a notebook.
 _LONGEST = 200
-"""Most characters of a record's line: two lines of a terminal, and one of a notebook."""
 _LONGEST_VALUE = 50
 
 

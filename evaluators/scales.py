@@ -71,9 +71,10 @@ class Scale:
         return " to ".join(map(self.change, (high, low) if self.is_reciprocal else (low, high)))
 
 
+# Smallest score whose logarithm is taken.
 _LEAST = 1e-12
-"""Smallest score whose logarithm is taken."""
 
+# All scales by name.
 SCALES: dict[ScaleName, Scale] = {
     "percent": Scale("score in %", "%", "in points"),
     "agreement": Scale("agreement with the full model in %", "%", "in points"),
@@ -84,7 +85,6 @@ SCALES: dict[ScaleName, Scale] = {
         is_reciprocal=True,
     ),
 }
-"""All scales by name."""
 
 
 def common_scale(names: Iterable[ScaleName]) -> ScaleName:

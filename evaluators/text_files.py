@@ -11,8 +11,8 @@ from typing import Any
 
 from moevolve.evaluators.errors import UserError
 
+# Bytes of a table's cell; Python's own limit is shorter than long prompts.
 _LONGEST_CELL = 1 << 27
-"""Bytes of a table's cell; Python's own limit is shorter than long prompts."""
 
 
 def read_lines(path: Path, missing: str = "") -> list[str]:
@@ -33,11 +33,11 @@ def read_lines(path: Path, missing: str = "") -> list[str]:
         raise UserError(f"{path}: can't be read: {error.strerror}") from None
 
 
+# Names of files that `read_rows` reads end in one of these.
 ROW_FILES = (".jsonl", ".json", ".csv", ".tsv")
-"""Names of files that `read_rows` reads end in one of these."""
 Row = dict[str, object]
+# Malformed rows that a message names.
 _SHOWN_FAULTS = 3
-"""Malformed rows that a message names."""
 
 
 def read_rows(path: Path, missing: str = "") -> Iterator[tuple[str, Row | UserError]]:

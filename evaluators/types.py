@@ -16,8 +16,8 @@ Floats = NDArray[np.float64]
 Split = Literal["calibration", "search", "dev", "test"]
 Positions = Literal["text", "answer", "greedy"]
 SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")
+# Splits that models are scored on; `calibration` is only for measurements.
 SCORED: tuple[Split, ...] = ("search", "dev", "test")
-"""Splits that models are scored on; `calibration` is only for measurements."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def explain_validation(error: ValidationError, data: object, known: Collection[s
 
 
 def _field(location: tuple[int | str, ...], data: Any, missing: bool) -> list[str]:
-    """The path in the data of an error's location, without the union members that pydantic adds to it."""
+    """Return the path in the data of an error's location, without the union members that pydantic adds to it."""
     path: list[str] = []
     node = data
     for place, part in enumerate(location):

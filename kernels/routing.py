@@ -26,15 +26,15 @@ from torch.nn import functional
 from moevolve.kernels.products import elementwise, linear
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 
+# Weights [tokens, k], float32 unless the rule rounds them, and indices of new experts int64 [tokens, k], in descending
+# order of rank.
 Routed = tuple[Tensor, Tensor]
-"""Weights [tokens, k], float32 unless the rule rounds them, and indices of new experts int64 [tokens, k], in descending
-order of rank."""
 
+# Chosen mapped weights with at most this sum are replaced by 1/k each, in families that rescale them.
 SUM_EPS = 1e-6
-"""Chosen mapped weights with at most this sum are replaced by 1/k each, in families that rescale them."""
 
+# Value that families add to the sum of chosen sigmoids before they divide by it.
 POSITIVE_EPS = 1e-20
-"""Value that families add to the sum of chosen sigmoids before they divide by it."""
 
 
 def scores_of(logits: Tensor, rule: RoutingRule) -> Tensor:

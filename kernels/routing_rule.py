@@ -14,26 +14,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+# How logits become routing weights. With `softmax_of_chosen` (GPT-OSS) the top-k of the logits is chosen, and their
+# softmax gives the weights. With `sigmoid_of_chosen` (Kolibri-1) it is the top-k of the logits plus a correction bias,
+# and the sigmoids of their logits. With `sparse_mixer` (Phi-3.5-MoE) the best expert is chosen, then the best of the
+# others, and each is weighted by a softmax over those whose logits are near its own. With `sqrt_softplus_of_chosen`
+# (DeepSeek-V4) the experts of a token are those that a table has for its id, or the top-k of `sqrt(softplus(l))` plus a
+# correction bias, and those roots give the weights. None of the four has scores over all experts that decide alone.
 Scores = Literal[
     "softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen", "sparse_mixer", "sqrt_softplus_of_chosen"
 ]
-"""How logits become routing weights. With `softmax_of_chosen` (GPT-OSS) the top-k of the logits is chosen, and their
-softmax gives the weights. With `sigmoid_of_chosen` (Kolibri-1) it is the top-k of the logits plus a correction bias,
-and the sigmoids of their logits. With `sparse_mixer` (Phi-3.5-MoE) the best expert is chosen, then the best of the
-others, and each is weighted by a softmax over those whose logits are near its own. With `sqrt_softplus_of_chosen`
-(DeepSeek-V4) the experts of a token are those that a table has for its id, or the top-k of `sqrt(softplus(l))` plus a
-correction bias, and those roots give the weights. None of the four has scores over all experts that decide alone."""
 
+# Error message for a mapping in `router_space: probs` without scores, after the name of the setting.
 NO_SCORES = (
     "probs maps the scores of all experts, and this family has none, since it chooses and weights experts by their "
     "logits; use router_space: logits"
 )
-"""Error message for a mapping in `router_space: probs` without scores, after the name of the setting."""
 
+# Error message for dynamic skipping in families without it, after the name of the setting.
 NO_SKIPPING = (
     "this family chooses a token's second expert for another reason than its weight beside the first's; leave it out"
 )
-"""Error message for dynamic skipping in families without it, after the name of the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class RoutingGroups:
     best: int = 1
 
     def reach(self, experts: int) -> int:
-        """Number of experts, of `experts` per layer, that a token can choose from."""
+        """Return the number of experts, of `experts` per layer, that a token can choose from."""
         return self.chosen * (experts // self.count)
 
     def fault(self, experts: int) -> str | None:

@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
     Panels = NDArray[np.object_]  # of axes, by row and column
 
+# Width of a figure in inches: at a phone's width, its letters are as large as the text around it.
 WIDTH = 4.1
-"""Width of a figure in inches: at a phone's width, its letters are as large as the text around it."""
+# Dots per inch of pictures, and of raster images within an SVG.
 DPI = 200
-"""Dots per inch of pictures, and of raster images within an SVG."""
+# Colour of text and axes. On a page they take the page's text colour instead, for light and dark themes.
 INK = "#0b0c0d"
-"""Colour of text and axes. On a page they take the page's text colour instead, for light and dark themes."""
 
 # Okabe-Ito: distinguishable with any colour vision.
 BLUE, ORANGE, GREEN, PURPLE, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00"
 PHASE_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
+# Most dots or lines that an SVG holds one by one; more of them become a raster image within it.
 MANY_MARKS = 3000
-"""Most dots or lines that an SVG holds one by one; more of them become a raster image within it."""
 GREY = "#8a8a8a"
 DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
+# Most rows of panels in a figure for a narrow page.
 MAX_ROWS = 6
-"""Most rows of panels in a figure for a narrow page."""
+# Panels in a row on a wide page.
 WIDE = 6
-"""Panels in a row on a wide page."""
 
 _STYLE: dict[RcKeyType, object] = {
     "font.size": 9.0,

@@ -118,7 +118,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def html_table(rows: Sequence[Mapping[str, object]], caption: str = "") -> str:
-    """Rows with the same columns as an HTML table, without columns in which nothing stands."""
+    """Return the rows with the same columns as an HTML table, without columns in which nothing stands."""
     names = [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, "") for row in rows)]
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join(

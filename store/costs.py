@@ -47,7 +47,7 @@ class SearchCosts:
 
 
 def read_costs(connection: Connection, search: SearchRecord) -> SearchCosts:
-    """The cost of the evaluations of a search's individuals and of its full model."""
+    """Return the cost of the evaluations of a search's individuals and of its full model."""
     i, e, t, c = individuals.c, evaluations.c, search_tasks.c, contexts.c
     own = select(i.phenotype_hash).where(i.search_id == search.id).distinct()
     phenotypes = connection.execute(select(func.count()).select_from(own.subquery())).scalar_one()

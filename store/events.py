@@ -22,13 +22,13 @@ from moevolve.store.scales import scales_of
 from moevolve.store.session import insert_all
 from moevolve.store.tables import events, individuals, leases, searches
 
+# Name of the requester of this thread's or task's work, for events; None for the user of this process.
 ASKER = ContextVar[str | None]("moevolve_asker", default=None)
-"""Name of the requester of this thread's or task's work, for events; None for the user of this process."""
+# Environment variable with the same for all of a process.
 ASKER_VARIABLE = "MOEVOLVE_ASKER"
-"""Environment variable with the same for all of a process."""
 
+# Fitness and tie-break; larger is better.
 Rank = tuple[float, float]
-"""Fitness and tie-break; larger is better."""
 
 
 def asker() -> str:
@@ -44,7 +44,7 @@ def asker() -> str:
 
 
 def append(connection: Connection, search_id: str, kind: EventKind, text: str, index: int | None = None) -> None:
-    """Adds one event; the lease's row stays locked until the transaction ends."""
+    """Add one event; the lease's row stays locked until the transaction ends."""
     counted = update(leases).where(leases.c.search_id == search_id).values(events=leases.c.events + 1)
     seq = connection.execute(counted.returning(leases.c.events)).scalar_one()
     row = {"search_id": search_id, "seq": seq, "kind": kind, "text": text, "idx": index, "at": datetime.now(UTC)}
@@ -52,7 +52,7 @@ def append(connection: Connection, search_id: str, kind: EventKind, text: str, i
 
 
 def best_rank(connection: Connection, search_id: str) -> Rank | None:
-    """The rank of the best individual of a search; None if no individual has a fitness."""
+    """Return the rank of the best individual of a search; None if no individual has a fitness."""
     i = individuals.c
     query = select(i.fitness, i.tie_break).where(i.search_id == search_id, i.status == "ok")
     row = connection.execute(query.order_by(i.fitness.desc(), i.tie_break.desc(), i.idx).limit(1)).first()
@@ -62,7 +62,7 @@ def best_rank(connection: Connection, search_id: str) -> Rank | None:
 def append_progress(
     connection: Connection, search_id: str, decided: Sequence[IndividualRecord], before: Rank | None
 ) -> None:
-    """Appends an event if one of the newly decided individuals is better than `before`, and one if some failed."""
+    """Append an event if one of the newly decided individuals is better than `before`, and one if some failed."""
     failed = [one for one in decided if one.status == "failed"]
     if failed:
         first = min(failed, key=lambda one: one.index)
@@ -98,7 +98,7 @@ def read_hours(connection: Connection, search_id: str) -> float:
 
 
 def read_events(connection: Connection, after: Mapping[str, int], limit: int = 1000) -> list[Event]:
-    """The events of some searches, at most `limit` of each, in order of time.
+    """Return the events of some searches, at most `limit` of each, in order of time.
 
     `after` has the number of the last known event by search id; the last numbers of the result give the next ones.
     """
@@ -114,7 +114,7 @@ def read_events(connection: Connection, after: Mapping[str, int], limit: int = 1
 def read_latest_events(
     connection: Connection, search_id: str | None = None, limit: int = 100, kinds: Collection[EventKind] = ()
 ) -> list[Event]:
-    """The latest events of a search, or of all searches, newest first; of all kinds if none are given."""
+    """Return the latest events of a search, or of all searches, newest first; of all kinds if none are given."""
     e = events.c
     query = select(e.search_id, e.seq, e.kind, e.text, e.idx, e.at)
     if kinds:

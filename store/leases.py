@@ -32,7 +32,7 @@ _OWNER = re.compile(r"process (?P<process>\d+) on .* \((?P<machine>\S+), (?P<num
 
 
 def now_of(connection: Connection) -> datetime:
-    """The database server's time, or this machine's for SQLite."""
+    """Return the database server's time, or this machine's for SQLite."""
     if connection.dialect.name == "sqlite":
         return datetime.now(UTC)
     now: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
@@ -45,7 +45,7 @@ def free_lease(search_id: str) -> dict[str, object]:
 
 
 def acquire(connection: Connection, search_id: str, owner: str, seconds: float) -> Lease:
-    """Acquires a search's lease, the right to write to it, and clears the requests to its previous driver.
+    """Acquire a search's lease, the right to write to it, and clears the requests to its previous driver.
 
     It expires after `seconds` unless it is renewed. `owner` names the process (`this_process`).
 
@@ -84,7 +84,7 @@ def renew(
     stage: str | None = None,
     progress: Progress | None = None,
 ) -> Control:
-    """Extends a lease, also an expired one that no other driver has acquired, and stores its owner's state.
+    """Extend a lease, also an expired one that no other driver has acquired, and stores its owner's state.
 
     It then lasts `seconds` from now. A stage (a line about what the driver is doing) or progress of None keeps the
     previous one.
@@ -106,13 +106,13 @@ def renew(
 
 
 def release(connection: Connection, lease: Lease) -> None:
-    """Releases a lease; does nothing if another driver has acquired it."""
+    """Release a lease; do nothing if another driver has acquired it."""
     if _locked(connection, lease.search_id).epoch == lease.epoch:
         _update(connection, lease.search_id, owner=None, expires_at=None)
 
 
 def fence(connection: Connection, writer: str | Lease) -> str:
-    """Refuses a write to a search that comes neither from its driver nor at a time when it has no driver.
+    """Refuse a write to a search that comes neither from its driver nor at a time when it has no driver.
 
     The writer is the driver's lease, or the search's id if it is no driver. Returns the id of the search.
 
@@ -137,7 +137,7 @@ def ask(
     desired_state: DesiredState | None = None,
     workers: int | None = None,
 ) -> Control:
-    """Asks the driver of a search for a change, which the driver makes within seconds; None keeps a value.
+    """Ask the driver of a search for a change, which the driver makes within seconds; None keeps a value.
 
     Raises:
         NotRunningError: The search has no driver.
@@ -159,19 +159,19 @@ def ask(
 
 
 def read(connection: Connection, search_id: str) -> Control:
-    """The driver of a search, its state, and what users ask of it."""
+    """Return the driver of a search, its state, and what users ask of it."""
     row = connection.execute(select(leases).where(leases.c.search_id == search_id)).one()
     return _control(row, now_of(connection))
 
 
 def read_all(connection: Connection) -> dict[str, Control]:
-    """The same for every search, by id."""
+    """Return the same for every search, by id."""
     now = now_of(connection)
     return {row.search_id: _control(row, now) for row in connection.execute(select(leases))}
 
 
 def running(connection: Connection) -> dict[str, Control]:
-    """The same for the searches that have a driver. Its cost doesn't grow with the number of other searches."""
+    """Return the same for the searches that have a driver. Its cost doesn't grow with the number of other searches."""
     now = now_of(connection)
     owned = connection.execute(select(leases).where(leases.c.owner.is_not(None)))
     found = {row.search_id: _control(row, now) for row in owned}
@@ -179,7 +179,7 @@ def running(connection: Connection) -> dict[str, Control]:
 
 
 def revoke_expired(connection: Connection) -> set[str]:
-    """Takes expired leases from their owners, which can't write any more should they wake up.
+    """Take expired leases from their owners, which can't write any more should they wake up.
 
     Returns:
         Ids of the searches that have a driver.
@@ -210,7 +210,7 @@ def _control(row: Row[*tuple[object, ...]], now: datetime) -> Control:
 
 
 def _locked_by(connection: Connection, lease: Lease) -> Row[*tuple[object, ...]]:
-    """The lease's row, locked; an error if the lease has been lost."""
+    """Return the lease's row, locked; an error if the lease has been lost."""
     row = _locked(connection, lease.search_id)
     if row.epoch != lease.epoch:
         raise LeaseLostError(
@@ -221,7 +221,7 @@ def _locked_by(connection: Connection, lease: Lease) -> Row[*tuple[object, ...]]
 
 
 def _locked(connection: Connection, search_id: str) -> Row[*tuple[object, ...]]:
-    """A search's row, locked against other writers until this transaction ends."""
+    """Return a search's row, locked against other writers until this transaction ends."""
     row = connection.execute(select(leases).where(leases.c.search_id == search_id).with_for_update()).first()
     if row is None:
         find_search(connection, search_id)
@@ -239,13 +239,13 @@ def this_process() -> str:
 
 
 def is_on_another_machine(owner: str) -> bool:
-    """Whether an owner is a process on another machine."""
+    """Return whether an owner is a process on another machine."""
     found = _OWNER.fullmatch(owner)
     return found is not None and found["machine"] != _machine()
 
 
 def is_gone(owner: str) -> bool:
-    """Whether an owner was a process on this machine that has ended, so that its lease need not expire.
+    """Return whether an owner was a process on this machine that has ended, so that its lease need not expire.
 
     False if the owner's process can't be seen from here.
     """
@@ -257,7 +257,7 @@ def is_gone(owner: str) -> bool:
 
 @cache
 def _machine() -> str:
-    """The first part of this machine's boot id; the host's name on systems other than Linux."""
+    """Return the first part of this machine's boot id; the host's name on systems other than Linux."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").split("-")[0]
     except OSError:
@@ -266,7 +266,7 @@ def _machine() -> str:
 
 @cache
 def _numbering() -> str:
-    """The namespace of this process's number."""
+    """Return the namespace of this process's number."""
     try:
         return Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
     except OSError:

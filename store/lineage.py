@@ -17,7 +17,7 @@ _INDEX = re.compile(r"[0-9]{1,18}")  # fits a column of 64 bits
 
 
 def find_search(connection: Connection, name_or_id: str) -> SearchRecord:
-    """The search with this id or name.
+    """Return the search with this id or name.
 
     Raises:
         NotFoundError: There is none; the message suggests similar names.
@@ -50,7 +50,7 @@ def find_individual(connection: Connection, ref: str) -> tuple[SearchRecord, Row
 
 
 def read_ancestors(connection: Connection, ref: str) -> LineageGraph:
-    """The individual `SEARCH:INDEX` and its ancestors."""
+    """Return the individual `SEARCH:INDEX` and its ancestors."""
     search, row = find_individual(connection, ref)
     walk = select(cast(literal(row.idx), BigInteger).label("idx")).cte("walk", recursive=True)
     # UNION drops a node that several paths reach.
@@ -72,7 +72,7 @@ def read_ancestors(connection: Connection, ref: str) -> LineageGraph:
 
 
 def read_children(connection: Connection, ref: str) -> list[LineageNode]:
-    """The children of the individual `SEARCH:INDEX`, by index."""
+    """Return the children of the individual `SEARCH:INDEX`, by index."""
     search, row = find_individual(connection, ref)
     born = select(parents.c.child_idx).where(parents.c.search_id == search.id, parents.c.parent_idx == row.idx)
     query = _nodes(search).where(individuals.c.idx.in_(born)).order_by(individuals.c.idx)

@@ -24,7 +24,7 @@ def read_front(
     size: Size = "parameters",
     model: str | None = None,
 ) -> list[BestRow]:
-    """The Pareto front of score against parameters, or those used per token, from the smallest model on.
+    """Return the Pareto front of score against parameters, or those used per token, from the smallest model on.
 
     If they are given, only of one search, and of the models that searches have by the path `model`; so in all of these.
     """
@@ -51,7 +51,7 @@ def read_front(
 def read_full_score(
     connection: Connection, task: str, split: Split = "search", search: str | None = None, model: str | None = None
 ) -> float | None:
-    """The newest score of the full model on a split of a task; None if it isn't scored there."""
+    """Return the newest score of the full model on a split of a task; None if it isn't scored there."""
     here = _scored_contexts(connection, task, split, find_named(connection, search), model)
     ids = [context.id for context in here if context.split == split]
     e = evaluations.c

@@ -38,7 +38,7 @@ StoredRow = Row[*tuple[object, ...]]
 
 
 def read_searches(connection: Connection) -> list[SearchSummary]:
-    """All searches with their counts, oldest first."""
+    """Return all searches with their counts, oldest first."""
     s, i, t = searches.c, individuals.c, search_tasks.c
     own = i.search_id == s.id
     # Indices have no gaps, so the highest one gives the total. Only the few rows without a fitness are counted.
@@ -100,7 +100,7 @@ def _winners_scores(connection: Connection) -> dict[tuple[str, Split], float]:
 def read_history(
     connection: Connection, search_id: str, indices: Sequence[int] | None = None
 ) -> list[IndividualRecord]:
-    """All recorded individuals of a search, or those with some indices, sorted by index."""
+    """Return all recorded individuals of a search, or those with some indices, sorted by index."""
     if indices is not None:
         return [row for some in chunks(sorted(indices)) for row in _history(connection, search_id, some)]
     return _history(connection, search_id, None)
@@ -126,7 +126,7 @@ def _history(connection: Connection, search_id: str, indices: Sequence[int] | No
 def read_page(
     connection: Connection, search_id: str, order: Order = "best", after: int | None = None, limit: int = 50
 ) -> list[IndividualRecord]:
-    """A page of a search's individuals. Every page takes the same time, however large the search is.
+    """Return a page of a search's individuals. Every page takes the same time, however large the search is.
 
     Args:
         search_id: Id of the search.
@@ -174,7 +174,7 @@ def _in_order(connection: Connection, search_id: str, query: Select[int]) -> lis
 
 
 def read_individual(connection: Connection, ref: str) -> IndividualDetail:
-    """The individual `SEARCH:INDEX` (search name or id), with its evaluations and exports.
+    """Return the individual `SEARCH:INDEX` (search name or id), with its evaluations and exports.
 
     Raises:
         NotFoundError: The reference has another form, or the search or individual doesn't exist; the message suggests
@@ -195,7 +195,7 @@ def read_individual(connection: Connection, ref: str) -> IndividualDetail:
 def context_ids(
     connection: Connection, model: str, engine: str, task_fingerprints: Sequence[str] | None = None
 ) -> list[int]:
-    """Ids of the contexts with these fingerprints of model, engine and, if given, task splits."""
+    """Return the ids of the contexts with these fingerprints of model, engine and, if given, task splits."""
     c = contexts.c
     query = select(c.id).where(c.model_fingerprint == model, c.engine_fingerprint == engine).order_by(c.id)
     if task_fingerprints is None:
@@ -209,7 +209,7 @@ def context_ids(
 def read_evaluations(
     connection: Connection, context_ids: Sequence[int], hashes: Sequence[str]
 ) -> list[EvaluationRecord]:
-    """The evaluations of some phenotypes in some contexts, sorted by phenotype hash and task fingerprint."""
+    """Return the evaluations of some phenotypes in some contexts, sorted by phenotype hash and task fingerprint."""
     found: list[EvaluationRecord] = []
     e = evaluations.c
     for some in chunks(context_ids):
@@ -254,7 +254,7 @@ class ScoredPhenotype:
 
 
 def known_tasks(connection: Connection) -> list[str]:
-    """Names of the tasks that have evaluations or belong to a search."""
+    """Return the names of the tasks that have evaluations or belong to a search."""
     return sorted(connection.execute(union(select(contexts.c.task), select(search_tasks.c.task))).scalars())
 
 
@@ -268,7 +268,7 @@ def read_best(
     by: Split = "dev",
     model: str | None = None,
 ) -> list[BestRow]:
-    """The best candidates for a task.
+    """Return the best candidates for a task.
 
     Only individuals with status `ok` appear, each phenotype (per model) once, under its earliest individual. Rows are
     sorted by score, then mean gold log-probability, then the search's age and the index.
@@ -293,7 +293,7 @@ def read_best(
 
 
 def find_named(connection: Connection, search: str | None) -> SearchRecord | None:
-    """The search with this name or id; None if none is named."""
+    """Return the search with this name or id; None if none is named."""
     return None if search is None else find_search(connection, search)
 
 
@@ -359,7 +359,7 @@ def task_contexts(
 
 
 def _own_fingerprints(connection: Connection, search_ids: Sequence[str], task: str) -> dict[tuple[str, str], str]:
-    """The fingerprint of the split that each search uses, by search id and split."""
+    """Return the fingerprint of the split that each search uses, by search id and split."""
     found: dict[tuple[str, str], str] = {}
     for some in chunks(search_ids):
         query = select(search_tasks.c.search_id, search_tasks.c.split, search_tasks.c.task_fingerprint).where(
@@ -509,7 +509,7 @@ def _rows(
 
 
 def _scores(connection: Connection, context_ids: Sequence[int], phenotypes: set[str]) -> dict[tuple[int, str], float]:
-    """Scores by context id and phenotype hash; failed evaluations are left out."""
+    """Return the scores by context id and phenotype hash; failed evaluations are left out."""
     found: dict[tuple[int, str], float] = {}
     e = evaluations.c
     for context_id in context_ids:

@@ -39,7 +39,7 @@ S = TypeVar("S", bound="StoreReader")
 
 
 def retrying(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Decorates an idempotent method of a store to be retried while the database is unreachable.
+    """Decorate an idempotent method of a store to be retried while the database is unreachable.
 
     After a lost connection it is unknown whether the transaction was committed. A repeated write finds its own rows and
     leaves them, or is refused because another driver has acquired the lease. Creating a search and acquiring a lease
@@ -67,7 +67,7 @@ def retrying(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
 
 
 def reading(query: Callable[Concatenate[Connection, P], R]) -> Callable[Concatenate[StoreReader, P], R]:
-    """Makes a method of a store from a query, which runs in a transaction of its own."""
+    """Make a method of a store from a query, which runs in a transaction of its own."""
 
     @wraps(query)
     def method(self: StoreReader, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -100,7 +100,7 @@ class StoreReader:
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """Opens the store at `url` (`sqlite:///file.db`, `postgresql://user@host/name`), also while others write to it.
+        """Open the store at `url` (`sqlite:///file.db`, `postgresql://user@host/name`), also while others write to it.
 
         Raises:
             StoreError: The URL is wrong, the database unreachable, the folder or the store missing, the database isn't
@@ -139,7 +139,7 @@ class StoreReader:
             yield connection
 
     def close(self) -> None:
-        """Closes all connections. Closing twice is harmless."""
+        """Close all connections. Closing twice is harmless."""
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -172,7 +172,7 @@ class StoreReader:
 
     @retrying
     def model_facts(self, search_id: str) -> str | None:
-        """Facts of a search's model as JSON; None if it was stored without them."""
+        """Return the facts of a search's model as JSON; None if it was stored without them."""
         s = models.searches.c
         with self.transaction() as connection:
             return connection.execute(select(s.model_facts).where(s.id == search_id)).scalar()
@@ -194,7 +194,7 @@ class StoreReader:
         engine_fingerprint: str,
         task_fingerprints: Sequence[str],
     ) -> list[EvaluationRecord]:
-        """The evaluations, failed ones included, of some phenotypes on some task splits, sorted by both."""
+        """Return the evaluations, failed ones included, of some phenotypes on some task splits, sorted by both."""
         hashes = [phenotype_hashes] if isinstance(phenotype_hashes, str) else sorted(set(phenotype_hashes))
         with self.transaction() as connection:
             ids = context_ids(connection, model_fingerprint, engine_fingerprint, task_fingerprints)
@@ -218,7 +218,7 @@ class StoreReader:
 
     @retrying
     def calibrations(self) -> list[str]:
-        """Fingerprints of all calibrations."""
+        """Return the fingerprints of all calibrations."""
         c = models.calibrations.c
         with self.transaction() as connection:
             return list(connection.execute(select(c.fingerprint).order_by(c.fingerprint)).scalars())

@@ -20,29 +20,29 @@ from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.types import Split
 
 SearchStatus = Literal["created", "running", "paused", "interrupted", "cancelled", "finished", "failed"]
+# The state that users ask of a driver. A stopped search can be resumed, a cancelled one can't.
 DesiredState = Literal["running", "paused", "stopped", "cancelled"]
-"""The state that users ask of a driver. A stopped search can be resumed, a cancelled one can't."""
+# A new status, a request to the driver, a new best individual, failed candidates, a retry, a checkpoint, new tags or
+# another note, or a node that is left out because workers fail there.
 EventKind = Literal["status", "asked", "best", "failed", "retried", "exported", "labelled"]
-"""A new status, a request to the driver, a new best individual, failed candidates, a retry, a checkpoint, new tags or
-another note, or a node that is left out because workers fail there."""
+# How a listing sorts individuals: by rank, newest first, or only failed ones, newest first.
 Order = Literal["best", "newest", "failed"]
-"""How a listing sorts individuals: by rank, newest first, or only failed ones, newest first."""
 IndividualStatus = Literal["pending", "ok", "failed"]
 
 SEARCH_STATUSES: tuple[SearchStatus, ...] = get_args(SearchStatus)
+# The phenotype hash of the unedited model's evaluations.
 FULL_MODEL = "full"
-"""The phenotype hash of the unedited model's evaluations."""
+# Pydantic's settings for a record whose bytes are base64 text in JSON.
 BYTES_AS_TEXT = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
-"""Pydantic's settings for a record whose bytes are base64 text in JSON."""
 
 
 def new_search_id() -> str:
-    """A random id for a search: ten hex digits."""
+    """Return a random id for a search: ten hex digits."""
     return uuid.uuid4().hex[:10]
 
 
+# Prefix of the model fingerprint of a search that was stored without the model's weights.
 UNBOUND = "config:"
-"""Prefix of the model fingerprint of a search that was stored without the model's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,8 +286,8 @@ class IndividualRecord:
 
 
 SEARCH_COLUMNS = tuple(one.name for one in fields(SearchRecord))
+# Attributes that have a column of the same name, for each of the two records.
 INDIVIDUAL_COLUMNS = tuple(one.name for one in fields(IndividualRecord) if one.name not in ("index", "parents"))
-"""Attributes that have a column of the same name, for each of the two records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ from moevolve.store.writes import (
 
 
 def writing(change: Callable[Concatenate[Connection, P], R]) -> Callable[Concatenate[Store, P], R]:
-    """Makes a method of a store from a change, which is made in a transaction of its own."""
+    """Make a method of a store from a change, which is made in a transaction of its own."""
 
     @wraps(change)
     def method(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -92,7 +92,7 @@ class Store(StoreReader):
     def create_search(
         self, search: SearchRecord, tasks: Sequence[SearchTaskRecord], model_facts: str | None = None
     ) -> None:
-        """Adds a search with its task splits, in order.
+        """Add a search with its task splits, in order.
 
         The facts of its model, as JSON, allow reading its genomes without the model.
 
@@ -122,7 +122,7 @@ class Store(StoreReader):
 
     @retrying
     def amend_search(self, writer: str | Lease, config: str, auxiliary: Sequence[SearchTaskRecord]) -> None:
-        """Replaces a search's config, as JSON, and its task splits of weight 0, which may change after its launch."""
+        """Replace a search's config, as JSON, and its task splits of weight 0, which may change after its launch."""
         t = models.search_tasks
         with self.write_transaction() as connection:
             search_id = touch(connection, writer)
@@ -139,7 +139,7 @@ class Store(StoreReader):
     def set_status(
         self, writer: str | Lease, status: SearchStatus, reason: str | None = None, winner: int | None = None
     ) -> None:
-        """Changes the status of a search, and replaces its reason, one line for users, and its winner's index."""
+        """Change the status of a search, and replaces its reason, one line for users, and its winner's index."""
         with self.write_transaction() as connection:
             _set_status(connection, touch(connection, writer), status, reason, winner)
 
@@ -151,7 +151,7 @@ class Store(StoreReader):
         note: str | None = None,
         archived: bool | None = None,
     ) -> None:
-        """Changes what users have written about a search, whether it has a driver or not; None keeps a label as it is.
+        """Change what users have written about a search, whether it has a driver or not; None keeps a label as it is.
 
         Raises:
             StoreError: There is no such search, or a tag is empty or has white space.
@@ -169,7 +169,7 @@ class Store(StoreReader):
 
     @retrying
     def bind_model(self, search_id: str, fingerprint: str, path: str) -> None:
-        """Sets the weights of a search that was stored without them; they can't be changed later.
+        """Set the weights of a search that was stored without them; they can't be changed later.
 
         Raises:
             StoreError: There is no such search, or it already has other weights.
@@ -197,7 +197,7 @@ class Store(StoreReader):
         individuals: Sequence[IndividualRecord] = (),
         evaluations: Sequence[EvaluationRecord] = (),
     ) -> None:
-        """Writes a batch of a search's individuals and evaluations in one transaction.
+        """Write a batch of a search's individuals and evaluations in one transaction.
 
         Individuals are new, or pending ones that now have an outcome. Parents must be recorded before or in the same
         batch.
@@ -216,7 +216,7 @@ class Store(StoreReader):
 
     @retrying
     def retry(self, writer: str | Lease, first: int) -> None:
-        """Takes a search back to before failures that were not the candidates' fault.
+        """Take a search back to before failures that were not the candidates' fault.
 
         Individuals from index `first` on are removed, with the records of their exports. Earlier ones that failed by
         fault of a worker or the time limit become pending. Evaluations stay and will be reused. The search's status
@@ -234,13 +234,13 @@ class Store(StoreReader):
 
     @retrying
     def note(self, search_id: str, kind: EventKind, text: str) -> None:
-        """Appends an event to a search. It needs no lease, and after a lost connection it may be there twice."""
+        """Append an event to a search. It needs no lease, and after a lost connection it may be there twice."""
         with self.write_transaction() as connection:
             events.append(connection, search_id, kind, text)
 
     @retrying
     def add_export(self, ref: str, export: ExportRecord) -> None:
-        """Records an export of an individual; replaces an earlier record with the same path."""
+        """Record an export of an individual; replace an earlier record with the same path."""
         with self.write_transaction() as connection:
             search, row = find_individual(connection, ref)
             write_export(connection, search.id, row.idx, export)
@@ -255,18 +255,18 @@ class Store(StoreReader):
 
     @retrying
     def add_calibration(self, fingerprint: str, content: bytes) -> None:
-        """Stores a calibration, unless there is one with this fingerprint."""
+        """Store a calibration, unless there is one with this fingerprint."""
         with self.write_transaction() as connection:
             row = {"fingerprint": fingerprint, "content": content, "created_at": utc_now()}
             insert_new(connection, models.calibrations, [row])
 
     def vacuum(self) -> bool:
-        """Returns the space of deleted rows to the file system; False if the store is not a file."""
+        """Return the space of deleted rows to the file system; False if the store is not a file."""
         return vacuum(self._engine)
 
 
 def _label_text(name: str, value: object) -> str:
-    """A change of a search's labels in words."""
+    """Return a change of a search's labels in words."""
     if name == "archived":
         return "archived" if value else "no longer archived"
     return f"{name}: {' '.join(value) if isinstance(value, tuple) else value}" if value else f"no {name}"

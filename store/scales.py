@@ -27,7 +27,7 @@ class SearchScales:
 
 
 def read_scales(connection: Connection, search_id: str | None = None) -> dict[str, SearchScales]:
-    """The scales of all searches, or of one, by id; searches that have no evaluation yet are left out."""
+    """Return the scales of all searches, or of one, by id; searches that have no evaluation yet are left out."""
     s, t, c = searches.c, search_tasks.c, contexts.c
     there = and_(
         c.task_fingerprint == t.task_fingerprint,
@@ -51,5 +51,5 @@ def read_scales(connection: Connection, search_id: str | None = None) -> dict[st
 
 
 def scales_of(connection: Connection, search_id: str) -> SearchScales:
-    """The scales of one search."""
+    """Return the scales of one search."""
     return read_scales(connection, search_id).get(search_id, SearchScales())

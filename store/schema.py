@@ -17,9 +17,9 @@ from moevolve.store.tables import METADATA, searches
 if TYPE_CHECKING:
     from alembic.config import Config
 
+# The revisions of `migrations/versions`, oldest first. Alembic could list them, but importing it takes a sixth of a
+# command's start: only upgrading a store does.
 REVISIONS = ("moevolve_v1",)
-"""The revisions of `migrations/versions`, oldest first. Alembic could list them, but importing it takes a sixth of a
-command's start: only upgrading a store does."""
 
 # (table, index, numbers): rows of the table, then rows per distinct value of the index's first column, of its first two
 # columns, and so on. SQLite chooses bad plans without statistics, and those of a new store would mislead it.
@@ -43,7 +43,7 @@ _TYPICAL = (
 
 
 def write_typical_statistics(connection: Connection) -> None:
-    """Writes the planner statistics of a typical store to a SQLite database; does nothing on other databases."""
+    """Write the planner statistics of a typical store to a SQLite database; do nothing on other databases."""
     if connection.dialect.name != "sqlite":
         return
     connection.execute(text("ANALYZE"))
@@ -59,7 +59,7 @@ _LOCK = 7_026_112_437
 
 
 def prepare(engine: Engine, create: bool) -> bool:
-    """Checks that a database has the newest schema, and builds it in an empty database if `create` is true.
+    """Check that a database has the newest schema, and builds it in an empty database if `create` is true.
 
     Returns:
         Whether the schema was built.
@@ -91,7 +91,7 @@ def prepare(engine: Engine, create: bool) -> bool:
 
 
 def upgrade(url: str) -> Upgrade:
-    """Upgrades the store at `url` to the newest schema, in one transaction that excludes other writers.
+    """Upgrade the store at `url` to the newest schema, in one transaction that excludes other writers.
 
     Raises:
         LeaseHeldError: A search has a driver. Nothing was changed.
@@ -116,7 +116,7 @@ def upgrade(url: str) -> Upgrade:
 
 
 def _refuse_drivers(connection: Connection) -> None:
-    """Refuses an upgrade while searches are running, and keeps new drivers away until the transaction ends."""
+    """Refuse an upgrade while searches are running, and keep new drivers away until the transaction ends."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("LOCK TABLE leases IN ACCESS EXCLUSIVE MODE"))
     running = leases.running(connection)
@@ -129,7 +129,7 @@ def _refuse_drivers(connection: Connection) -> None:
 
 
 def _build(connection: Connection) -> None:
-    """Makes the tables in an empty database. Migrations would end with the same, but take half a second."""
+    """Make the tables in an empty database. Migrations would end with the same, but take half a second."""
     METADATA.create_all(connection, checkfirst=False)
     key = f"CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num)"
     connection.execute(text(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL, {key})"))
@@ -138,13 +138,13 @@ def _build(connection: Connection) -> None:
 
 
 def _lock(connection: Connection) -> None:
-    """Keeps other processes from building or upgrading until the transaction ends; SQLite has one writer anyway."""
+    """Keep other processes from building or upgrading until the transaction ends; SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 
 
 def newest_revision() -> str:
-    """The newest schema revision, which this software reads and writes."""
+    """Return the newest schema revision, which this software reads and writes."""
     return REVISIONS[-1]
 
 
@@ -160,12 +160,12 @@ def alembic_config(connection: Connection | None = None) -> Config:
 
 
 def location(engine: Engine) -> str:
-    """The file of a SQLite database; the URL of others, without its password."""
+    """Return the file of a SQLite database; the URL of others, without its password."""
     return str(file_of(engine.url) or without_password(engine.url))
 
 
 def _revision(connection: Connection) -> str | None:
-    """The schema revision of a store; None for an empty database. Refuses databases of other programs."""
+    """Return the schema revision of a store; None for an empty database. Refuses databases of other programs."""
     where, tables = location(connection.engine), set(inspect(connection).get_table_names())
     if not tables:
         return None

@@ -34,10 +34,10 @@ from sqlalchemy.pool import QueuePool
 from moevolve.evaluators.errors import first_line
 from moevolve.store.errors import StoreError, UnreachableError
 
+# Seconds for which a write to a SQLite file waits for other writers.
 BUSY_SECONDS = 60
-"""Seconds for which a write to a SQLite file waits for other writers."""
+# Number of values per IN list, far below every backend's limit on the variables of a statement.
 CHUNK = 500
-"""Number of values per IN list, far below every backend's limit on the variables of a statement."""
 
 _PRAGMAS = (
     "foreign_keys=ON",
@@ -75,14 +75,14 @@ _POSTGRES_WAITS = {
 
 
 def file_of(url: URL) -> Path | None:
-    """The file of a SQLite URL; None for other databases and for databases in memory."""
+    """Return the file of a SQLite URL; None for other databases and for databases in memory."""
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return None
     return Path(str(url.database))
 
 
 def make_engine(url: str, create: bool, read_only: bool = False) -> Engine:
-    """Makes an engine for `url`, which doesn't connect yet.
+    """Make an engine for `url`, which doesn't connect yet.
 
     Args:
         url: URL of the database.
@@ -135,7 +135,7 @@ def _sqlite_engine(url: URL, create: bool, read_only: bool) -> Engine:
 
 
 def _check_file(path: Path, create: bool) -> None:
-    """Refuses a path that can't be a store, or that this user can't write to."""
+    """Refuse a path that can't be a store, or that this user can't write to."""
     if path.is_dir():
         raise StoreError(f"{path} is a folder, not a store")
     if not path.parent.is_dir():
@@ -171,7 +171,7 @@ def _engine(url: URL, **options: object) -> Engine:
 
 
 def without_password(url: str | URL) -> str:
-    """A URL for display, with passwords replaced by ***."""
+    """Return a URL for display, with passwords replaced by ***."""
     text = url if isinstance(url, str) else url.render_as_string(hide_password=False)
     for secret in _SECRETS:
         text = secret.sub(r"\1***", text)
@@ -179,7 +179,7 @@ def without_password(url: str | URL) -> str:
 
 
 def _begin_transactions(engine: Engine, path: Path | None) -> None:
-    """Begins SQLite's transactions, each in the file that was there at first."""
+    """Begin SQLite's transactions, each in the file that was there at first."""
     opened = None if path is None else _identity(path)
 
     @event.listens_for(engine, "begin")
@@ -209,7 +209,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _begin_to_write(connection: Connection, wait_s: Callable[[], float]) -> None:
-    """Begins a write transaction, after waiting for other writers."""
+    """Begin a write transaction, after waiting for other writers."""
     raw: Any = connection.connection.driver_connection
     # In short steps, because SQLite's own wait can't be interrupted by Ctrl-C.
     raw.execute(f"PRAGMA busy_timeout={_STEP_S * 1000:.0f}")
@@ -228,7 +228,7 @@ def _begin_to_write(connection: Connection, wait_s: Callable[[], float]) -> None
 
 
 def use_wal(engine: Engine) -> None:
-    """Puts a SQLite file into write-ahead-log mode for good, so that readers never block the writer."""
+    """Put a SQLite file into write-ahead-log mode for good, so that readers never block the writer."""
     _outside_transactions(engine, "PRAGMA journal_mode=WAL")
 
 
@@ -241,7 +241,7 @@ def vacuum(engine: Engine) -> bool:
 
 
 def _outside_transactions(engine: Engine, *statements: str) -> bool:
-    """Runs statements on a SQLite file; False if the database is not one."""
+    """Run statements on a SQLite file; False if the database is not one."""
     if engine.dialect.name != "sqlite" or file_of(engine.url) is None:
         return False
     raw = engine.raw_connection()
@@ -305,7 +305,7 @@ def _is_unreachable(error: Exception) -> bool:
 
 
 def lock_against_prune(connection: Connection, alone: bool = False) -> None:
-    """Keeps others from pruning data that a new search or a new driver might reuse, until the transaction ends.
+    """Keep others from pruning data that a new search or a new driver might reuse, until the transaction ends.
 
     The lock `alone` is for pruning itself, and excludes all others.
     """
@@ -316,13 +316,13 @@ def lock_against_prune(connection: Connection, alone: bool = False) -> None:
 
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[dict[str, object]]) -> int:
-    """Inserts the rows whose key is new, and returns their number. Existing rows stay unchanged."""
+    """Insert the rows whose key is new, and return their number. Existing rows stay unchanged."""
     make = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     return _execute_insert(connection, make(table).on_conflict_do_nothing(), rows)
 
 
 def insert_all(connection: Connection, table: Table, rows: Sequence[dict[str, object]]) -> None:
-    """Inserts rows; an existing key is an error."""
+    """Insert rows; an existing key is an error."""
     _execute_insert(connection, insert(table), rows)
 
 
@@ -337,7 +337,7 @@ def _execute_insert(connection: Connection, statement: Insert, rows: Sequence[di
 
 
 def update_all(connection: Connection, statement: Update, rows: Sequence[dict[str, object]]) -> None:
-    """Runs an update for each row; on PostgreSQL one by one, not in a pipeline (see `_execute_insert`)."""
+    """Run an update for each row; on PostgreSQL one by one, not in a pipeline (see `_execute_insert`)."""
     if rows and connection.dialect.name == "sqlite":
         connection.execute(statement, list(rows))
     else:

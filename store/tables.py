@@ -86,7 +86,7 @@ METADATA = MetaData(
 
 
 def _column(name: str, kind: Any, *reference: ForeignKey, nullable: bool = False, **options: Any) -> Column[Any]:
-    """A column that has a value in every row, unless it is `nullable`."""
+    """Return a column that has a value in every row, unless it is `nullable`."""
     return Column(name, kind, *reference, nullable=nullable, **options)
 
 

@@ -38,12 +38,12 @@ _DECIDE = (
 
 
 def utc_now() -> datetime:
-    """The current time as an aware UTC datetime."""
+    """Return the current time as an aware UTC datetime."""
     return datetime.now(UTC)
 
 
 def touch(connection: Connection, writer: str | Lease) -> str:
-    """Checks that `writer` may write to its search (`leases.fence`), updates the search's time, and returns its id."""
+    """Check that `writer` may write to its search (`leases.fence`), update the search's time, and return its id."""
     search_id = fence(connection, writer)
     connection.execute(update(searches).where(searches.c.id == search_id).values(updated_at=utc_now()))
     return search_id
@@ -52,7 +52,7 @@ def touch(connection: Connection, writer: str | Lease) -> str:
 def write_individuals(
     connection: Connection, search_id: str, batch: Sequence[IndividualRecord]
 ) -> list[IndividualRecord]:
-    """Adds the new individuals with their parents, and stores the outcomes of those that were pending.
+    """Add the new individuals with their parents, and stores the outcomes of those that were pending.
 
     A batch may have an individual twice, first pending and then with its outcome.
 
@@ -93,7 +93,7 @@ def write_individuals(
 
 
 def _check_same(search_id: str, there: Row[*tuple[object, ...]], one: IndividualRecord) -> None:
-    """Refuses a record of an individual that is known already, if it has another genome or another outcome."""
+    """Refuse a record of an individual that is known already, if it has another genome or another outcome."""
     if (there.content_hash, there.phenotype_hash) != (one.content_hash, one.phenotype_hash):
         raise StoreError(
             f"individual {one.index} of search {search_id} is already recorded with another genome; "
@@ -108,7 +108,7 @@ def _check_same(search_id: str, there: Row[*tuple[object, ...]], one: Individual
 
 
 def _stored(connection: Connection, search_id: str, indices: Sequence[int]) -> dict[int, Any]:
-    """The stored rows (hashes and outcome) among these indices."""
+    """Return the stored rows (hashes and outcome) among these indices."""
     names = ("idx", "content_hash", "phenotype_hash", "status", "fitness", "tie_break")
     found: dict[int, Any] = {}
     for some in chunks(indices):
@@ -139,7 +139,7 @@ def _with_plain_numbers(one: IndividualRecord) -> IndividualRecord:
 
 
 def write_evaluations(connection: Connection, batch: Sequence[EvaluationRecord]) -> None:
-    """Adds evaluations, which belong to no search and so need no lease. Those that are stored already stay."""
+    """Add evaluations, which belong to no search and so need no lease. Those that are stored already stay."""
     ids: dict[_Context, int] = {}
     for one in batch:
         if _key(one) not in ids:
@@ -188,7 +188,7 @@ def _evaluation_row(one: EvaluationRecord, context_id: int, now: datetime) -> di
 
 
 def _numbers(where: str, score: float | None, tie: float | None) -> tuple[float, float]:
-    """Both as plain floats, checked."""
+    """Return both as plain floats, checked."""
     # A tie-break may be -inf (an impossible answer). NaN would be sorted differently by each backend.
     if score is None or tie is None or not math.isfinite(score) or math.isnan(tie) or tie == math.inf:
         raise StoreError(f"{where}: needs a finite score and a log-probability, got {score} and {tie}")
@@ -196,7 +196,7 @@ def _numbers(where: str, score: float | None, tie: float | None) -> tuple[float,
 
 
 def write_export(connection: Connection, search_id: str, idx: int, export: ExportRecord) -> None:
-    """Records an export, replacing an earlier one of the same individual to the same path."""
+    """Record an export, replacing an earlier one of the same individual to the same path."""
     e = exports.c
     connection.execute(delete(exports).where(e.search_id == search_id, e.idx == idx, e.path == export.path))
     row = {"search_id": search_id, "idx": idx, "path": export.path, "form": export.form, "checks": export.checks}
@@ -211,7 +211,7 @@ def write_shrink(connection: Connection, shrink: StoredShrink) -> None:
 
 
 def write_retry(connection: Connection, search_id: str, first: int) -> None:
-    """Takes a search back to before failures that were not the candidates' fault; see `Store.retry`."""
+    """Take a search back to before failures that were not the candidates' fault; see `Store.retry`."""
     i, p, e = individuals.c, parents.c, exports.c
     connection.execute(delete(parents).where(p.search_id == search_id, p.child_idx >= first))
     connection.execute(delete(exports).where(e.search_id == search_id, e.idx >= first))

@@ -146,7 +146,7 @@ class EvaluationWorker:
             return tuple(transcribe(self._engine, split) for split in splits)
 
     def has(self, edit: Edit) -> bool:
-        """Whether an edit is applied, so that a request of it begins at once."""
+        """Return whether an edit is applied, so that a request of it begins at once."""
         return self.resident.applied.phenotype_hash == edit.phenotype_hash
 
     def _remember(self, splits: tuple[PreparedSplit, ...]) -> None:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.types import PreparedSplit
 
+# `decided(i, text)`: True if no continuation of `text` can change example i's outcome, so that decoding may stop.
 Decided = Callable[[int, str], bool]
-"""`decided(i, text)`: True if no continuation of `text` can change example i's outcome, so that decoding may stop."""
 
 
 def never(_row: int, _text: str) -> bool:

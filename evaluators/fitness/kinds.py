@@ -81,7 +81,7 @@ class Perplexity(Fitness):
     needs_references = False
 
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
-        """An outcome is exp(mean log-probability per token), its tie-breaker the logarithm."""
+        """Return an outcome is exp(mean log-probability per token), its tie-breaker the logarithm."""
         logprobs = engine.text_logprobs(split)
         return np.exp(logprobs), logprobs
 
@@ -100,7 +100,7 @@ class Kl(Fitness):
     tie_break = "divergence"
 
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
-        """An outcome is exp(-mean divergence per token), its tie-breaker the logarithm."""
+        """Return an outcome is exp(-mean divergence per token), its tie-breaker the logarithm."""
         logs = 0.0 - engine.divergences(split)  # not -divergences, which makes -0.0 of 0
         return np.exp(logs), logs
 
@@ -121,7 +121,7 @@ class Overlap(Fitness):
     tie_break = "agreement"
 
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
-        """An outcome is the overlap, its tie-breaker the logarithm."""
+        """Return an outcome is the overlap, its tie-breaker the logarithm."""
         overlaps = engine.agreements(split)
         # No overlap at all is a bad score and no failure, so its logarithm has to stay finite.
         return overlaps, np.log(np.maximum(overlaps, _MIN_OVERLAP))
@@ -138,13 +138,13 @@ class LmEval(Fitness):
         return engine.judged(split)
 
 
+# All kinds by name, in the order in which messages list them.
 FITNESSES: dict[str, Fitness] = {
     fitness.name: fitness for fitness in (Generate(), Rank(), Perplexity(), Kl(), Overlap(), LmEval())
 }
-"""All kinds by name, in the order in which messages list them."""
 
+# The fitness of a task that doesn't name one.
 DEFAULT_FITNESS = Generate.name
-"""The fitness of a task that doesn't name one."""
 
 
 def task_fitnesses() -> tuple[str, ...]:

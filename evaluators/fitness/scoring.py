@@ -81,7 +81,7 @@ def transcribe(engine: Engine, split: PreparedSplit) -> tuple[Answer, ...]:
 
 
 def _cut_at_stop(text: str, split: PreparedSplit) -> tuple[str, bool]:
-    """The answer within generated text, and whether a stop string ended it; see `cut`."""
+    """Return the answer within generated text, and whether a stop string ended it; see `cut`."""
     return cut(text, split.matching.stop, MATCHERS[split.matching.kind].trims)
 
 

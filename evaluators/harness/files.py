@@ -16,8 +16,8 @@ from typing import Any
 
 from moevolve.evaluators.errors import UserError, opening
 
+# Prefix of the names of lm-eval's tasks.
 PREFIX = "lm_eval:"
-"""Prefix of the names of lm-eval's tasks."""
 
 # Keys that place a task among others, or name files that are read into it: they change no score.
 _STRUCTURE = ("tag", "group", "task_list", "include")

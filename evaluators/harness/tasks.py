@@ -179,7 +179,7 @@ def _rendering(task: TaskConfig, loaded: LoadedTask, split: Split, row: int) -> 
 
 
 def _contexts(task: ConfigurableTask, document: Row, row: int, shots: int) -> tuple[str, ...]:
-    """A document's prompt with `shots` few-shot examples, or one prompt for each of its choices."""
+    """Return a document's prompt with `shots` few-shot examples, or one prompt for each of its choices."""
     if shots:
         task.set_fewshot_seed(_FEWSHOT_SEED + row)
     made = task.fewshot_context(document, num_fewshot=shots, gen_prefix=task.doc_to_prefix(document))
@@ -187,7 +187,7 @@ def _contexts(task: ConfigurableTask, document: Row, row: int, shots: int) -> tu
 
 
 def _example(task: ConfigurableTask, document: Row, contexts: tuple[str, ...]) -> Example:
-    """The document as an example for our own fitnesses."""
+    """Return the document as an example for our own fitnesses."""
     target = task.doc_to_target(document)
     if task.multiple_input:
         return Example(contexts[int(task.doc_to_text(document))], (str(target),))

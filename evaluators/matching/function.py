@@ -46,7 +46,7 @@ class FunctionMatcher(Matcher):
 
 @lru_cache(maxsize=16)
 def _load(name: str, source: str) -> Callable[[str, str], float]:
-    """The function of a name that a source text defines.
+    """Return the function of a name that a source text defines.
 
     Raises:
         UserError: The text isn't Python, fails when it is run, or has no such function.

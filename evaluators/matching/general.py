@@ -147,7 +147,7 @@ class NumberMatcher(Matcher):
 
 
 def _result(text: str) -> Decimal | None:
-    """The number after the first mark, or else the last number of the text."""
+    """Return the number after the first mark, or else the last number of the text."""
     _, mark, behind = text.partition(_RESULT_MARK)
     found = _NUMBER.findall(behind)[:1] if mark else []
     found = found or _NUMBER.findall(text)[-1:]

@@ -19,12 +19,12 @@ from moevolve.evaluators.text_files import read_lines
 from moevolve.evaluators.types import Matching
 from moevolve.evaluators.yaml_files import read_yaml
 
+# Environment variable with additional task folders, separated as in PATH.
 FOLDERS_VARIABLE = "MOEVOLVE_TASKS"
-"""Environment variable with additional task folders, separated as in PATH."""
 
+# Environment variable that is `refuse` where tasks with a function of their own aren't loaded: on servers, whose
+# clients may name tasks.
 CODE_VARIABLE = "MOEVOLVE_TASK_CODE"
-"""Environment variable that is `refuse` where tasks with a function of their own aren't loaded: on servers, whose
-clients may name tasks."""
 
 _SUFFIX = ".yaml"
 
@@ -92,7 +92,7 @@ def _find(name: str | Path) -> Path:
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, object]:
-    """The YAML document with absolute data paths and row numbers, merged over the task that it `extends`."""
+    """Return the YAML document with absolute data paths and row numbers, merged over the task that it `extends`."""
     path = path.absolute()
     if path in seen:
         raise UserError(f"{path}: `extends` goes round in a circle")

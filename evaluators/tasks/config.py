@@ -37,7 +37,7 @@ def _as_list(value: object) -> object:
 
 
 def _one_of(what: str, names: Collection[str]) -> AfterValidator:
-    """A check that a name is one of `names`, to which an extension may add some."""
+    """Return a check that a name is one of `names`, to which an extension may add some."""
 
     def check(name: str) -> str:
         if name not in names:

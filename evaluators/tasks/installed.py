@@ -62,19 +62,19 @@ def _manual() -> Documents:
 
 
 def _code() -> Documents:
-    """The standard library's modules without docstrings."""
+    """Return the standard library's modules without docstrings."""
     for name, text in _standard_library():
         yield name, _QUOTED.sub(lambda quoted: quoted[0] if quoted[1] is None else "", text)
 
 
 def _docstrings() -> Documents:
-    """The docstrings of the standard library's and NumPy's modules."""
+    """Return the docstrings of the standard library's and NumPy's modules."""
     for name, text in (*_standard_library(), *_files(_package("numpy"), "**/*.py")):
         yield name, "\n\n".join(cleandoc(quoted[2]) for quoted in _QUOTED.finditer(text) if quoted[1] is not None)
 
 
 def _headers() -> Documents:
-    """The C++ headers of torch's own libraries."""
+    """Return the C++ headers of torch's own libraries."""
     include = _package("torch") / "include"
     for folder in ("c10", "torch"):
         yield from _files(include / folder, "**/*.h")

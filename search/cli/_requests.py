@@ -162,7 +162,7 @@ def _option(name: str, field: FieldInfo, more: str = "", panel: str | None = Non
 
 
 def _typed(annotation: object) -> Any:
-    """Type that typer can parse: it knows lists only among sequences, and no ranges within unions."""
+    """Return the type that typer can parse: it knows lists only among sequences, and no ranges within unions."""
     if get_origin(annotation) is Annotated:
         return _typed(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):

@@ -14,6 +14,9 @@ from typer.core import TyperArgument, TyperOption
 import moevolve
 from moevolve.search.cli.output.console import errors
 
+# The groups of commands in the order of `--help`, with the file of each command, which is a function of that name.
+# Users type dashes for underscores, and a space for the dot behind the name of a group of its own, which the file's
+# docstring describes.
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Start": {
         "shrink": "shrinking",
@@ -36,11 +39,9 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("db.upgrade", "db.check", "db.prune", "db.copy"), "db"),
     },
 }
-"""The groups of commands in the order of `--help`, with the file of each command, which is a function of that name.
-Users type dashes for underscores, and a space for the dot behind the name of a group of its own, which the file's
-docstring describes."""
 COMMANDS: Mapping[str, str] = {name: file for group in GROUPS.values() for name, file in group.items()}
 
+# Commands to begin with, by the verb whose help shows them.
 _EXAMPLES = {
     "shrink": (
         "moevolve shrink ./model --data chats.jsonl --experts 50% -o small",
@@ -61,11 +62,10 @@ _EXAMPLES = {
     "db.copy": ("moevolve db copy demo --to sqlite:///copy.db",),
     "db.prune": ("moevolve db prune demo --dry-run",),
 }
-"""Commands to begin with, by the verb whose help shows them."""
 
 
 def _placeholder(parameter: Any, ctx: object) -> str | None:
-    """What stands in help for an option's value; None for flags, and for arguments, which have names."""
+    """Return what stands in help for an option's value; None for flags, and for arguments, which have names."""
     if isinstance(parameter, TyperArgument) or parameter.is_flag:
         return None
     return parameter.metavar or parameter.display_type(ctx)

@@ -124,7 +124,7 @@ def _print_profile(report: ProfileReport) -> None:
 
 
 def _profile_rows(model: ModelProfile, reference: ModelProfile, scored: bool) -> Iterator[list[str]]:
-    """A line per batch size; cells that don't depend on it are in the first line only."""
+    """Return a line per batch size; cells that don't depend on it are in the first line only."""
     load, other = model.load, reference.load
     head = [
         model.label,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from moevolve.evaluators.fitness.scoring import Answer
     from moevolve.search.interface.answers import AnswerFilter
 
+# Characters of a prompt that are shown without `--whole`, half from its beginning and half from its end.
 _LONGEST = 480
-"""Characters of a prompt that are shown without `--whole`, half from its beginning and half from its end."""
 
 
 @shows(EvaluateRequest)

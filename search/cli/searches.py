@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from moevolve.store.records import SearchRecord
 
 
+# Characters of an error that a cell shows; `show` has all of it.
 _LONGEST_REASON = 50
-"""Characters of an error that a cell shows; `show` has all of it."""
 
 
 @shows(SearchesRequest)
@@ -125,7 +125,7 @@ def effects(found: Effects, _: EffectsRequest) -> None:
 
 
 def _differing(genomes: Sequence[str]) -> tuple[list[str], str]:
-    """What each of some genomes has that not all of them have, and what all have."""
+    """Return what each of some genomes has that not all of them have, and what all have."""
     parts = [genome.split(", ") for genome in genomes]
     shared = [part for part in (parts[0] if len(parts) > 1 else ()) if all(part in each for each in parts)]
     return [", ".join(part for part in each if part not in shared) for each in parts], ", ".join(shared)

@@ -21,12 +21,12 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import Section
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
+# Keys of the sections that aren't a `Section`, which suggests its own keys.
 _LOADING_KEYS = tuple(
     f"{section}.{field.name}"
     for section, kind in (("model", ModelConfig), ("engine", EngineConfig))
     for field in fields(kind)
 )
-"""Keys of the sections that aren't a `Section`, which suggests its own keys."""
 
 
 def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
@@ -53,7 +53,7 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
 
 
 def parse_run_config(data: dict[str, object], where: str) -> RunConfig:
-    """The configuration of a search to run, from plain data as in YAML; `where` starts the error message.
+    """Return the configuration of a search to run, from plain data as in YAML; `where` starts the error message.
 
     Raises:
         UserError: There is an unknown key, a bad value, or no tasks or phases; the message names the field.
@@ -73,7 +73,7 @@ def _validated(data: dict[str, object], where: str) -> RunConfig:
 
 
 def parse_stored_config(text: str) -> RunConfig:
-    """The configuration of a stored search, which may be an imported one.
+    """Return the configuration of a stored search, which may be an imported one.
 
     Raises:
         UserError: This version doesn't understand it; the message names the field.
@@ -131,7 +131,7 @@ def changed_loading(model: ModelConfig, engine: EngineConfig, overrides: Sequenc
 
 
 def as_override(key: str, value: object) -> str:
-    """The override that sets a key to plain data."""
+    """Return the override that sets a key to plain data."""
     # JSON quotes text, which YAML might otherwise read as a number, a date or a boolean.
     return f"{key}={json.dumps(value)}"
 
@@ -220,7 +220,7 @@ def _absolute(path: str, folder: Path) -> str:
 
 
 def shipped_models() -> dict[str, str]:
-    """The folders of the configs that come with the package, by name."""
+    """Return the folders of the configs that come with the package, by name."""
     folder = Path(str(files("moevolve.configs"))) / "models"
     return {path.parent.name: str(path.parent) for path in sorted(folder.glob("*/config.json"))}
 
@@ -239,20 +239,20 @@ def find_model(name: str, option: str = "--model") -> str:
     raise UserError(f"{option} {name}: no such folder, and no config of this name comes with moevolve; {hint}")
 
 
+# Key of a run file that names a preset.
 PRESET = "preset"
-"""Key of a run file that names a preset."""
+# Preset of run files that name none and have no phases.
 DEFAULT_PRESET = "repaired"
-"""Preset of run files that name none and have no phases."""
 
 
 def presets() -> dict[str, Path]:
-    """The packaged presets by name."""
+    """Return the packaged presets by name."""
     folder = Path(str(files("moevolve.configs"))) / "presets"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def with_preset(data: dict[str, object], where: str) -> dict[str, object]:
-    """The content of a run file with the settings of the preset that it names; `where` starts the error message.
+    """Return the content of a run file with the settings of the preset that it names; `where` starts the error message.
 
     Raises:
         UserError: There is no such preset, or it has nothing for this kind of genome.
@@ -266,7 +266,7 @@ def with_preset(data: dict[str, object], where: str) -> dict[str, object]:
 
 
 def preset(name: object, data: Mapping[str, object], where: str) -> dict[str, object]:
-    """The settings of a preset for the kind of genome of some configuration data, or of its first kind.
+    """Return the settings of a preset for the kind of genome of some configuration data, or of its first kind.
 
     See `with_preset`.
     """
@@ -284,13 +284,13 @@ def preset(name: object, data: Mapping[str, object], where: str) -> dict[str, ob
 
 
 def kind_of(data: Mapping[str, object]) -> str | None:
-    """The genome kind that plain configuration data names; None if it names none."""
+    """Return the genome kind that plain configuration data names; None if it names none."""
     genome = data.get("genome")
     return genome.get("kind") if isinstance(genome, Mapping) else None
 
 
 def filled(data: Mapping[str, object], settings: Mapping[str, object]) -> dict[str, object]:
-    """A copy of `data` with the settings it lacks; mappings are merged, and existing lists stay unchanged."""
+    """Return a copy of `data` with the settings it lacks; mappings are merged, and existing lists stay unchanged."""
     found = dict(data)
     for key, value in settings.items():
         if key not in found:

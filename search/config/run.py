@@ -101,7 +101,7 @@ class WorkersSection(Section):
         return 1 if self.count == "auto" else self.count
 
     def most(self, useful: int) -> int:
-        """Number of workers to ask for, if `useful` of them can be busy at once."""
+        """Return the number of workers to ask for, if `useful` of them can be busy at once."""
         return useful if self.count == "auto" else self.count
 
     @property
@@ -129,12 +129,12 @@ class FinalSection(Section):
     held_out: tuple[str, ...] = ()
 
 
+# Part of every configuration's hash; raise it when the same settings come to mean another population.
 _HASHED_VERSION = 3
-"""Part of every configuration's hash; raise it when the same settings come to mean another population."""
 
 
+# Most characters of a search's name, which becomes part of file names and URLs.
 LONGEST_NAME = 200
-"""Most characters of a search's name, which becomes part of file names and URLs."""
 SearchName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=LONGEST_NAME)]
 
 
@@ -182,7 +182,7 @@ class RunConfig(Section):
 
     @classmethod
     def imported(cls, name: str, model: ModelConfig, genome: AnyGenomeSection, engine: EngineConfig) -> Self:
-        """The configuration of imported individuals, which has neither phases nor tasks."""
+        """Return the configuration of imported individuals, which has neither phases nor tasks."""
         final = FinalSection(rerank=0, test=False)
         return cls(
             name=name, model=model, genome=genome, engine=engine, tasks=(), phases=(), tie_break="index", final=final
@@ -203,7 +203,7 @@ class RunConfig(Section):
         return make_space(self.genome, facts, phases)
 
     def canonical_json(self) -> str:
-        """The configuration as stored with the search, including settings that have their default."""
+        """Return the configuration as stored with the search, including settings that have their default."""
         content = self.model_dump(mode="json")
         content["store"] = without_password(content["store"])  # others may read what is stored
         return json.dumps(content, sort_keys=True)

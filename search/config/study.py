@@ -30,15 +30,15 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import START, Section
 from moevolve.search.genomes.registry import DEFAULT, KINDS
 
+# Key that makes a method a one-shot baseline instead of a search.
 BASELINE = "baseline"
-"""Key that makes a method a one-shot baseline instead of a search."""
+# Key that makes a baseline a repaired one: settings, or `true`.
 REPAIR = "repair"
-"""Key that makes a baseline a repaired one: settings, or `true`."""
+# Key of a base that names a run, whose settings it has besides its own.
 FROM = "from"
-"""Key of a base that names a run, whose settings it has besides its own."""
 
+# Settings by dotted path, for example `genome.experts`, that replace the base's.
 Changes = dict[str, object]
-"""Settings by dotted path, for example `genome.experts`, that replace the base's."""
 
 
 class StudySection(Section):
@@ -73,7 +73,7 @@ class StudySection(Section):
     @field_validator("methods", "budgets", mode="before")
     @classmethod
     def _unchanged(cls, value: object) -> object:
-        """A label without settings changes nothing."""
+        """Return a label without settings changes nothing."""
         return {k: v if v is not None else {} for k, v in value.items()} if isinstance(value, dict) else value
 
 
@@ -166,7 +166,7 @@ def _cells(section: StudySection, path: Path) -> Iterator[StudyCell]:
 
 
 def _kind(*settings: Mapping[str, object]) -> str:
-    """The genome kind in the first of the settings that names one."""
+    """Return the genome kind in the first of the settings that names one."""
     for each in settings:
         genome = each.get("genome")
         if "genome.kind" in each:
@@ -177,7 +177,7 @@ def _kind(*settings: Mapping[str, object]) -> str:
 
 
 def _one_shot(name: str, kind: str, data: Mapping[str, object], where: str, own: Changes) -> Changes:
-    """The settings that make a search a one-shot baseline: its only individual, or all random draws.
+    """Return the settings that make a search a one-shot baseline: its only individual, or all random draws.
 
     Settings follow the baseline's paper (`GenomeKind.baseline_settings`). The method's own settings may add a repair
     and the number of draws. A baseline is scored on `dev`, where the best baseline is chosen, unless the base sets

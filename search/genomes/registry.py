@@ -38,8 +38,8 @@ KINDS: dict[str, GenomeKind] = {
     "tomoe": TOMOE,
     "nanomoe": NANOMOE,
 }
+# Kind of a section that doesn't name one.
 DEFAULT = "eep"
-"""Kind of a section that doesn't name one."""
 
 
 def _validate_by_kind(value: object, validate_base: ValidatorFunctionWrapHandler) -> GenomeSection:
@@ -54,8 +54,8 @@ def _validate_by_kind(value: object, validate_base: ValidatorFunctionWrapHandler
     return KINDS[name].section.model_validate(settings)
 
 
+# Type of a configuration's field that accepts the section of any kind.
 AnyGenomeSection = Annotated[SerializeAsAny[GenomeSection], WrapValidator(_validate_by_kind)]
-"""Type of a configuration's field that accepts the section of any kind."""
 
 
 def make_space(section: GenomeSection, facts: ModelFacts, phases: Sequence[PhaseConfig] = ()) -> GenomeSpace[Genome]:

@@ -181,7 +181,7 @@ class AnswersRequest(Request):
         )
 
     def _places(self, examples: int) -> Sequence[int]:
-        """The rows to run, of a split with so many examples."""
+        """Return the rows to run, of a split with so many examples."""
         beyond = [row for row in self.rows if row >= examples]
         if beyond:
             raise UserError(

@@ -50,8 +50,8 @@ class SearchState:
         return self.is_orphaned or self.search.status not in ("created", "running", "paused")
 
 
+# Seconds between two looks at a search; its driver reports as often.
 _POLL_S = 1.0
-"""Seconds between two looks at a search; its driver reports as often."""
 
 
 @record

@@ -36,8 +36,8 @@ if TYPE_CHECKING:  # it loads torch
     from moevolve.workers.export.source import SourceExport
     from moevolve.workers.model.resident import ResidentModel
 
+# Options that only the source form has a use for.
 _SOURCE_ALONE = ("mtp", "requantise")
-"""Options that only the source form has a use for."""
 
 
 @record
@@ -194,7 +194,7 @@ def _card(store: StoreReader, detail: IndividualDetail) -> ExportCard:
 
 
 def _of_full(store: StoreReader, detail: IndividualDetail) -> list[EvaluationRecord]:
-    """The full model's evaluations on the individual's rows."""
+    """Return the full model's evaluations on the individual's rows."""
     rows = [one.task_fingerprint for one in detail.evaluations]
     search = detail.search
     found = store.evaluations(FULL_MODEL, search.model_fingerprint, search.engine_fingerprint, rows)
@@ -202,7 +202,7 @@ def _of_full(store: StoreReader, detail: IndividualDetail) -> list[EvaluationRec
 
 
 def scores_of(store: StoreReader, evaluations: Sequence[EvaluationRecord]) -> tuple[ExportScore, ...]:
-    """The scores of an individual's evaluations with their intervals."""
+    """Return the scores of an individual's evaluations with their intervals."""
     found = []
     for item in evaluations:
         if item.score is not None:

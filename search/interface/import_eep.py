@@ -34,8 +34,8 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.methods.eep.edit import RouterSpace
 
+# Prompt templates of the authors by model type; see `moevolve.workers.contract.settings.PACKAGED_TEMPLATES`.
 _AUTHORS_TEMPLATES = {"mixtral": "mixtral"}
-"""Prompt templates of the authors by model type; see `moevolve.workers.contract.settings.PACKAGED_TEMPLATES`."""
 
 
 _KEY = re.compile(r"(layers|transfer)\.(?:(\d+)|\[(\d+)-(\d+)\])")

@@ -18,8 +18,8 @@ from moevolve.workers.contract.card import CheckpointForm, MtpLayers
 from moevolve.workers.contract.settings import Device, Dtype
 
 ScoredSplit = Literal["search", "dev", "test"]
+# Settings by dotted path, or `KEY=VALUE` lines as on the command line.
 Overrides = Mapping[str, object] | Sequence[str]
-"""Settings by dotted path, or `KEY=VALUE` lines as on the command line."""
 
 SETTINGS = Flag("--set", "KEY=VALUE", list[str])
 STORE_VARIABLE = "MOEVOLVE_STORE"
@@ -89,20 +89,20 @@ ModelSettings = Annotated[
 RunSettings = Annotated[
     Overrides, about("Override settings, for example task_aggregation=worst; repeatable."), SETTINGS
 ]
+# What to search. Python also takes a configuration that was read before.
 RunFile = Annotated[
     str | Path | InstanceOf[RunConfig], about("Run configuration (YAML)."), Flag(metavar="CONFIG", kind=Path)
 ]
-"""What to search. Python also takes a configuration that was read before."""
 NewSearchName = Annotated[str | None, about("Name of the search; default: the configuration's.")]
+# Where a search goes. Python also takes an open store.
 NewStore = Annotated[
     str | InstanceOf[Store] | None,
     about("SQLAlchemy URL of the store, made if need be; default: the configuration's."),
     Flag(kind=str, variables=(STORE_VARIABLE,)),
 ]
-"""Where a search goes. Python also takes an open store."""
 
 
 def given_lines(settings: Mapping[str, object]) -> tuple[str, ...]:
-    """The settings that aren't None as `KEY=VALUE` lines, an open store by its URL."""
+    """Return the settings that aren't None as `KEY=VALUE` lines, an open store by its URL."""
     given = {key: value.url if isinstance(value, Store) else value for key, value in settings.items()}
     return override_lines({key: value for key, value in given.items() if value is not None})

@@ -186,7 +186,7 @@ def _is_stored(name: str) -> bool:
 
 
 def _full_model(candidates: dict[str, Candidate], request: ProfileRequest) -> ModelConfig:
-    """The one model that all candidates edit, on the device to profile it on."""
+    """Return the one model that all candidates edit, on the device to profile it on."""
     models = {(each.facts.fingerprint, each.config.model.dtype): name for name, each in candidates.items()}
     if len(models) > 1:
         one, other, *_ = models.values()

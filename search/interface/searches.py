@@ -17,8 +17,8 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord, SearchStatus, SearchSummary
 from moevolve.store.repository import Store
 
+# The scores put the highest first: the best on `search`, or the winner's on `dev` or `test`.
 SearchOrder = Literal["oldest", "newest", "name", "best", "dev", "test"]
-"""The scores put the highest first: the best on `search`, or the winner's on `dev` or `test`."""
 
 
 @record

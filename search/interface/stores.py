@@ -109,7 +109,7 @@ class CopyRequest(Request):
 
 
 def _calibrations(store: StoreReader, search: SearchRecord) -> Collection[str]:
-    """Fingerprints of a search's calibrations; of all stored ones where they can't be determined."""
+    """Return the fingerprints of a search's calibrations; of all stored ones where they can't be determined."""
     if not any(task.split == "calibration" for task in store.search_tasks(search.id, auxiliary=True)):
         return ()
     try:

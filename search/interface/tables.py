@@ -38,7 +38,7 @@ class Rows(list[Row]):
     """A listing's records: a list that notebooks show as a table."""
 
     def to_pandas(self) -> pd.DataFrame:
-        """The records as a data frame with all their columns; scores are in %, or perplexities, as `scale` says.
+        """Return the records as a data frame with all their columns; scores are in %, or perplexities, as `scale` says.
 
         Raises:
             UserError: pandas isn't installed.

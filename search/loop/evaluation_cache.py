@@ -117,7 +117,7 @@ class EvaluationCache:
         return self._known.get((request.edit.phenotype_hash, split.fingerprint))
 
     def _known_failure(self, request: EvaluationRequest) -> str | None:
-        """The reason if the candidate failed by its own fault on one of the request's splits."""
+        """Return the reason if the candidate failed by its own fault on one of the request's splits."""
         records = (self._find(request, split) for split in request.splits)
         return next((one.failure for one in records if one is not None and one.failure is not None), None)
 
@@ -153,7 +153,7 @@ class EvaluationCache:
     def _record_of(
         self, request: EvaluationRequest, split: SplitRef, reply: EvaluationReply, result: SplitResult | None
     ) -> EvaluationRecord:
-        """The evaluation of one split; without a result it is a failure."""
+        """Return the evaluation of one split; without a result it is a failure."""
         return EvaluationRecord(
             phenotype_hash=request.edit.phenotype_hash,
             model_fingerprint=self._model,

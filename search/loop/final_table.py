@@ -27,8 +27,8 @@ START_LABEL = "unsearched start"
 BEFORE_LABEL = "best before repair"
 BEST_LABEL = "best found"
 
+# p-value above which two candidates count as equally good.
 EQUAL_P = 0.05
-"""p-value above which two candidates count as equally good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class FinalTable:
     def rows(
         self, cell: Callable[[Score], object], sizes: Callable[[int | None, int | None], object]
     ) -> list[dict[str, object]]:
-        """A row for each model and task.
+        """Return a row for each model and task.
 
         Args:
             cell: What stands for a score.
@@ -189,7 +189,7 @@ def build_final_table(
 
 
 def winner_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> tuple[IndividualRecord | None, bool]:
-    """The individual that wins the search, and whether scores on `dev` picked it.
+    """Return the individual that wins the search, and whether scores on `dev` picked it.
 
     The `final.rerank` best by fitness are ranked again by their scores on `dev` without penalties, as
     `task_aggregation` and `tie_break` say, then by index; those that failed there can't win. Among those that a paired
@@ -207,7 +207,7 @@ def winner_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> tu
 def ranked_on_dev(
     scores: SearchScores, config: RunConfig, rows: Sequence[IndividualRecord]
 ) -> list[IndividualRecord] | None:
-    """The individuals that didn't fail on `dev`, best first; None if one of them isn't evaluated there.
+    """Return the individuals that didn't fail on `dev`, best first; None if one of them isn't evaluated there.
 
     With `task_aggregation: worst` also if the full model isn't, or scores 0.
     """
@@ -228,7 +228,7 @@ def ranked_on_dev(
 
 
 def preferred(scores: SearchScores, config: RunConfig, ranked: Sequence[IndividualRecord]) -> IndividualRecord:
-    """The winner of individuals that were ranked on `dev`; see `winner_of`."""
+    """Return the winner of individuals that were ranked on `dev`; see `winner_of`."""
 
     def less_wanted(row: IndividualRecord) -> tuple[bool, int]:
         return not row.stock, round(100 * row.parameters / row.parameters_full)
@@ -246,7 +246,7 @@ def preferred(scores: SearchScores, config: RunConfig, ranked: Sequence[Individu
 
 
 def random_draws(config: RunConfig, history: Sequence[IndividualRecord]) -> list[IndividualRecord]:
-    """The first random initial individuals, at most `final.random_baselines`; no score influences the choice."""
+    """Return the first random initial individuals, at most `final.random_baselines`; no score influences the choice."""
     rows = [row for row in history if row.operator == "random"][: config.final.random_baselines]
     return [row for row in rows if row.status != "pending"]
 
@@ -260,7 +260,7 @@ def drawn(scores: SearchScores, draws: Sequence[IndividualRecord]) -> list[Model
 def auxiliary_entries(
     config: RunConfig, history: Sequence[IndividualRecord], winner: IndividualRecord | None
 ) -> list[tuple[str, IndividualRecord]]:
-    """The individuals in the final table other than the winner, with their labels; none of them failed.
+    """Return the individuals in the final table other than the winner, with their labels; none of them failed.
 
     They are the method's unsearched start, the one-shot baselines that phases begin with, each from the first phase
     that has it, and in a search with a repair phase the best unrepaired individual.
@@ -282,7 +282,7 @@ def auxiliary_entries(
 
 
 def _gaps(search: SearchRecord, config: RunConfig, scores: SearchScores, entries: Sequence[Entry]) -> list[Gap]:
-    """The missing evaluations: `search` and `test` of all entries, and `dev` of the winner."""
+    """Return the missing evaluations: `search` and `test` of all entries, and `dev` of the winner."""
     if search.status != "finished":
         whole = f"whatever is left of the search (it is {search.status}), and its final scores"
         return [Gap(whole, f"moevolve resume {shlex.quote(search.name)}")]

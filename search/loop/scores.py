@@ -23,10 +23,10 @@ from moevolve.search.loop.significance import Significance, TaskOutcomes, paired
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, SearchRecord
 
+# Name of the unedited model in place of an individual's.
 FULL = "full"
-"""Name of the unedited model in place of an individual's."""
+# Name of a task, and one of its splits.
 TaskSplit = tuple[str, Split]
-"""Name of a task, and one of its splits."""
 
 
 def ranking_of(
@@ -72,7 +72,7 @@ def interval(record: EvaluationRecord) -> tuple[float, float]:
 
 
 def with_outcomes(store: StoreReader, record: EvaluationRecord) -> EvaluationRecord:
-    """The same evaluation with its per-example outcomes."""
+    """Return the same evaluation with its per-example outcomes."""
     return store.evaluations(
         record.phenotype_hash, record.model_fingerprint, record.engine_fingerprint, [record.task_fingerprint]
     )[0]
@@ -130,7 +130,7 @@ class ModelScores:
     failed: bool = False
 
     def weights_on(self, split: Split, task: str = "") -> list[float]:
-        """The weight of every task of the fitness that has a split, or that of one task, which is never 0."""
+        """Return the weight of every task of the fitness that has a split, or that of one task, which is never 0."""
         return [self.weights.get(key) or 1.0 for key in self._keys(split, task)]
 
     def on(self, split: Split, task: str = "") -> list[EvaluationRecord | None] | None:
@@ -145,7 +145,7 @@ class ModelScores:
         return None if not keys or None in found else found
 
     def is_evaluated(self, split: Split, task: str = "") -> bool:
-        """Whether anything is stored of the tasks of `on`."""
+        """Return whether anything is stored of the tasks of `on`."""
         return any(key in self.evaluations for key in self._keys(split, task))
 
     @property
@@ -197,7 +197,7 @@ class SearchScores:
         return tuple(sorted({task for task, split in self._fingerprints if split == "test"} - self.tasks.keys()))
 
     def of(self, phenotypes: Sequence[str]) -> list[ModelScores]:
-        """What is stored of some models."""
+        """Return what is stored of some models."""
         search, known = self._search, self._fingerprints
         weights: dict[TaskSplit, float] = {(task, split): self.tasks[task] for split in SCORED for task in self.tasks}
         weights |= {(task, "test"): 0.0 for task in self.others}
@@ -211,7 +211,7 @@ class SearchScores:
 
 
 def score_of(record: EvaluationRecord) -> Score:
-    """The score of an evaluation, with the confidence interval of its per-example outcomes."""
+    """Return the score of an evaluation, with the confidence interval of its per-example outcomes."""
     if record.score is None:
         return Score(record.task, record.split, None, failure=record.failure)
     low, high = interval(record) if record.outcomes else (record.score, record.score)

@@ -28,8 +28,8 @@ from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualRecor
 
 log = logging.getLogger(__name__)
 
+# Longest time to collect replies before they are recorded; a pool that evaluates within `poll` always has another.
 _GATHER_S = 0.02
-"""Longest time to collect replies before they are recorded; a pool that evaluates within `poll` always has another."""
 
 
 class SearchLoop:
@@ -269,7 +269,7 @@ class SearchLoop:
 def individual_record(
     index: int, phase: str, offspring: Child, description: Description, depth: int
 ) -> IndividualRecord:
-    """The store's record of a new individual."""
+    """Return the store's record of a new individual."""
     return IndividualRecord(
         index=index,
         phase=phase,

@@ -116,14 +116,14 @@ class SearchSetup:
         return {item.fingerprint: item for item in self._all_splits}
 
     def request(self, genome: Genome | None, splits: tuple[SplitRef, ...]) -> EvaluationRequest:
-        """The request to score a genome, or the unedited model if it is None, on some splits."""
+        """Return the request to score a genome, or the unedited model if it is None, on some splits."""
         if genome is None:
             return EvaluationRequest(IdentityEdit(), splits)
         return request_of(genome.express(), self.space.describe(genome), splits)
 
 
 def request_of(edit: Edit, description: Description, splits: tuple[SplitRef, ...]) -> EvaluationRequest:
-    """The request to score an edit on some splits."""
+    """Return the request to score an edit on some splits."""
     return EvaluationRequest(
         edit, splits, description.experts, description.active, description.parameters, description.active_parameters
     )

@@ -15,8 +15,8 @@ from moevolve.evaluators.scales import common_scale
 
 _RESAMPLES = 10_000
 _TINY = 1e-12
+# Smallest p-value for which the quantiles of Student's t are computed exactly.
 _LEAST_P = 1e-100
-"""Smallest p-value for which the quantiles of Student's t are computed exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 def _over_examples(
     pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], TaskOutcomes]], seeds: int
 ) -> Significance:
-    """The test over examples alone; `pairs` has both sides' outcomes, shape (examples,), per task."""
+    """Return the test over examples alone; `pairs` has both sides' outcomes, shape (examples,), per task."""
     if len(pairs) == 1 and all(np.isin(side, (0.0, 1.0)).all() for side in pairs[0][:2]):
         difference = pairs[0][0] - pairs[0][1]
         return Significance(mcnemar(int((difference > 0).sum()), int((difference < 0).sum())), "McNemar", seeds)

@@ -36,12 +36,12 @@ R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
+# Most characters of an error that are reported: a few lines of a terminal, without a traceback's frames.
 _LINE = 500
-"""Most characters of an error that are reported: a few lines of a terminal, without a traceback's frames."""
 
+# Longest wait for room for the first worker before the driver describes the model itself. Ray takes seconds to start a
+# process on a node that has room, so after a minute no node has.
 _ROOM_S = 60.0
-"""Longest wait for room for the first worker before the driver describes the model itself. Ray takes seconds to start a
-process on a node that has room, so after a minute no node has."""
 
 
 def worker_actor(workers: WorkersSection, worker: Callable[..., object] | None = None) -> ActorClass:
@@ -196,7 +196,7 @@ def out_of_reach(error: Exception) -> bool:
 
 
 def node_alive(node: str) -> bool:
-    """True if the cluster still has the node of this id."""
+    """Return whether the cluster still has the node of this id."""
     try:
         return any(entry["NodeID"] == node and entry["Alive"] for entry in ray.nodes())
     except (RayError, GetTimeoutError):
@@ -204,7 +204,7 @@ def node_alive(node: str) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """The cause of an error in one line, without Ray's wrapping and traceback."""
+    """Return the cause of an error in one line, without Ray's wrapping and traceback."""
     if isinstance(error, RayTaskError):
         cause = error.cause
         return _line_of(cause) if cause is not None else str(error).strip().splitlines()[-1]

@@ -25,8 +25,8 @@ from moevolve.search.pools.base import PoolError
 from moevolve.workers.contract.capacity import CAPACITY
 from moevolve.workers.contract.settings import WORKER_ENV
 
+# Time limit for connecting to a cluster's address; Ray itself would try for minutes.
 _ANSWER_S = 10.0
-"""Time limit for connecting to a cluster's address; Ray itself would try for minutes."""
 
 _HINT = (
     "this machine must be one of its nodes (`ray start --address HEAD:PORT` makes it one, and `ray job submit` runs "
@@ -36,8 +36,8 @@ _HINT = (
 
 _ROOM = "its files go to a folder with room and a short path, which RAY_TMPDIR can name; on a busy machine, try again"
 
+# The `workers.cluster` that was asked for, by the address of the Ray that this process then started or joined.
 _asked: dict[str, str | None] = {}
-"""The `workers.cluster` that was asked for, by the address of the Ray that this process then started or joined."""
 
 
 def start_ray(workers: WorkersSection) -> None:

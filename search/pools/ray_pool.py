@@ -27,34 +27,34 @@ from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 log = logging.getLogger(__name__)
 
+# Number of workers that a candidate may kill or keep too long before it fails: one may be chance, such as memory that
+# another program took.
 _MAX_DEATHS = 3
-"""Number of workers that a candidate may kill or keep too long before it fails: one may be chance, such as memory that
-another program took."""
 
+# Number of workers that a candidate may lose to lost nodes before it fails. Losing a node is no fault of the candidate,
+# so the number is far above `_MAX_DEATHS`; only a cluster that loses nodes all the time reaches it.
 _MAX_LOSSES = 10
-"""Number of workers that a candidate may lose to lost nodes before it fails. Losing a node is no fault of the
-candidate, so the number is far above `_MAX_DEATHS`; only a cluster that loses nodes all the time reaches it."""
 
+# Number of failed starts in a row, on every worker, after which the pool gives up: one may be chance, such as a GPU
+# that another process is just leaving.
 _FAILED_STARTS = 3
-"""Number of failed starts in a row, on every worker, after which the pool gives up: one may be chance, such as a GPU
-that another process is just leaving."""
 
 _PAUSE_S = 1.0
+# First and longest pause before a worker that failed to start is started again; each is twice the one before. So a node
+# that recovers is used within a minute, and a broken one loads no checkpoint over and over.
 _LONGEST_PAUSE_S = 60.0
-"""First and longest pause before a worker that failed to start is started again; each is twice the one before. So a
-node that recovers is used within a minute, and a broken one loads no checkpoint over and over."""
 
+# Interval at which the wait for a calibration calls its `check`, as often as a lease is renewed.
 _CHECK_S = 1.0
-"""Interval at which the wait for a calibration calls its `check`, as often as a lease is renewed."""
 
+# Number of candidates that a worker is supposed to have repaired still, so that it gets their other splits first.
 _RECENT = 8
-"""Number of candidates that a worker is supposed to have repaired still, so that it gets their other splits first."""
 
+# Key of a calibration's attempts, in place of a request's ticket.
 _CALIBRATION = "the calibration"
-"""Key of a calibration's attempts, in place of a request's ticket."""
 
+# The statistics to measure, and the splits whose prompts are run.
 _CalibrationJob = tuple[Measurement, tuple[PreparedSplit, ...]]
-"""The statistics to measure, and the splits whose prompts are run."""
 
 
 @dataclass(eq=False)
@@ -301,7 +301,7 @@ class RayPool:
         self._seats[self._seats.index(seat)] = fresh
 
     def _after_failed_start(self, seat: _Seat, error: Exception) -> _Seat:
-        """The replacement of a worker whose model isn't loaded, after a pause.
+        """Return the replacement of a worker whose model isn't loaded, after a pause.
 
         Raises:
             NoRoomError: No worker is ready, and all that got a node have found too little memory.
@@ -356,7 +356,7 @@ class RayPool:
         return None
 
     def _pop_attempts(self, ticket: str) -> int:
-        """Number of failed attempts of a request that has ended; its counts are removed."""
+        """Return the number of failed attempts of a request that has ended; its counts are removed."""
         return self._deaths.pop(ticket, 0) + self._losses.pop(ticket, 0)
 
     def _check_time_limits(self) -> None:

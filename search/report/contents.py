@@ -27,8 +27,8 @@ from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, LineageNode, SearchRecord
 
+# Longest reason of a failure in characters.
 _MAX_REASON = 160
-"""Longest reason of a failure in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def gather(store: StoreReader, name: str) -> ReportContents:
 
 
 def settings_text(stored: str) -> str:
-    """A stored configuration as YAML."""
+    """Return a stored configuration as YAML."""
     return yaml.safe_dump(json.loads(stored), sort_keys=False, allow_unicode=True, width=100)
 
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Width of a legend's entry in inches.
 _LEGEND_WIDTH = 1.35
-"""Width of a legend's entry in inches."""
+# Shortest range of an axis of sizes, in percentage points.
 _LEAST_SPAN = 4.0
-"""Shortest range of an axis of sizes, in percentage points."""
 
 
 def fitness_figure(history: Sequence[IndividualRecord], full: float | None, scale: ScaleName) -> Figure:
@@ -94,12 +94,12 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
     return front
 
 
+# What `kept_figure` shows.
 KEPT_CAPTION = (
     "Share of the full model's score that the winners of this store's searches on the same data keep on the dev split, "
     "with 90 % intervals, against their size. Of perplexities, it is the share of the candidate's log perplexity that "
     "the full model has."
 )
-"""What `kept_figure` shows."""
 
 
 def kept_figure(points: Sequence[SizePoint]) -> Figure:

@@ -16,8 +16,8 @@ from moevolve.search.report.rendering import FOLDER, environment
 if TYPE_CHECKING:
     from moevolve.search.drawing import Figure
 
+# Number of ancestors listed from the main line: the oldest one and the latest ones.
 _LINE = 12
-"""Number of ancestors listed from the main line: the oldest one and the latest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ReportFigure:
 
 
 def render_page(contents: ReportContents) -> str:
-    """The page as HTML; the same contents give the same text."""
+    """Return the page as HTML; the same contents give the same text."""
     line = contents.line
     skipped = max(0, len(line) - _LINE)
     return (

@@ -28,13 +28,13 @@ from moevolve.search.text import (
 from moevolve.store.records import BestRow, SearchRecord
 
 FOLDER = Path(__file__).parent
+# Names that need no quoting in a path.
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Names that need no quoting in a path."""
 
 
 @cache
 def environment(folder: Path | None = None) -> Environment:
-    """The environment of reports or, if the folder of their templates is given, of the server's pages.
+    """Return the environment of reports or, if the folder of their templates is given, of the server's pages.
 
     Only on the server's pages do tables link to the pages of individuals: a report is a file without a server.
     """
@@ -72,24 +72,24 @@ def environment(folder: Path | None = None) -> Environment:
 
 
 def export_checks(checks: str) -> list[str]:
-    """The results of an export's checks (JSON) as lines such as `max difference: 1.6e-07`."""
+    """Return the results of an export's checks (JSON) as lines such as `max difference: 1.6e-07`."""
     shown = {name: f"{value:.2g}" if isinstance(value, float) else value for name, value in json.loads(checks).items()}
     return [f"{name.replace('_', ' ')}: {value}" for name, value in shown.items()]
 
 
 def handle(search: SearchRecord | BestRow) -> str:
-    """Name of a search in a URL path, or its id if the name needed quoting."""
+    """Return the name of a search in a URL path, or its id if the name needed quoting."""
     name, key = (search.name, search.id) if isinstance(search, SearchRecord) else (search.search_name, search.search_id)
     return name if _PLAIN.fullmatch(name) else key
 
 
 def cells(places: Iterable[int]) -> str:
-    """An SVG path of a cell for each of some places in a row, with gaps between them."""
+    """Return an SVG path of a cell for each of some places in a row, with gaps between them."""
     return "".join(f"M{place} 0h.85v1h-.85z" for place in places)
 
 
 def when(moment: datetime | None) -> str | Markup:
-    """A time in UTC as a `<time>` element; `-` for none."""
+    """Return a time in UTC as a `<time>` element; `-` for none."""
     if moment is None:
         return "-"
     return Markup('<time datetime="{}">{}</time>').format(moment.isoformat(timespec="seconds"), date_time(moment))

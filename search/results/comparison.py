@@ -21,10 +21,10 @@ from moevolve.search.text import html_lines, html_table, parameter_count, score_
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, SearchRecord, SearchStatus, SearchSummary
 
+# Settings that say where a search is, not what it does.
 _NEVER = ("name", "store")
-"""Settings that say where a search is, not what it does."""
+# Settings in which the searches of a group may differ.
 _OF_A_RUN = ("seed", "workers", "loggers")
-"""Settings in which the searches of a group may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class ComparedModel:
     corrected: float | None = None
 
     def score(self, split: Split) -> Score | None:
-        """The score on a split; None where not all winners were scored."""
+        """Return the score on a split; None where not all winners were scored."""
         return next((each for each in self.scores if each.split == split), None)
 
 
@@ -203,7 +203,7 @@ def _member(store: StoreReader, summary: SearchSummary) -> _Member:
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """The leaves of nested settings by dotted path, as JSON, and `set` for every section."""
+    """Return the leaves of nested settings by dotted path, as JSON, and `set` for every section."""
     sections = isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value)
     if sections or (isinstance(value, dict) and value):
         if isinstance(value, dict) and path:
@@ -217,7 +217,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _grouped(members: Sequence[_Member]) -> list[list[_Member]]:
-    """The searches that differ only in the seed and in their workers, by seed."""
+    """Return the searches that differ only in the seed and in their workers, by seed."""
     groups: dict[tuple[object, ...], list[_Member]] = {}
     for one in members:
         own = {key: value for key, value in one.settings.items() if key.split(".")[0] not in (*_NEVER, *_OF_A_RUN)}
@@ -236,7 +236,7 @@ def _differing(members: Sequence[_Member]) -> Iterator[SettingRow]:
 
 
 def _full_models(members: Sequence[_Member]) -> list[ComparedModel]:
-    """The unedited model of the searches, or each one if they have several."""
+    """Return the unedited model of the searches, or each one if they have several."""
     firsts = {one.search.model_fingerprint: one for one in reversed(members)}
     several = len(firsts) > 1
     return [
@@ -264,12 +264,12 @@ def _winners(place: int, group: Sequence[_Member]) -> ComparedModel:
 
 
 def _scores(models: Sequence[ModelScores]) -> tuple[Score, ...]:
-    """The mean over tasks and seeds of every split on which all models were scored."""
+    """Return the mean over tasks and seeds of every split on which all models were scored."""
     return tuple(score for split in SCORED if (score := mean_score(models, split)) is not None)
 
 
 def _test(group: Sequence[_Member], first: Sequence[_Member]) -> Significance | None:
-    """The paired test on `test` against the first group: searches of the same seed, or in the order of seeds."""
+    """Return the paired test on `test` against the first group: searches of the same seed, or in the order of seeds."""
     mine, theirs = ([one.winner for one in side if one.winner is not None] for side in (group, first))
     common = {one.seed for one in mine} & {one.seed for one in theirs}
     if common:

@@ -83,7 +83,7 @@ def effects(store: StoreReader, name: str) -> Effects:
 def _effect(
     rows: Sequence[IndividualRecord], bests: Collection[int], scores: Mapping[int, float], scale: Scale
 ) -> OperatorEffect:
-    """The effect of the operator that made some individuals; `scores` has every score of the search by index."""
+    """Return the effect of the operator that made some individuals; `scores` has every score of the search by index."""
     from scipy.special import stdtrit  # takes a third of a second, and 26 MB in a server
 
     gains = [

@@ -91,7 +91,7 @@ def code_gain(store: StoreReader, table: FinalTable) -> Gain | None:
 
 
 def _compared(store: StoreReader, search: SearchRecord, phenotypes: tuple[str, str], gain: Gain) -> Gain | None:
-    """The gain with the scores of two models and their test; None if these aren't stored."""
+    """Return the gain with the scores of two models and their test; None if these aren't stored."""
     found, simpler = SearchScores(store, search).of(phenotypes)
     test = compare([found], [simpler], gain.split)
     after, before = (mean_score([each], gain.split) for each in (found, simpler))

@@ -17,10 +17,10 @@ from moevolve.search.loop.significance import TaskOutcomes
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, SearchRecord
 
+# Probability that the true share is below the lower bound.
 _ALPHA = 0.05
-"""Probability that the true share is below the lower bound."""
+# Most searches in a curve, the latest ones: each takes three queries.
 _MOST_SEARCHES = 200
-"""Most searches in a curve, the latest ones: each takes three queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def kept_share(one: Sequence[TaskOutcomes], full: Sequence[TaskOutcomes], worst:
 
 
 def _task_share(one: TaskOutcomes, full: TaskOutcomes) -> tuple[float, float, float, int]:
-    """The share on one task, the centre of its bounds, its standard error and its degrees of freedom."""
+    """Return the share on one task, the centre of its bounds, its standard error and its degrees of freedom."""
     metric, (above,), (below,) = METRICS[one.metric], one.values, full.values
     if not below.any() or below.size < 2:
         raise UserError("a share of a score needs several rows of `dev`, and a full model that scores more than 0")
@@ -137,7 +137,7 @@ def _on_dev(store: StoreReader, search: SearchRecord, *phenotypes: str) -> list[
 
 
 def kept_by_size(store: StoreReader, search: SearchRecord) -> tuple[SizePoint, ...]:
-    """What the winners of all finished searches on the same model and `dev` rows keep, the smallest first.
+    """Return what the winners of all finished searches on the same model and `dev` rows keep, the smallest first.
 
     It is empty if all of them have one size, or if the full model scores 0.
     """
@@ -162,5 +162,5 @@ def kept_by_size(store: StoreReader, search: SearchRecord) -> tuple[SizePoint, .
 
 
 def _dev_rows(store: StoreReader, search: SearchRecord) -> dict[str, float]:
-    """Weights of the tasks in a search's fitness by the fingerprints of their `dev` rows."""
+    """Return the weights of the tasks in a search's fitness by the fingerprints of their `dev` rows."""
     return {task.task_fingerprint: task.weight for task in store.search_tasks(search.id) if task.split == "dev"}

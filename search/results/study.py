@@ -26,10 +26,10 @@ from moevolve.search.running.calibration import stored_calibration
 from moevolve.search.running.study import StudyResult
 from moevolve.store.reader import StoreReader
 
+# One entry of the final table from each seed's search that has it.
 _SeedEntries = Sequence[tuple[StudyResult, Entry]]
-"""One entry of the final table from each seed's search that has it."""
+# A row with its outcomes on `test`, which its paired tests compare; none for means over random draws.
 _Tested = tuple["StudyRow", Sequence[TaskOutcomes]]
-"""A row with its outcomes on `test`, which its paired tests compare; none for means over random draws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class StudyRow:
     failure: str | None = None
 
     def score(self, split: Split, task: str = "") -> Score | None:
-        """The score on a split, of one task or, by default, of all tasks together."""
+        """Return the score on a split, of one task or, by default, of all tasks together."""
         return next((each for each in self.scores if (each.split, each.task) == (split, task)), None)
 
     @property
@@ -83,7 +83,7 @@ class StudyRow:
 
 
 def study_rows(results: Sequence[StudyResult], store: StoreReader) -> list[StudyRow]:
-    """Rows in the order of the study's cells; each (task, budget) begins with the full model."""
+    """Return the rows in the order of the study's cells; each (task, budget) begins with the full model."""
     rows: list[StudyRow] = []
     for (task, budget), group in groupby(results, key=lambda each: (each.cell.task, each.cell.budget)):
         here = list(group)
@@ -107,7 +107,7 @@ def _full_rows(results: Sequence[StudyResult], store: StoreReader) -> list[_Test
 
 
 def _method_rows(results: Sequence[StudyResult], store: StoreReader) -> list[_Tested]:
-    """A method's rows: random draws and its unsearched start, if they were scored, and the best individual."""
+    """Return a method's rows: random draws and its unsearched start, if they were scored, and the best individual."""
     cell = results[0].cell
     # One-shot baselines among a search's initial individuals get no rows: to be compared, they are methods themselves.
     own = (START_LABEL, BEFORE_LABEL, BEST_LABEL)
@@ -163,7 +163,7 @@ def _row(entries: _SeedEntries, store: StoreReader) -> _Tested:
 
 
 def _cost(result: StudyResult, entry: Entry, store: StoreReader) -> tuple[float, float]:
-    """Number of models evaluated to find an entry, and the workers' seconds."""
+    """Return the number of models evaluated to find an entry, and the workers' seconds."""
     if entry.label == FULL_LABEL:
         return 0.0, 0.0
     setup = result.setup
@@ -180,7 +180,7 @@ def _cost(result: StudyResult, entry: Entry, store: StoreReader) -> tuple[float,
 
 
 def _models(result: StudyResult, entry: Entry, store: StoreReader) -> list[ModelScores]:
-    """What is stored of the models of an entry, several for random draws."""
+    """Return what is stored of the models of an entry, several for random draws."""
     search = store.search(result.setup.search_id)
     scores = SearchScores(store, search)
     if entry.draws:
@@ -199,7 +199,7 @@ def _measured(model: ModelScores) -> Iterator[TaskSplit]:
 
 
 def _mean_over_draws(models: Sequence[Sequence[ModelScores]], split: Split, task: str) -> Score | None:
-    """The mean of every seed's random draws and over seeds, and of the draws' standard deviation."""
+    """Return the mean of every seed's random draws and over seeds, and of the draws' standard deviation."""
     found = [score for draws in models if (score := mean_score(draws, split, task)) is not None]
     if len(found) < len(models):
         return None

@@ -21,8 +21,8 @@ from moevolve.workers.contract.edits import (
 )
 from moevolve.workers.contract.settings import engine_fingerprint
 
+# Makes a calibration and returns it as a safetensors file; see `Pool.calibrate`.
 Calibrate = Callable[[Measurement, tuple[PreparedSplit, ...]], bytes]
-"""Makes a calibration and returns it as a safetensors file; see `Pool.calibrate`."""
 
 
 def calibrated_setup(
@@ -49,7 +49,7 @@ def calibrated_setup(
 def calibrated_space(
     space: GenomeSpace[G], config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> GenomeSpace[G]:
-    """The space of a recorded search with its calibration; UserError if that wasn't stored yet."""
+    """Return the space of a recorded search with its calibration; UserError if that wasn't stored yet."""
     if space.measurement is None:
         return space
     calibration = stored_calibration(space.measurement, config, store, search_id, model_fingerprint)
@@ -61,7 +61,7 @@ def calibrated_space(
 def stored_calibration(
     measurement: Measurement, config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> Calibration | None:
-    """The calibration of a recorded search, with its cost; None if it isn't stored yet."""
+    """Return the calibration of a recorded search, with its cost; None if it isn't stored yet."""
     content = store.calibration(stored_fingerprint(measurement, config, store, search_id, model_fingerprint))
     return None if content is None else Calibration.from_bytes(content)
 
@@ -69,7 +69,7 @@ def stored_calibration(
 def stored_fingerprint(
     measurement: Measurement, config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> str:
-    """The key of a recorded search's calibration in the store."""
+    """Return the key of a recorded search's calibration in the store."""
     tasks = tuple(
         task.task_fingerprint for task in store.search_tasks(search_id, auxiliary=True) if task.split == "calibration"
     )

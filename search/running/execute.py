@@ -34,7 +34,7 @@ PoolFactory = Callable[[SearchSetup], Pool]
 
 
 def ray_pool(setup: SearchSetup, probe: ModelProbe | None = None) -> RayPool:
-    """The pool of a search's configuration on Ray.
+    """Return the pool of a search's configuration on Ray.
 
     Args:
         setup: The search.
@@ -107,7 +107,7 @@ def execute(
 
 
 def check_not_cancelled(store: Store, lease: Lease) -> SearchRecord:
-    """The record of a search whose lease this process holds.
+    """Return the record of a search whose lease this process holds.
 
     Raises:
         CancelledError: The search was cancelled meanwhile, or its last driver ended before it read the request.

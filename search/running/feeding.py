@@ -21,12 +21,12 @@ from moevolve.store.errors import StoreError
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 
+# Shortest time between two looks into the store.
 _PAUSE_S = 1.0
-"""Shortest time between two looks into the store."""
+# How long the end of a search waits for a logger, whose server may be slow or gone.
 _WAIT_S = 60.0
-"""How long the end of a search waits for a logger, whose server may be slow or gone."""
+# The same if the search was interrupted: someone waits for its end.
 _SHORT_WAIT_S = 5.0
-"""The same if the search was interrupted: someone waits for its end."""
 
 _Values = Mapping[str, float]
 

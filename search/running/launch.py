@@ -70,7 +70,7 @@ def _record(setup: SearchSetup, store: Store) -> None:
 
 
 def search_record(config: RunConfig, search_id: str, model_fingerprint: str) -> SearchRecord:
-    """The store's record of a new search."""
+    """Return the store's record of a new search."""
     return SearchRecord(
         id=search_id,
         name=config.name,

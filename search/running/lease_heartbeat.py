@@ -17,16 +17,16 @@ from moevolve.store.repository import Store
 
 log = logging.getLogger(__name__)
 
+# Interval between renewals of a lease: as long as a user waits for a pause or a stop to begin.
 _BEAT_S = 1.0
-"""Interval between renewals of a lease: as long as a user waits for a pause or a stop to begin."""
+# Time without a renewal after which another driver may take a search over: longer than databases and networks take to
+# restart, and as long as anybody waits for a search whose driver has died on another machine.
 LEASE_S = 30.0
-"""Time without a renewal after which another driver may take a search over: longer than databases and networks take to
-restart, and as long as anybody waits for a search whose driver has died on another machine."""
+# Longest wait for another process that writes to the SQLite file, such as `db copy` of a large one; meanwhile nobody
+# can take the lease.
 _LOCKED_S = 600.0
-"""Longest wait for another process that writes to the SQLite file, such as `db copy` of a large one; meanwhile nobody
-can take the lease."""
+# Longest wait for a SQLite file to release the lease, which otherwise expires: users who press Ctrl-C wait for it.
 _LEAVING_S = 5.0
-"""Longest wait for a SQLite file to release the lease, which otherwise expires: users who press Ctrl-C wait for it."""
 
 
 class LeaseHeartbeat:

@@ -31,7 +31,7 @@ class LoggedSearch:
     config: Mapping[str, object]
 
     def flat_config(self) -> dict[str, str]:
-        """The configuration as texts by dotted path."""
+        """Return the configuration as texts by dotted path."""
         return dict(_flat("", self.config))
 
 
@@ -147,9 +147,9 @@ class WandbLogger:
 # resume it gets the whole history again, with the same steps. `log` takes values of one step: of a candidate by its
 # index, or of the search by its number of candidates. `close` takes the final values, or None if the search was
 # interrupted or has failed.
+# What `loggers` of a run names.
 LOGGERS: dict[str, type[TensorBoardLogger | MlflowLogger | WandbLogger]] = {
     "tensorboard": TensorBoardLogger,
     "mlflow": MlflowLogger,
     "wandb": WandbLogger,
 }
-"""What `loggers` of a run names."""

@@ -53,7 +53,7 @@ def set_up_stored(
     adjust: Callable[[RunConfig], RunConfig] = lambda config: config,
     call: Call = call_here,
 ) -> SearchSetup:
-    """The setup of a stored search, whose model and tasks must be those it was launched with.
+    """Return the setup of a stored search, whose model and tasks must be those it was launched with.
 
     Args:
         store: Store of the search.

@@ -118,7 +118,7 @@ def over_context(config: RunConfig, splits: tuple[PreparedSplit, ...]) -> tuple[
 
 
 def pinned(model: ModelConfig) -> ModelConfig:
-    """The same model at the commit that its revision stands for now, with `own_dtype` filled in.
+    """Return the same model at the commit that its revision stands for now, with `own_dtype` filled in.
 
     So every worker loads the checkpoint that was described, even if a branch on the hub moves.
     """
@@ -148,7 +148,7 @@ def _check_repair(settings: RepairSettings, where: str, kind: str, facts: ModelF
 
 
 def with_changes(setup: SearchSetup, **changes: object) -> SearchSetup:
-    """The same search, not recorded, with other settings that neither the model nor the tasks notice.
+    """Return the same search, not recorded, with other settings that neither the model nor the tasks notice.
 
     These are `name`, `genome`, `phases`, `skip_phases_at`, `final` and `store`. Genomes and phases must be of the same
     kinds and need no more memory. Splits that `final` asks for must have been prepared.

@@ -41,7 +41,7 @@ class SharedWorkers:
         self._model: tuple[ModelConfig, EngineConfig] | None = None
 
     def lend(self, setup: SearchSetup) -> Pool:
-        """A pool for one search, with its model loaded and its task splits sent; closing it stops no workers."""
+        """Return a pool for one search, with its model loaded and its task splits sent; closing it stops no workers."""
         model = setup.config.model, setup.config.engine
         if self._pool is not None and self._model != model:
             self.close()

@@ -30,12 +30,12 @@ def describe_any(model: ModelConfig) -> ModelFacts:
 
 
 def facts_text(facts: ModelFacts) -> str:
-    """Facts of a model as the JSON that is stored with a search."""
+    """Return the facts of a model as the JSON that is stored with a search."""
     return _FACTS.dump_json(facts).decode()
 
 
 def stored_facts(store: StoreReader, search: SearchRecord) -> ModelFacts:
-    """Facts of a search's model as they were when it was stored. The model needn't be there any more."""
+    """Return the facts of a search's model as they were when it was stored. The model needn't be there any more."""
     text = store.model_facts(search.id)
     if text is None:
         raise UserError(f"search {search.name} was stored without the facts of its model, so its genomes can't be read")
@@ -43,12 +43,12 @@ def stored_facts(store: StoreReader, search: SearchRecord) -> ModelFacts:
 
 
 def resolved_model_path(path: str) -> str:
-    """The absolute path of a local folder; a hub id stays unchanged."""
+    """Return the absolute path of a local folder; a hub id stays unchanged."""
     return str(Path(path).resolve()) if Path(path).exists() else path
 
 
 def facts_for(search: SearchRecord, model: ModelConfig) -> ModelFacts:
-    """Facts of the checkpoint `model`; UserError if it has no weights, or isn't the search's."""
+    """Return the facts of the checkpoint `model`; UserError if it has no weights, or isn't the search's."""
     from moevolve.workers.checkpoints.loading import has_weights
 
     if not search.is_bound and not has_weights(model):
@@ -78,6 +78,6 @@ def check_checkpoint(path: str, facts: ModelFacts, search: SearchRecord) -> None
 
 
 def _unbound(facts: ModelFacts) -> str:
-    """A fingerprint that stands for all weights of these shapes."""
+    """Return a fingerprint that stands for all weights of these shapes."""
     content = asdict(replace(facts, fingerprint="", dtype="", notes=()))
     return UNBOUND + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -41,7 +41,7 @@ _CHECK_LIMIT_S, _CHECK_IDLE_S = 120.0, 300.0
 
 
 def make_app(store: Store, settings: ServerSettings) -> Guard:
-    """The application for a store, with access control.
+    """Return the application for a store, with access control.
 
     Raises:
         UserError: the tokens can't be read, or tokens are needed and there are none.
@@ -51,7 +51,7 @@ def make_app(store: Store, settings: ServerSettings) -> Guard:
 
 
 def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
-    """The application without access control."""
+    """Return the application without access control."""
     processes = ProcessRunner(settings.store, settings.logs.resolve())
     server = ServerState(
         writer=store,

@@ -43,11 +43,11 @@ class Listings:
         return self._store.controls()
 
     def summaries(self) -> list[SearchSummary]:
-        """All searches, oldest first."""
+        """Return all searches, oldest first."""
         return self.cached("searches", self._store.searches)
 
     def tasks(self) -> list[str]:
-        """Names of the tasks in any search's fitness."""
+        """Return the names of the tasks in any search's fitness."""
         return sorted({task for summary in self.summaries() for task in summary.tasks})
 
     def models(self) -> dict[str, str]:
@@ -55,11 +55,11 @@ class Listings:
         return {one.search.model_fingerprint: one.search.model_path for one in self.summaries()}
 
     def costs(self, search: SearchRecord) -> SearchCosts:
-        """The cost of a search's evaluations; a sum over all of them."""
+        """Return the cost of a search's evaluations; a sum over all of them."""
         return self.cached(("costs", search.id), partial(self._store.costs, search))
 
     def cached(self, key: object, read: Callable[[], T]) -> T:
-        """What `read` returned last for a key, read again if it isn't valid any more."""
+        """Return what `read` returned last for a key, read again if it isn't valid any more."""
         version = tuple((name, control.epoch, control.events) for name, control in sorted(self.controls().items()))
         with self._lock:
             kept = self._cache.get(key)
@@ -71,12 +71,12 @@ class Listings:
         return made
 
 
+# Points of a plot at most: more than the pixels of a wide screen show apart.
 MAX_POINTS = 2000
-"""Points of a plot at most: more than the pixels of a wide screen show apart."""
+# Searches whose fitness stays in memory, at 8 bytes per individual.
 _CACHED_SEARCHES = 8
-"""Searches whose fitness stays in memory, at 8 bytes per individual."""
+# Number of latest individuals that may be incomplete; far more than any window.
 _UNSETTLED = 4096
-"""Number of latest individuals that may be incomplete; far more than any window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class FitnessCurves:
         self._lock = threading.Lock()
 
     def curve(self, search_id: str, points: int = MAX_POINTS) -> FitnessCurve:
-        """The curve of a search, with at most `points` buckets."""
+        """Return the curve of a search, with at most `points` buckets."""
         with self._lock:
             fitness = self._up_to_date(search_id).fitness
         return down_sampled(fitness, points)

@@ -19,8 +19,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from moevolve.search.server.guard import is_upload
 
+# Connections waiting to be accepted. All may be accepted at once, before any connection is closed to make room.
 BACKLOG = 64
-"""Connections waiting to be accepted. All may be accepted at once, before any connection is closed to make room."""
 # Clients that send or take nothing would otherwise keep their connections forever, until none is left for others.
 _REQUEST_TIMEOUT_S = 15.0
 _SEND_TIMEOUT_S = 30.0

@@ -71,6 +71,7 @@ def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs)
 
 
+# Dependency that describes the token in OpenAPI; the guard has checked it.
 NEEDS_TOKEN = Depends(
     HTTPBearer(
         scheme_name="token",
@@ -78,7 +79,6 @@ NEEDS_TOKEN = Depends(
         auto_error=False,
     )
 )
-"""Dependency that describes the token in OpenAPI; the guard has checked it."""
 
 
 async def _header(
@@ -86,8 +86,8 @@ async def _header(
 ) -> None: ...
 
 
+# Dependency of routes that change something; it describes the header, without which the guard refuses them.
 CHANGES = Depends(_header)
-"""Dependency of routes that change something; it describes the header, without which the guard refuses them."""
 
 
 async def _state_of(request: Request) -> ServerState:
@@ -99,5 +99,5 @@ SearchPath = Annotated[str, Path(max_length=LONGEST_NAME, description="Name or i
 RefPath = Annotated[str, Path(max_length=LONGEST_NAME + 20, description="SEARCH:INDEX, for example demo:137.")]
 LimitQuery = Annotated[int, Query(ge=1, le=1000, description="Return at most this many.")]
 AfterQuery = Annotated[int | None, Query(ge=0, lt=2**63, description="Index of the last one of the previous page.")]
+# A name as forms send it: empty where nothing is chosen.
 NameQuery = Annotated[str, Query(max_length=LONGEST_NAME)]
-"""A name as forms send it: empty where nothing is chosen."""

@@ -18,10 +18,10 @@ from moevolve.store.reader import StoreReader
 
 log = logging.getLogger(__name__)
 
+# Each keeps a connection open for as long as it shows a page.
 MAX_WATCHERS = 200
-"""Each keeps a connection open for as long as it shows a page."""
+# Seconds between queries for changes: people hardly notice shorter ones, and each query reads the store.
 _INTERVAL_S = 1.0
-"""Seconds between queries for changes: people hardly notice shorter ones, and each query reads the store."""
 
 
 @dataclass(frozen=True, slots=True)

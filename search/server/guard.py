@@ -37,29 +37,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moevolve.search.server.settings import Token
 from moevolve.store.events import ASKER
 
+# Far more than the largest request, a launch with all of its settings, and little enough for many at once.
 MAX_BODY_BYTES = 1 << 16
-"""Far more than the largest request, a launch with all of its settings, and little enough for many at once."""
+# Start of the paths that files are uploaded to.
 _UPLOADS = "/api/data/"
-"""Start of the paths that files are uploaded to."""
 HEADER = "x-moevolve"
 COOKIE = "moevolve"
+# Path of the health check for load balancers, which is answered under any host name.
 HEALTH = "/healthz"
-"""Path of the health check for load balancers, which is answered under any host name."""
+# Path of the form that ends a session. It can't be opened, so that no link signs anybody out.
 LOGOUT = "/logout"
-"""Path of the form that ends a session. It can't be opened, so that no link signs anybody out."""
+# Paths that need no token, besides those under /static/.
 OPEN_PATHS = (HEALTH, "/login")
-"""Paths that need no token, besides those under /static/."""
+# Content security policy of reports and figures: inline styles are allowed, scripts and requests aren't.
 DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
-"""Content security policy of reports and figures: inline styles are allowed, scripts and requests aren't."""
+# Seconds after which a session ends, however much it is used.
 SESSION_S = 12 * 3600
-"""Seconds after which a session ends, however much it is used."""
+# Number of sessions that are kept; one that hasn't been used for long ends when another one begins.
 MAX_SESSIONS = 10_000
-"""Number of sessions that are kept; one that hasn't been used for long ends when another one begins."""
+# Token of everybody who can connect to a server without tokens.
 _NO_TOKEN = Token("write", "a user of the server's machine")
-"""Token of everybody who can connect to a server without tokens."""
 _PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
+# Visible ASCII without the backslash. Browsers drop some other characters, which could leave two slashes in a row.
 _LOCAL = re.compile(r"/(?![/\\]|log(in|out)\b)[!-\[\]-~]*")
-"""Visible ASCII without the backslash. Browsers drop some other characters, which could leave two slashes in a row."""
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _RESPONSE_HEADERS = {
     "content-security-policy": (
@@ -192,17 +192,17 @@ class Guard:
 
 
 def is_upload(scope: Mapping[str, object]) -> bool:
-    """Whether a request uploads a file."""
+    """Return whether a request uploads a file."""
     return scope["method"] == "PUT" and str(scope["path"]).startswith(_UPLOADS)
 
 
 def too_large(most: int) -> str:
-    """What is wrong with a body of more bytes than `most`."""
+    """Return what is wrong with a body of more bytes than `most`."""
     return f"a request's body may have {most:,} bytes here"
 
 
 def _malformed(scope: Scope, headers: Headers, most: int) -> Response | None:
-    """The answer to a request that is ambiguous, too large or has an address that can't be one."""
+    """Return the answer to a request that is ambiguous, too large or has an address that can't be one."""
     if "content-length" in headers and "transfer-encoding" in headers:
         # The two say different things about where the next request begins; a proxy may believe the other one.
         refused = problem(HTTPStatus.BAD_REQUEST, "a request has Content-Length or Transfer-Encoding, not both")
@@ -218,7 +218,7 @@ def _malformed(scope: Scope, headers: Headers, most: int) -> Response | None:
 
 
 def _is_same_origin(scope: Scope, headers: Headers) -> bool:
-    """Whether the request comes from one of this server's pages, or from no browser."""
+    """Return whether the request comes from one of this server's pages, or from no browser."""
     origin = headers.get("origin")
     if origin is not None:
         return origin == f"{browser_scheme(scope, headers)}://{headers.get('host', '')}"
@@ -226,7 +226,7 @@ def _is_same_origin(scope: Scope, headers: Headers) -> bool:
 
 
 def browser_scheme(scope: Scope, headers: Headers) -> str:
-    """The scheme that the browser used: the connection's own, unless a TLS proxy says that it was https."""
+    """Return the scheme that the browser used: the connection's own, unless a TLS proxy says that it was https."""
     return "https" if headers.get("x-forwarded-proto") == "https" else str(scope["scheme"])
 
 
@@ -255,7 +255,7 @@ def _head_of(send: Send) -> Send:
 
 
 def _known(tokens: Mapping[str, Token], given: str) -> Token | None:
-    """The token with this text; the time it takes doesn't depend on how much of the text is right."""
+    """Return the token with this text; the time it takes doesn't depend on how much of the text is right."""
     found = [token for text, token in tokens.items() if hmac.compare_digest(text.encode(), given.encode())]
     return found[0] if found else None
 
@@ -269,7 +269,7 @@ def _cookie(headers: Headers) -> str:
 
 
 def hostname(host: str) -> str:
-    """The name in a `Host` header, lower case, without port and brackets; empty if it is malformed."""
+    """Return the name in a `Host` header, lower case, without port and brackets; empty if it is malformed."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -282,7 +282,7 @@ def local_path(asked: str) -> str:
 
 
 def problem(status: int, detail: str) -> JSONResponse:
-    """A JSON response with the one line `detail`, which every failed request gets."""
+    """Return a JSON response with the one line `detail`, which every failed request gets."""
     return JSONResponse({"detail": detail}, status)
 
 

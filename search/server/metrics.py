@@ -36,7 +36,7 @@ def healthz(server: ServerDep) -> str:
     response_class=Response,
 )
 def metrics(server: ServerDep) -> Response:
-    """Metrics of the store's searches for Prometheus."""
+    """Return the metrics of the store's searches for Prometheus."""
     registry = CollectorRegistry()
     registry.register(_SearchCollector(server.store))
     return Response(generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -27,12 +27,12 @@ from moevolve.store.reader import StoreReader
 
 T = TypeVar("T")
 
+# Settings and whole sections that a launch may change. None of them refers to a file or to another machine.
 LAUNCH_SETTINGS = (
     *("seed", "window", "preset", "genome", "phases", "strategy", "task_aggregation", "tie_break"),
     *("final.rerank", "final.test", "final.random_baselines"),
     *("workers.count", "workers.num_cpus", "workers.num_gpus", "workers.timeout_s"),
 )
-"""Settings and whole sections that a launch may change. None of them refers to a file or to another machine."""
 Name = Annotated[str, Field(max_length=200)]
 
 
@@ -135,7 +135,7 @@ def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> tuple[RunCo
 
 
 def look_up(name: str, known: Mapping[str, T], what: str) -> T:
-    """What a name in a request stands for.
+    """Return what a name in a request stands for.
 
     Raises:
         UserError: The server knows no such name; the message names the field, `what`, and a similar name.
@@ -147,7 +147,7 @@ def look_up(name: str, known: Mapping[str, T], what: str) -> T:
 
 
 def stored_status(store: StoreReader, config: RunConfig) -> str | None:
-    """The status of the stored search that a launch would continue; None if no search has this name.
+    """Return the status of the stored search that a launch would continue; None if no search has this name.
 
     Raises:
         NameTakenError: a search of this name has other settings.

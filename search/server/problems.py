@@ -27,16 +27,16 @@ from moevolve.store.errors import (
 
 log = logging.getLogger(__name__)
 
+# Makes an error page from the request, the status code, a title and one line of detail.
 ErrorPage = Callable[[Request, int, str, str], Response]
-"""Makes an error page from the request, the status code, a title and one line of detail."""
 
+# Status by classes of errors; the first that match count.
 _STATUS: tuple[tuple[tuple[type[Exception], ...], HTTPStatus], ...] = (
     ((NotFoundError,), HTTPStatus.NOT_FOUND),
     ((LeaseHeldError, LeaseLostError, NameTakenError, NotRunningError, BusyError), HTTPStatus.CONFLICT),
     ((StoreError,), HTTPStatus.SERVICE_UNAVAILABLE),
     ((UserError,), HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-"""Status by classes of errors; the first that match count."""
 
 
 def _declared(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
@@ -46,6 +46,7 @@ def _declared(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     return {status.value: {"content": content, "description": status.phrase} for status in statuses}
 
 
+# Error responses of a route that reads, for the OpenAPI description.
 READS = _declared(
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.UNAUTHORIZED,
@@ -53,9 +54,8 @@ READS = _declared(
     HTTPStatus.UNPROCESSABLE_ENTITY,
     HTTPStatus.SERVICE_UNAVAILABLE,
 )
-"""Error responses of a route that reads, for the OpenAPI description."""
+# Error responses of a route that changes something.
 WRITES = READS | _declared(HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-"""Error responses of a route that changes something."""
 
 
 def answer_errors(app: FastAPI, page: ErrorPage) -> None:

@@ -117,7 +117,7 @@ class ProcessRunner:
         return self.job(name)
 
     def job(self, name: str) -> Job:
-        """The state of the latest process with a name; raises KeyError if this server has started none."""
+        """Return the state of the latest process with a name; raises KeyError if this server has started none."""
         started = self._started[name]
         code = started.process.poll()
         lines = self.log(name).strip().splitlines()
@@ -126,7 +126,7 @@ class ProcessRunner:
         return Job(name, command, started.at, started.process.pid, code is None, code, last, started.stopped)
 
     def knows(self, name: str) -> bool:
-        """Whether this server has started a process with a name."""
+        """Return whether this server has started a process with a name."""
         return name in self._started
 
     def arguments(self, name: str) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ class ProcessRunner:
         return Control(f"process {started.process.pid} of the server", 0, True, "stopped", None, "starting")
 
     def jobs(self) -> list[Job]:
-        """The latest process of each name that this server has started, the most recent last."""
+        """Return the latest process of each name that this server has started, the most recent last."""
         return [self.job(name) for name in list(self._started)]
 
     def log(self, name: str) -> str:

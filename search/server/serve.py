@@ -23,8 +23,8 @@ from moevolve.store.repository import Store
 
 log = logging.getLogger(__name__)
 
+# Seconds that requests in progress get when the server stops: the stream of news would never end by itself.
 _SHUTDOWN_S = 3
-"""Seconds that requests in progress get when the server stops: the stream of news would never end by itself."""
 
 
 @record

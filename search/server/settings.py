@@ -32,10 +32,10 @@ class Token:
 
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+# Stand for all addresses of a machine.
 WILDCARDS = ("0.0.0.0", "::")
-"""Stand for all addresses of a machine."""
+# Characters. As hexadecimal digits they are 64 random bits, which can't be guessed over a network.
 _MIN_TOKEN_LENGTH = 16
-"""Characters. As hexadecimal digits they are 64 random bits, which can't be guessed over a network."""
 
 
 class ServerSettings(Section):
@@ -109,7 +109,7 @@ class ServerSettings(Section):
         return 0 if self.uploads is None else self.upload_mb * 10**6
 
     def read_tokens(self) -> dict[str, Token]:
-        """The tokens by their text.
+        """Return the tokens by their text.
 
         Raises:
             UserError: the file can't be read, is readable by others, has a malformed line or no tokens; a token is too

@@ -50,7 +50,7 @@ class DataFile:
 
 
 def list_files(settings: ServerSettings) -> list[DataFile]:
-    """The files of requests that the server knows, by name."""
+    """Return the files of requests that the server knows, by name."""
     sizes = {name: path.stat().st_size for name, path in settings.uploaded_files().items()}
     return [
         DataFile(name, sizes[name] if name not in settings.data else None) for name in sorted(settings.data_files())
@@ -108,7 +108,7 @@ def delete_upload(name: str, server: ServerState) -> None:
 
 
 def plain_name(given: str) -> str:
-    """The name of a file with a dash for everything but ASCII letters, digits, dots, dashes and underscores.
+    """Return the name of a file with a dash for everything but ASCII letters, digits, dots, dashes and underscores.
 
     Raises:
         UserError: It doesn't end as names of files of requests do.

@@ -151,7 +151,7 @@ def _rendered(data: DataFile, render: Render | None) -> DataFile:
 
 
 def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...] | None:
-    """The prompt and the answer of every chat, as the model of a run reads them.
+    """Return the prompt and the answer of every chat, as the model of a run reads them.
 
     The prompt is without the token that the tokenizer puts before a text.
 
@@ -215,7 +215,7 @@ def _position(message: str) -> float:
 
 
 def _settings(data: DataFile, metric: Mapping[str, str] | None) -> dict[str, object]:
-    """The settings of the task that suits a file's rows."""
+    """Return the settings of the task that suits a file's rows."""
     if metric is not None and (data.rows[0].chat is not None or any(row.answer is None for row in data.rows)):
         raise UserError(
             f"--data {data.path}: --metric compares answers with expected ones, which this file hasn't, or has only as "
@@ -249,7 +249,7 @@ def _settings(data: DataFile, metric: Mapping[str, str] | None) -> dict[str, obj
 
 
 def usable_rows(path: Path) -> int:
-    """The number of rows in a file of requests that can become a task.
+    """Return the number of rows in a file of requests that can become a task.
 
     Raises:
         UserError: See `read_data`; or it has too few rows.
@@ -302,7 +302,7 @@ def read_data(path: Path, columns: Columns | None = None) -> DataFile:
 
 
 def _documents(folder: Path) -> Iterator[DataRow]:
-    """Rows of all texts in a folder and the folders below it, each with the beginning of its document."""
+    """Return the rows of all texts in a folder and the folders below it, each with the beginning of its document."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in TEXT_FILES and path.is_file())
     if not paths:
         raise UserError(f"--data {folder}: the folder has no .txt or .md files; name files of other forms one by one")
@@ -326,7 +326,7 @@ def _parquet(path: Path) -> Places:
 
 
 def _hub(name: str, columns: Columns | None) -> Places:
-    """Rows of a data set of the hub, without the columns that no form has."""
+    """Return the rows of a data set of the hub, without the columns that no form has."""
     from moevolve.evaluators.tasks.config import Source
     from moevolve.evaluators.tasks.datasets import load_table
 
@@ -338,7 +338,7 @@ def _hub(name: str, columns: Columns | None) -> Places:
 
 
 def _paragraphs(text: Iterable[str]) -> Iterator[DataRow]:
-    """Rows of running text: whole paragraphs, joined up to `_TEXT_CHARACTERS`."""
+    """Return the rows of running text: whole paragraphs, joined up to `_TEXT_CHARACTERS`."""
     lines: list[str] = []
     for line in (*text, ""):
         if line.strip():
@@ -356,7 +356,7 @@ def _paragraphs(text: Iterable[str]) -> Iterator[DataRow]:
 
 
 def _rows(path: Path, read: Places, columns: Columns | None) -> list[DataRow]:
-    """The rows of a file, all of one form."""
+    """Return the rows of a file, all of one form."""
     first: tuple[str, bool, bool] | None = None
     begun, rows, faults = "", list[DataRow](), list[tuple[str, UserError]]()
     for place, found in read:

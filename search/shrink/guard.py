@@ -142,7 +142,7 @@ def check_edit(
 
 
 def _held_out(subject: Candidate, table: FinalTable) -> Iterator[Probe]:
-    """The `test` split of every task, with what the final table has on it."""
+    """Return the `test` split of every task, with what the final table has on it."""
     for section, task in zip(subject.config.tasks, table.tasks, strict=True):
         split = prepared_split(subject, section.name, "test")
         graded, scale = FITNESSES[split.fitness].reads != "texts", scale_of(split.metric)
@@ -165,7 +165,7 @@ def recovery_of(table: FinalTable, task: str) -> tuple[float | None, str | None]
 
 
 def general_set() -> list[Probe]:
-    """The domains of the general set that ships."""
+    """Return the domains of the general set that ships."""
     text = (files("moevolve.configs") / "guard" / "general.jsonl").read_text(encoding="utf-8")
     domains: dict[str, list[Example]] = {}
     for row in map(json.loads, text.splitlines()):
@@ -239,7 +239,7 @@ _Answers = tuple[tuple["Answer", ...], ...]
 def _of_both(
     worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit]
 ) -> tuple[tuple[_Answers, _Answers], float]:
-    """The unedited and the edited model's answers, and the seconds that they took without loading and repairing.
+    """Return the unedited and the edited model's answers, and the seconds that they took without loading and repairing.
 
     The model that the worker has is asked first, and all prompts before the other: an edit may be a repair.
     """
@@ -282,7 +282,7 @@ def _affordable(
 
 
 def free(split: PreparedSplit, tokens: int) -> PreparedSplit:
-    """The prompts of a split, to be answered as servers do.
+    """Return the prompts of a split, to be answered as servers do.
 
     A model that can think does, and nothing but the end token or the number of tokens ends an answer.
     """
@@ -302,7 +302,7 @@ def free(split: PreparedSplit, tokens: int) -> PreparedSplit:
 
 
 def faults_of(check: TaskCheck) -> tuple[str, ...]:
-    """What exceeds the limits, each as the end of a sentence that begins with the candidate."""
+    """Return what exceeds the limits, each as the end of a sentence that begins with the candidate."""
     if not check.known:
         return ()
     faults = []

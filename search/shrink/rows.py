@@ -102,14 +102,14 @@ class DataRow:
 
 
 def without_nulls(value: object) -> Any:
-    """A value without the fields that are null: columns of a table have them where JSON has no field."""
+    """Return a value without the fields that are null: columns of a table have them where JSON has no field."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _joined(value: object) -> object:
-    """The text of a field that is a list of parts."""
+    """Return the text of a field that is a list of parts."""
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
         return value
     others = [part.get("type") for part in value if part.get("type") != "text"]
@@ -138,7 +138,7 @@ def _parsed(value: object) -> object:
 
 
 def _tool_of(tool: object) -> object:
-    """A tool in the form of OpenAI's API; some data sets have only the function."""
+    """Return a tool in the form of OpenAI's API; some data sets have only the function."""
     if not isinstance(tool, Mapping):
         raise ValueError("a tool is an object with `function`")
     function = tool.get("function", tool)
@@ -235,7 +235,7 @@ class Message(_Fields):
 
 
 def _message_of(turn: object) -> object:
-    """A turn of ShareGPT's form as a message. A `function_call` holds one call as JSON, or a list of them."""
+    """Return a turn of ShareGPT's form as a message. A `function_call` holds one call as JSON, or a list of them."""
     keys = ("role", "content") if isinstance(turn, Mapping) and "role" in turn else ("from", "value")
     if not isinstance(turn, Mapping) or keys[0] not in turn:
         raise ValueError("a turn is an object with `from` and `value`, or with `role` and `content`")
@@ -374,7 +374,7 @@ def columns_of(columns: Sequence[str], named: Columns | None) -> tuple[str, ...]
 
 
 def _usual_columns(found: Mapping[str, object]) -> Columns | None:
-    """The columns of a row of prompts and answers under other usual names; None if it isn't one."""
+    """Return the columns of a row of prompts and answers under other usual names; None if it isn't one."""
     key = next((key for key in FORMS if key in found), None)
     if key not in (None, "prompt") or (key == "prompt" and "answer" in found):
         return None

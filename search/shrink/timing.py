@@ -109,7 +109,7 @@ def plan_time(
 
 
 def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseConfig, ...]:
-    """The phases with so many evaluations together, which the longest one is cut or extended to.
+    """Return the phases with so many evaluations together, which the longest one is cut or extended to.
 
     A few evaluations leave a repair phase after it a quarter of them.
     """

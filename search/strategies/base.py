@@ -82,8 +82,8 @@ class Ranking:
         return worst[0] - best[0] > _MUTATION_MARGIN + _ROUNDING
 
 
+# Number of draws for one individual; if all of them repeat earlier individuals, the last is taken.
 DRAWS = 32
-"""Number of draws for one individual; if all of them repeat earlier individuals, the last is taken."""
 
 
 class PhaseStrategy(ABC):

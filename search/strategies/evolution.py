@@ -20,8 +20,8 @@ from moevolve.search.genomes.contract.phases import MergePhase, PhaseConfig
 from moevolve.search.strategies.base import DRAWS, PhaseStrategy, Ranking, eligible, fixed_offspring, rank_key
 from moevolve.store.records import IndividualRecord
 
+# The individuals that may become parents by crossover, and those by mutation; both best first.
 ParentPools = tuple[list[IndividualRecord], list[IndividualRecord]]
-"""The individuals that may become parents by crossover, and those by mutation; both best first."""
 
 
 class Evolution(PhaseStrategy):
@@ -53,7 +53,7 @@ class Evolution(PhaseStrategy):
         return offspring
 
     def _bred(self, rng: np.random.Generator, parents: ParentPools) -> Child:
-        """A child of one parent or of two different ones, drawn uniformly."""
+        """Return a child of one parent or of two different ones, drawn uniformly."""
         crossover, mutation = parents
         drawn = rng.choice(len(crossover), size=min(2, len(crossover)), replace=False)
         chosen = [crossover[position] for position in drawn]
@@ -71,7 +71,7 @@ class Evolution(PhaseStrategy):
         return offspring
 
     def _parents(self, start: IndividualRecord | None) -> ParentPools | None:
-        """The possible parents: the phase's own individuals and `start`; None if there are none."""
+        """Return the possible parents: the phase's own individuals and `start`; None if there are none."""
         own = list(self._ranking)
         if start is not None and all(one.phenotype_hash != start.phenotype_hash for one in own):
             insort(own, start, key=rank_key)

@@ -116,7 +116,7 @@ class NevergradPhase(PhaseStrategy):
             self._optimizer = self._factory(point, budget=self._phase.evaluations, num_workers=self._window)
 
     def _point(self, rng: np.random.Generator, start: IndividualRecord | None) -> NDArray[np.float64]:
-        """The optimiser's starting point: float64 [coordinates]."""
+        """Return the optimiser's starting point: float64 [coordinates]."""
         own = self._space.start(self._phase) or self._space.sample(rng, self._phase)
         genome = own.genome if start is None else self._space.from_bytes(start.genome)
         point = self._space.flatten(genome, self._phase)

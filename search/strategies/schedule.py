@@ -74,8 +74,8 @@ def make_schedule(config: RunConfig) -> Schedule:
     return Schedule.of(phases, config.window, config.skip_phases_at is not None)
 
 
+# Phases with fewer rounds have few evaluated parents; see the table of windows in `search/loop/README.md`.
 FEWEST_ROUNDS = 8
-"""Phases with fewer rounds have few evaluated parents; see the table of windows in `search/loop/README.md`."""
 
 
 def rounds_notes(config: RunConfig) -> tuple[str, ...]:

@@ -135,7 +135,7 @@ class Surrogate(PhaseStrategy):
         return made or self._evolution.ask(index, initial, start, taken)
 
     def _learned(self, rng: np.random.Generator, taken: Container[str]) -> Child | None:
-        """The best genome under drawn weights, without parents; None if all draws repeat earlier individuals."""
+        """Return the best genome under drawn weights, without parents; None if all draws repeat earlier individuals."""
         features = np.stack([each for _, each in self._history])
         targets = targets_of([individual for individual, _ in self._history])
         centred = features - features.mean(axis=0)

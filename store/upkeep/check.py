@@ -33,7 +33,7 @@ class CheckReport:
 
 
 def check(store: StoreReader) -> CheckReport:
-    """Reads and checks a whole store, to which drivers may go on writing."""
+    """Read and check a whole store, to which drivers may go on writing."""
     counts = dict.fromkeys((table.name for table in _COUNTED), 0)
     size, problems = 0, list[str]()
     try:
@@ -69,7 +69,7 @@ def _damage(connection: Connection) -> list[str]:
 
 
 def _gaps(connection: Connection) -> list[str]:
-    """Searches with missing individuals or without a lease row, which no constraint excludes."""
+    """Return the searches with missing individuals or without a lease row, which no constraint excludes."""
     s, i = searches.c, individuals.c
     count, last = func.count(), func.max(i.idx)
     query = select(s.name, count, last).join(individuals, i.search_id == s.id).group_by(s.name)

@@ -50,7 +50,7 @@ class CopyReport:
 
 
 def copy(source: StoreReader, target: Store, names: Sequence[str], calibrations_of: CalibrationsOf) -> CopyReport:
-    """Copies searches, by name or id, with all that belongs to them, in one transaction of the target.
+    """Copy searches, by name or id, with all that belongs to them, in one transaction of the target.
 
     A running search is copied in its present state, and can be resumed in the target. Repeating a copy brings it up to
     date: the same rules hold as for a driver that repeats its writes (`Store`).
@@ -92,7 +92,7 @@ def _rows(connection: Connection, table: Table, search: SearchRecord) -> Sequenc
 
 
 def _copy_search(here: Connection, there: Connection, search: SearchRecord) -> None:
-    """Adds the search to the target, or updates its state there."""
+    """Add the search to the target, or updates its state there."""
     s = searches.c
     row = here.execute(select(searches).where(s.id == search.id)).one()._asdict()
     state = {name: row[name] for name in ("status", "status_reason", "winner", "updated_at")}
@@ -114,7 +114,7 @@ def _copy_search(here: Connection, there: Connection, search: SearchRecord) -> N
 
 
 def _copy_individuals(here: Connection, there: Connection, search: SearchRecord) -> int:
-    """Copies a search's individuals with their evaluations, and the full model's; returns the number of outcomes."""
+    """Copy a search's individuals with their evaluations, and the full model's; return the number of outcomes."""
     i = individuals.c
     ids = context_ids(here, search.model_fingerprint, search.engine_fingerprint)
     write_evaluations(there, read_evaluations(here, ids, [FULL_MODEL]))

@@ -45,12 +45,12 @@ class PruneReport:
     vacuumed: bool = False
 
 
+# A function that returns the fingerprints of the calibrations that a search needs.
 CalibrationsOf = Callable[[SearchRecord], Collection[str]]
-"""A function that returns the fingerprints of the calibrations that a search needs."""
 
 
 def prune(store: Store, names: Sequence[str], calibrations_of: CalibrationsOf, dry_run: bool = False) -> PruneReport:
-    """Deletes searches, by name or id, then evaluations and calibrations that no remaining search needs.
+    """Delete searches, by name or id, then evaluations and calibrations that no remaining search needs.
 
     Evaluations with the model and engine of a running search stay, because its driver may be about to reuse them. While
     pruning, no search can be added and no driver can start, and drivers with an expired lease lose it. A dry run only
@@ -83,7 +83,7 @@ def prune(store: Store, names: Sequence[str], calibrations_of: CalibrationsOf, d
 
 
 def _drop_search(connection: Connection, search_id: str) -> tuple[int, int]:
-    """Deletes a search; returns the number of its individuals and the bytes of their genomes."""
+    """Delete a search; return the number of its individuals and the bytes of their genomes."""
     for table in (parents, exports, search_tasks, events, leases):
         connection.execute(delete(table).where(table.c.search_id == search_id))
     dropped = _drop(connection, individuals, individuals.c.genome, individuals.c.search_id == search_id)
@@ -94,13 +94,13 @@ def _drop_search(connection: Connection, search_id: str) -> tuple[int, int]:
 def _drop(
     connection: Connection, table: Table, content: ColumnElement[object], which: ColumnElement[bool]
 ) -> tuple[int, int]:
-    """Deletes rows of a table; returns their number and the bytes of one of their columns."""
+    """Delete rows of a table; return their number and the bytes of one of their columns."""
     size = connection.execute(select(func.coalesce(func.sum(func.length(content)), 0)).where(which)).scalar_one()
     return connection.execute(delete(table).where(which)).rowcount, int(size)
 
 
 def _drop_evaluations(connection: Connection, live: Collection[str]) -> tuple[int, int]:
-    """Deletes unneeded evaluations, but those with the model and engine of one of the `live` searches (ids).
+    """Delete unneeded evaluations, but those with the model and engine of one of the `live` searches (ids).
 
     Returns their number and the bytes of their outcomes.
     """
@@ -122,7 +122,7 @@ def _drop_evaluations(connection: Connection, live: Collection[str]) -> tuple[in
 
 
 def _drop_calibrations(connection: Connection, calibrations_of: CalibrationsOf) -> tuple[int, int]:
-    """Deletes the calibrations that no search needs; returns their number and their bytes."""
+    """Delete the calibrations that no search needs; return their number and their bytes."""
     c, total, size = calibrations.c, 0, 0
     stored = set(connection.execute(select(c.fingerprint)).scalars())
     needed = (calibrations_of(summary.search) for summary in read_searches(connection))

@@ -83,5 +83,5 @@ def config_file(config: ModelConfig) -> Path:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Size of the weight files in a checkpoint's folder."""
+    """Return the size of the weight files in a checkpoint's folder."""
     return sum(file.stat().st_size for suffix in ("safetensors", "gguf") for file in folder.glob(f"*.{suffix}"))

@@ -28,7 +28,7 @@ class QuickReader(GGUFReader):
         return super()._get_field_parts(orig_offs, raw_type)
 
     def _strings(self, start: int, number: int) -> tuple[list[NDArray[np.generic]], int]:
-        """The lengths and the bytes of strings from an offset on, by turns, and the offset behind them."""
+        """Return the lengths and the bytes of strings from an offset on, by turns, and the offset behind them."""
         data, parts = self.data.view(np.ndarray), list[NDArray[np.generic]]()
         length_type = np.dtype(np.uint64).newbyteorder(self.byte_order)
         for _ in range(number):

@@ -20,8 +20,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 ADAPTER_FILE = "adapter_config.json"
 
+# Name of a routed expert, or of a tensor of it, in checkpoints that have experts one by one.
 EXPERT = re.compile(r"(?P<block>.+\.experts)\.(?P<expert>\d+)(?P<rest>\..+)?")
-"""Name of a routed expert, or of a tensor of it, in checkpoints that have experts one by one."""
 
 # A multiple of disks' blocks, large enough to read at their speed, and little beside a layer.
 _CHUNK = 1 << 24

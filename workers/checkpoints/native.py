@@ -24,7 +24,7 @@ def render(template: str, **values: object) -> str:
 
 @cache
 def _environment() -> Environment:
-    """The environment of all templates, which keeps what it has compiled."""
+    """Return the environment of all templates, which keeps what it has compiled."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parents[1]),
         undefined=StrictUndefined,
@@ -36,11 +36,11 @@ def _environment() -> Environment:
     return environment
 
 
+# Name of the file with the modelling code in an exported directory, without `.py`.
 MODULE = "modeling_moevolve"
-"""Name of the file with the modelling code in an exported directory, without `.py`."""
 
+# Prefix of native model types, followed by the family's model type.
 NATIVE_PREFIX = "moevolve_"
-"""Prefix of native model types, followed by the family's model type."""
 
 
 def native_names(model: PreTrainedModel) -> tuple[str, str, str]:

@@ -159,7 +159,7 @@ def _misshapen(sources: Sequence[str], empty: Mapping[str, Tensor], wanted: torc
 
 
 def _untied(model: PreTrainedModel, sources: Mapping[str, Sequence[str]], tensors: Mapping[str, ReadableTensor]) -> str:
-    """What is wrong where the output projection is the embedding by the config, and the files have both."""
+    """Return what is wrong where the output projection is the embedding by the config, and the files have both."""
     for target, source in model.all_tied_weights_keys.items():
         both = [*sources.get(target, ()), *sources.get(source, ())]
         if len(both) == 2 and not torch.equal(tensors[both[0]][...], tensors[both[1]][...]):

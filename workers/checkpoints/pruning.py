@@ -232,7 +232,7 @@ class Pruning:
         )
 
     def _ordinal(self, name: str) -> int | None:
-        """Number of the MoE layer whose experts a name's layer keeps; None outside MoE layers."""
+        """Return the number of the MoE layer whose experts a name's layer keeps; None outside MoE layers."""
         match = _LAYER.fullmatch(name)
         if match is None:
             return None
@@ -248,5 +248,5 @@ class Pruning:
 
 
 def is_mtp_stem(name: str) -> bool:
-    """Whether a name is that of a layer for MTP beside the decoder's layers."""
+    """Return whether a name is that of a layer for MTP beside the decoder's layers."""
     return _MTP_STEM.search(name) is not None

@@ -32,7 +32,7 @@ class _Piece:
     count: int
 
     def of(self, expert: int) -> str:
-        """Name of the tensor of an expert, or of the fused one."""
+        """Return the name of the tensor of an expert, or of the fused one."""
         return f"{self.block}.{expert}{self.rest}" if self.rest else self.block
 
 

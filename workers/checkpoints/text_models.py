@@ -32,12 +32,12 @@ class ReadableTensor(Protocol):
         """Return a tensor of the same shape and dtype on the meta device; nothing is read."""
 
 
+# Model type of the family that computes the same as a text model, and the settings that it has no field for.
 SAME_ON_TEXT: dict[str, tuple[str, dict[str, bool]]] = {
     "qwen3_vl_moe_text": ("qwen3_moe", {"norm_topk_prob": True}),
     "qwen3_omni_moe_text": ("qwen3_moe", {}),
     "glm4v_moe_text": ("glm4_moe", {"use_qk_norm": False}),
 }
-"""Model type of the family that computes the same as a text model, and the settings that it has no field for."""
 
 # Model types of checkpoints whose text models' tensors have names that `transformers` knows for a multimodal model type
 # only, and the latter.
@@ -121,7 +121,7 @@ def published_names(whole: PretrainedConfig) -> Iterator[None]:
 
 
 def is_text_of(settings: Mapping[str, object], config: PretrainedConfig) -> bool:
-    """Whether a part of a config.json describes the text model whose config as its family has it is `config`."""
+    """Return whether a part of a config.json describes the text model whose config as its family has it is `config`."""
     kind = settings.get("model_type")
     return kind == config.model_type or SAME_ON_TEXT.get(str(kind), ("", {}))[0] == config.model_type
 

@@ -16,8 +16,8 @@ from moevolve.evaluators.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+# Environment variable: upper bound on the device memory that a worker may use, in units of 10^9 bytes.
 CAPACITY = "MOEVOLVE_DEVICE_GB"
-"""Environment variable: upper bound on the device memory that a worker may use, in units of 10^9 bytes."""
 
 # Share of the free device memory that experts may take when the memory of a forward pass is unknown; the rest is left
 # for the KV cache, activations and logits.
@@ -153,7 +153,7 @@ def _gigabytes(size: int) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that this process can still allocate on a device, or on the host if the device is a CPU."""
+    """Return the bytes that this process can still allocate on a device, or on the host if the device is a CPU."""
     if device.type != "cuda":
         return min(available_host_bytes(), _device_limit())
     import torch

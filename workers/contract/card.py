@@ -9,14 +9,14 @@ from typing import Literal
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import SCALES, ScaleName
 
+# A `stock` checkpoint loads with a model class of `transformers`; a `native` one contains its own modelling code. A
+# `source` checkpoint has the source checkpoint's format: tensors that the edit leaves alone are copied byte for byte.
 CheckpointForm = Literal["stock", "native", "source"]
-"""A `stock` checkpoint loads with a model class of `transformers`; a `native` one contains its own modelling code. A
-`source` checkpoint has the source checkpoint's format: tensors that the edit leaves alone are copied byte for byte."""
 
+# What becomes of layers for multi-token prediction (MTP), which speculative decoding uses and `transformers` doesn't
+# load: `drop` omits them, `prune` keeps the same experts of them as of the last MoE layer, and `keep` copies them
+# whole.
 MtpLayers = Literal["drop", "prune", "keep"]
-"""What becomes of layers for multi-token prediction (MTP), which speculative decoding uses and `transformers` doesn't
-load: `drop` omits them, `prune` keeps the same experts of them as of the last MoE layer, and `keep` copies them
-whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
+# Token ids of one sequence.
 Tokens = tuple[int, ...]
-"""Token ids of one sequence."""
 
+# Tokens per row when several sequences are packed into one. Fewer tokens waste transfers of experts that are kept on
+# the host, and padding of matrix tiles on a CPU; more tokens take attention memory that grows with their square.
 ROW_TOKENS = 1024
-"""Tokens per row when several sequences are packed into one. Fewer tokens waste transfers of experts that are kept on
-the host, and padding of matrix tiles on a CPU; more tokens take attention memory that grows with their square."""
 
+# Token limit that stands for no limit.
 ALL_TOKENS = sys.maxsize
-"""Token limit that stands for no limit."""
 
 
 @runtime_checkable
@@ -102,10 +102,10 @@ class GrowingMeasurement(Measurement, Protocol):
         """Largest number of tokens."""
 
     def is_met(self, arrays: Mapping[str, NDArray[np.number]]) -> bool:
-        """Whether what was measured so far is enough."""
+        """Return whether what was measured so far is enough."""
 
     def note(self, arrays: Mapping[str, NDArray[np.number]]) -> str:
-        """A line for users that says what was measured, and why no more."""
+        """Return a line for users that says what was measured, and why no more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class ModelFacts:
 
 
 def parameters_after(facts: ModelFacts, retained: int, native: bool = False) -> int:
-    """Number of parameters of the model with n' retained experts per MoE layer.
+    """Return the number of parameters of the model with n' retained experts per MoE layer.
 
     A `native` form keeps the router's n rows and adds an [n', n] mapping (for continuous mappings of the softmax),
     instead of a router with n' rows.
@@ -126,7 +126,7 @@ def parameters_after(facts: ModelFacts, retained: int, native: bool = False) -> 
 
 
 def active_parameters(facts: ModelFacts, retained: int, active: int, native: bool = False) -> int:
-    """Number of parameters that a token uses with n' experts per layer and k of them active."""
+    """Return the number of parameters that a token uses with n' experts per layer and k of them active."""
     idle = (retained - active) * facts.expert_parameters
     return parameters_after(facts, retained, native) - len(facts.moe_layers) * idle
 
@@ -148,5 +148,5 @@ class FileSizes:
     neurons: int
 
     def total(self, experts: int) -> int:
-        """Bytes of the weight files with this number of kept experts per MoE layer."""
+        """Return the bytes of the weight files with this number of kept experts per MoE layer."""
         return self.fixed + experts * self.expert

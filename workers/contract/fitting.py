@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from moevolve.workers.contract.edits import Tokens
 
+# What the tokens are for: fitting output projections (`repair`) or thresholds of dynamic skipping (`skipping`).
 RowsUse = Literal["repair", "skipping"]
-"""What the tokens are for: fitting output projections (`repair`) or thresholds of dynamic skipping (`skipping`)."""
 
 
 @dataclass(frozen=True, slots=True)

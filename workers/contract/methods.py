@@ -119,7 +119,7 @@ class Applicator(ABC):
         """Restore the unedited model, bit for bit."""
 
     def report(self) -> tuple[tuple[str, str], ...]:
-        """Details of the applied edit as rows of a table, (title, value)."""
+        """Return the details of the applied edit as rows of a table, (title, value)."""
         return ()
 
 
@@ -138,8 +138,8 @@ class ExpertsOwner(Applicator):
         """
 
 
+# Measures an unedited resident model on token sequences, as a measurement says.
 Calibrator = Callable[[Resident, Sequence[Tokens], Any], Calibration]
-"""Measures an unedited resident model on token sequences, as a measurement says."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class PruningExporter(Exporter, Protocol):
     """An exporter of edits that drop experts, for which no weights are needed where they do no more than that."""
 
     def merges(self, edit: Edit) -> str | None:
-        """What an edit changes besides dropping experts, so that its export needs weights; None if nothing."""
+        """Return what an edit changes besides dropping experts, so that its export needs weights; None if nothing."""
 
     def selection(self, edit: Edit, facts: ModelFacts) -> ExpertSelection:
         """Return the experts that an edit keeps; of merged ones and of mixed router rows the one that counts most.
@@ -218,9 +218,9 @@ class PruningExporter(Exporter, Protocol):
         """Describe an edit that `selection` accepts; for `form_note` see `ExportSummary`."""
 
 
+# Reads a routing decision from a module, its inputs and its output. Returns the chosen experts, 0 or 1 [tokens, E], and
+# the factors on their outputs, [tokens, E].
 RoutingReader = Callable[[Any, tuple[Tensor, ...], Any], tuple[Tensor, Tensor]]
-"""Reads a routing decision from a module, its inputs and its output. Returns the chosen experts, 0 or 1 [tokens, E],
-and the factors on their outputs, [tokens, E]."""
 
 
 @dataclass(frozen=True, slots=True)

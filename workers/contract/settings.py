@@ -17,8 +17,8 @@ _MOST_TOKENS = 1_000_000_000
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+# Place of the original experts; see `ModelConfig`.
 ExpertOffload = Literal["device", "host", "disk"]
-"""Place of the original experts; see `ModelConfig`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ class Shortcuts:
 ALL_SHORTCUTS = Shortcuts()
 
 
+# Bytes from which on a block of host memory goes back to the system when a worker process frees it.
 LARGE_BLOCK = 32 << 20
-"""Bytes from which on a block of host memory goes back to the system when a worker process frees it."""
 WORKER_ENV: Mapping[str, str] = MappingProxyType(
     {
         "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
@@ -144,6 +144,8 @@ would grow to 1.4 times a repair's own memory. Other C libraries ignore the vari
 """
 
 
+# Chat templates by name, for tokenizers without a template of that name. `mixtral` is the one that the authors of EEP
+# use for Mixtral-8x7B-Instruct; unlike Mixtral's own it has no white space around `[INST]` and `[/INST]`.
 PACKAGED_TEMPLATES = {
     "mixtral": (
         "{{ bos_token }}{% for message in messages %}"
@@ -152,8 +154,6 @@ PACKAGED_TEMPLATES = {
         "{% else %}{{ raise_exception('no system prompt') }}{% endif %}{% endfor %}"
     ),
 }
-"""Chat templates by name, for tokenizers without a template of that name. `mixtral` is the one that the authors of EEP
-use for Mixtral-8x7B-Instruct; unlike Mixtral's own it has no white space around `[INST]` and `[/INST]`."""
 
 
 def engine_fingerprint(model: ModelConfig, engine: EngineConfig) -> str:

@@ -21,8 +21,8 @@ _AS_LISTS = PlainSerializer(lambda array: array.tolist())
 WholeNumbers = Annotated[NDArray[np.int64], PlainValidator(partial(np.asarray, dtype=np.int64)), _AS_LISTS]
 RealNumbers = Annotated[NDArray[np.float64], PlainValidator(partial(np.asarray, dtype=np.float64)), _AS_LISTS]
 
+# Number of most frequent tokens whose experts are counted separately (ToMoE, arXiv 2501.15316, Tab. 4, 8 and 9).
 WORDS = 24
-"""Number of most frequent tokens whose experts are counted separately (ToMoE, arXiv 2501.15316, Tab. 4, 8 and 9)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.engine.columns import BLOCK, Columns, Layout, common_start, lay_out
 
+# The sequences of every example, which must run in the same pass.
 Groups = tuple[tuple[Tokens, ...], ...]
-"""The sequences of every example, which must run in the same pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +94,7 @@ def plan_batches(groups: Groups, layout: Layout, batch_tokens: int) -> list[list
 
 
 def _new_tokens(sequences: Sequence[Tokens], layout: Layout) -> int:
-    """Number of columns that sorted sequences add to the first of them."""
+    """Return the number of columns that sorted sequences add to the first of them."""
     shared = common_start if layout == "packed" else lambda one, other: 0
     return sum(len(other) - shared(one, other) for one, other in pairwise(sequences))
 

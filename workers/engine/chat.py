@@ -17,10 +17,10 @@ from moevolve.workers.contract.settings import PACKAGED_TEMPLATES, EngineConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# Role and content.
 Turn = tuple[str, str]
-"""Role and content."""
+# A message or a tool in the form of OpenAI's API.
 Message = Mapping[str, Any]
-"""A message or a tool in the form of OpenAI's API."""
 
 # Placeholder for an answer in a rendered conversation. Its private characters occur in no template.
 _ANSWER = "\ue000answer\ue000"
@@ -161,7 +161,7 @@ class ChatTemplate:
     def _divided(
         self, messages: Sequence[Message], tools: Sequence[Message], answer: Message
     ) -> tuple[str, str] | None:
-        """The prompt and the answer; None if an answer begins in another way than the prompt for a new one."""
+        """Return the prompt and the answer; None if an answer begins in another way than the prompt for a new one."""
         thoughts = answer.get("reasoning_content", "").strip()
         prompt = self._render(messages, generates=True, tools=tools, thinks=bool(thoughts))
         answered = self._render((*messages, _message("assistant", _ANSWER)), generates=False, tools=tools)
@@ -276,7 +276,7 @@ def _with_thoughts_apart(answer: Message) -> Message:
 
 
 def _in_form(message: Message, silence: str | None, as_text: bool) -> Message:
-    """A message in a form of `ChatTemplate._call_form`."""
+    """Return a message in a form of `ChatTemplate._call_form`."""
     if "tool_calls" not in message:
         return message
     calls = message["tool_calls"]

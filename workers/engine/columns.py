@@ -18,18 +18,19 @@ from torch import Tensor
 
 from moevolve.workers.contract.edits import Tokens
 
+# How sequences are laid out: `packed` as a prefix tree in one row, `unshared` one after the other in one row, or
+# `padded` on the right with one sequence per row.
 Layout = Literal["packed", "unshared", "padded"]
-"""How sequences are laid out: `packed` as a prefix tree in one row, `unshared` one after the other in one row, or
-`padded` on the right with one sequence per row."""
 
+# Number of query tokens that attend at once on a CPU: those at positions 0 to 15 of their sequences, 16 to 31 and so
+# on, each block attending to all positions up to its end. So the shapes of the products in a token's attention depend
+# on its position alone (compare `moevolve.kernels.products`). Blocks of 8 and of 32 are slower for prompts of 20
+# tokens.
 BLOCK = 16
-"""Number of query tokens that attend at once on a CPU: those at positions 0 to 15 of their sequences, 16 to 31 and so
-on, each block attending to all positions up to its end. So the shapes of the products in a token's attention depend on
-its position alone (compare `moevolve.kernels.products`). Blocks of 8 and of 32 are slower for prompts of 20 tokens."""
 
+# The same for texts that aren't decoded, from this position on: windows of 256 tokens take 16 % less time than with
+# blocks of 16, while a decoding step would compute four times as many queries for its one token.
 TEXT_BLOCK = 64
-"""The same for texts that aren't decoded, from this position on: windows of 256 tokens take 16 % less time than with
-blocks of 16, while a decoding step would compute four times as many queries for its one token."""
 
 # Costs of an attention part, a query token and a pair of tokens, relative to gathering a token's keys and values.
 # Measured on a CPU with 128 values over all heads: a part is a dozen operations of some microseconds each, and
@@ -277,7 +278,7 @@ class _PackedRow:
 
 
 def _block(position: int, later: int) -> tuple[int, int]:
-    """The range of positions whose queries are computed with that of a position; see `Columns`."""
+    """Return the range of positions whose queries are computed with that of a position; see `Columns`."""
     size = BLOCK if position < later else later
     start = position // size * size
     return start, start + size

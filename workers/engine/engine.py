@@ -149,7 +149,7 @@ class GenerationEngine:
         return self._scorer.remembered
 
     def remembers(self, split: PreparedSplit) -> bool:
-        """Whether the unedited model's predictions are known, or the fitness compares with none."""
+        """Return whether the unedited model's predictions are known, or the fitness compares with none."""
         return not FITNESSES[split.fitness].compares or self._scorer.knows(split.fingerprint)
 
     @torch.inference_mode()

@@ -28,9 +28,9 @@ _NAME = "moevolve_packed"
 _KINDS = {"sdpa", "eager"}
 _CACHES = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
+# Attention of the queries at a range of positions (first, end): maps queries, keys and values, [n, heads, tokens,
+# width], to outputs [n, tokens, heads, width].
 Block = Callable[[int, int, Tensor, Tensor, Tensor], Tensor]
-"""Attention of the queries at a range of positions (first, end): maps queries, keys and values, [n, heads, tokens,
-width], to outputs [n, tokens, heads, width]."""
 
 _NOW: ContextVar[tuple[str, Attention | Step]] = ContextVar("attention")
 
@@ -71,13 +71,13 @@ def packed(model: PreTrainedModel, attention: Attention | Step) -> Iterator[None
 
 
 def _configs(model: PreTrainedModel) -> list[PretrainedConfig]:
-    """The distinct configs of a model's modules that attention may read."""
+    """Return the distinct configs of a model's modules that attention may read."""
     found = (getattr(module, "config", None) for module in model.modules())
     return list({id(config): config for config in found if hasattr(config, "_attn_implementation")}.values())
 
 
 def _eager(kind: type) -> Callable[..., tuple[Tensor, Tensor | None]] | None:
-    """The eager attention function in the modelling file of a module's class."""
+    """Return the eager attention function in the modelling file of a module's class."""
     return getattr(sys.modules[kind.__module__], "eager_attention_forward", None)
 
 

@@ -22,12 +22,12 @@ from moevolve.workers.engine.tokenizing import TokenizedSplit
 # for the output head to run near full speed, and little enough for a few copies.
 _CHUNK = 1 << 24
 
+# Summed log-probabilities of continuations in nats, float64 [continuations], and whether greedy decoding gives each,
+# bool [continuations].
 Scored = tuple[NDArray[np.float64], NDArray[np.bool_]]
-"""Summed log-probabilities of continuations in nats, float64 [continuations], and whether greedy decoding gives each,
-bool [continuations]."""
 
+# A text and the number of its last positions that are read, not counting the last one, which predicts nothing.
 Span = tuple[Tokens, int]
-"""A text and the number of its last positions that are read, not counting the last one, which predicts nothing."""
 
 
 def choice_sequences(prompt: Tokens, choices: Sequence[Tokens]) -> tuple[Tokens, ...]:
@@ -189,7 +189,7 @@ def _whole(texts: Sequence[Tokens]) -> list[Span]:
 
 
 def _text_means(parts: Sequence[Tensor], counts: Sequence[int]) -> NDArray[np.float64]:
-    """Means of consecutive groups of `counts` values, checked to be finite."""
+    """Return the means of consecutive groups of `counts` values, checked to be finite."""
     values = torch.cat(list(parts)).double().cpu().numpy()
     wrong = np.count_nonzero(sums_by_owner((~np.isfinite(values)).astype(np.float64), counts))
     if wrong:

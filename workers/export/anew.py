@@ -49,7 +49,7 @@ class Rewritten:
     difference: float = 0.0
 
     def rows(self) -> tuple[tuple[str, str], ...]:
-        """Rows of the model card."""
+        """Return the rows of the model card."""
         kinds = ", ".join(sorted(set(self.retyped.values())))
         away = f"; up to {self.difference:.1%} from the weights that were evaluated"
         why = f" from {kinds} to {INSTEAD}, because the gguf library can't pack {kinds}"

@@ -100,7 +100,7 @@ def loader_of(directory: Path) -> str:
 
 
 def how_to_load(directory: Path, form: str) -> str:
-    """Lines that say how an export is loaded, and which programs do."""
+    """Return the lines that say how an export is loaded, and which programs do."""
     programs = f"loads in: {', '.join(loads_in(directory, form))}"
     files = sorted(file.name for file in directory.glob("*.gguf"))
     if files:

@@ -7,9 +7,10 @@ from pathlib import Path
 from moevolve.workers.checkpoints.files import read_json
 from moevolve.workers.contract.card import CheckpointForm
 
+# Dense models whose narrower versions are other sizes of the same family for every program.
 _DENSE = ("llama", "mistral", "qwen2", "qwen3")
-"""Dense models whose narrower versions are other sizes of the same family for every program."""
 _OLDER = "transformers 4.57"
+# Model types that a program loads.
 _LOADED: dict[str, tuple[str, ...]] = {
     # `tests/benchmarks/served.py --stock`: it computes the same.
     _OLDER: (
@@ -31,7 +32,6 @@ _LOADED: dict[str, tuple[str, ...]] = {
     # `tests/workers/export/test_gguf.py`: llama.cpp computes the logits of these architectures.
     "llama.cpp (after its convert_hf_to_gguf.py)": ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", *_DENSE),
 }
-"""Model types that a program loads."""
 
 
 def loads_in(directory: Path, form: CheckpointForm | str) -> tuple[str, ...]:

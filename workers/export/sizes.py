@@ -57,7 +57,7 @@ def file_sizes(model: ModelConfig, form: Literal["source", "stock"]) -> FileSize
 
 
 def _saved(model: ModelConfig) -> dict[str, StoredTensor]:
-    """The tensors of the model as `transformers` saves it, by name; they are in no file."""
+    """Return the tensors of the model as `transformers` saves it, by name; they are in no file."""
     names = SavedNames(meta_model(model))
     return {
         name: StoredTensor(name, Path(), str(tensor.dtype), tuple(tensor.shape), 0, tensor.nbytes)

@@ -31,8 +31,8 @@ from moevolve.workers.export.folder import VerificationError
 from moevolve.workers.families.decoder import CARRIED, carries, decoder_layers, decoder_of, skipped, state_of
 from moevolve.workers.model.resident import ResidentModel
 
+# Largest accepted difference at a position, relative to the largest value that the part adds to its input there.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-"""Largest accepted difference at a position, relative to the largest value that the part adds to its input there."""
 
 # Share of positions that must agree: in 16 bits two experts can tie, and the order of a sum decides between them.
 _AGREEING = {torch.float32: 1.0, torch.bfloat16: 0.9, torch.float16: 0.9}

@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PretrainedConfig
 
+# Derives the routing rule from a router and its model's config.
 RuleFactory = Callable[["nn.Module", "PretrainedConfig"], RoutingRule]
-"""Derives the routing rule from a router and its model's config."""
 
+# Name of the float32 buffer [n] that some routers add to their scores for choosing experts, not for weighting them.
 CORRECTION_BIAS = "e_score_correction_bias"
-"""Name of the float32 buffer [n] that some routers add to their scores for choosing experts, not for weighting them."""
 
+# Why candidates of some families can't be repaired.
 OUTPUT_NORM = "its layers normalise what their experts give before adding it, and a repair is linear in what they add"
-"""Why candidates of some families can't be repaired."""
 
+# Why candidates of other families can't.
 STREAMS = "its residual stream consists of several streams that every layer mixes, and a repair fits one"
-"""Why candidates of other families can't."""
 
+# Experts get widths that are multiples of this: grouped matrix products need rows of whole 16 bytes.
 EXPERT_ALIGNMENT = 8
-"""Experts get widths that are multiples of this: grouped matrix products need rows of whole 16 bytes."""
 
+# How `transformers` multiplies tokens with their experts (`experts_implementation`); on a CPU our products do so.
 EXPERTS_BACKEND = "grouped_mm"
-"""How `transformers` multiplies tokens with their experts (`experts_implementation`); on a CPU our products do so."""
 
+# Config fields with the number of layers for multi-token prediction, as DeepSeek and GLM, MiniMax, Qwen and MiMo name
+# them. `transformers` never loads these layers.
 MTP_FIELDS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "mtp_num_layers")
-"""Config fields with the number of layers for multi-token prediction, as DeepSeek and GLM, MiniMax, Qwen and MiMo name
-them. `transformers` never loads these layers."""
 
 
 def softmax_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
@@ -165,7 +165,7 @@ class ExpertFamily(Family):
         return f"{self.block}." if self.block else ""
 
     def stores_experts(self, name: str) -> bool:
-        """Whether a tensor of a checkpoint belongs to routed experts, by its name."""
+        """Return whether a tensor of a checkpoint belongs to routed experts, by its name."""
         # Laguna's checkpoints have the correction bias of the router beside the experts.
         module = name.rpartition(".experts.")[2].partition(".")[0]
         others = name.endswith(CORRECTION_BIAS) or module in self.shared_by_experts

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+# Argument of layers that return hidden states and which tokens an indexer chose (GLM-5, Hunyuan 4): that choice of the
+# layer before.
 CARRIED = "prev_topk_indices"
-"""Argument of layers that return hidden states and which tokens an indexer chose (GLM-5, Hunyuan 4): that choice of the
-layer before."""
 
 
 def carries(layer: nn.Module) -> bool:

@@ -208,6 +208,7 @@ SOFTMAX = (
     ),
 )
 
+# Most of them choose with a correction bias.
 SIGMOID = (
     ExpertFamily(
         "minimax_m2",
@@ -319,4 +320,3 @@ SIGMOID = (
         unrepairable=lambda config: OUTPUT_NORM,
     ),
 )
-"""Most of them choose with a correction bias."""

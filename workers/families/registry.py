@@ -16,11 +16,13 @@ from moevolve.workers.families.mixture import SIGMOID, SOFTMAX
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+# Family by model type, in the order in which messages list them.
 FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
     family.model_type: family for family in (*SOFTMAX, *DEEPSEEK, *SIGMOID, *DENSE)
 }
-"""Family by model type, in the order in which messages list them."""
 
+# Classes that `AutoModelForCausalLM` doesn't know, by model type: of causal language models, or of the text models of
+# multimodal ones, which have no causal language model of their own.
 UNLISTED = {
     "mistral4": "Mistral4ForCausalLM",
     "glm5_next_text": "Glm5NextTextModel",
@@ -28,8 +30,6 @@ UNLISTED = {
     "muse_spark_text": "MuseSparkTextModel",
     "step3p5": "Step3p7TextModel",
 }
-"""Classes that `AutoModelForCausalLM` doesn't know, by model type: of causal language models, or of the text models of
-multimodal ones, which have no causal language model of their own."""
 
 # Messages give these reasons, and a test compares the model types with all mixtures of transformers.
 _REASONS: dict[str, tuple[str, ...]] = {
@@ -56,8 +56,8 @@ _REASONS: dict[str, tuple[str, ...]] = {
     "it labels tokens instead of generating them": ("openai_privacy_filter",),
     "a layer's router reads what the router of the layer before computed": ("zaya",),
 }
+# Why mixtures of experts that `transformers` has aren't supported, by model type without the ending `_text`.
 NOT_DESCRIBED = {model_type: reason for reason, model_types in _REASONS.items() for model_type in model_types}
-"""Why mixtures of experts that `transformers` has aren't supported, by model type without the ending `_text`."""
 
 
 def family_of(config: PretrainedConfig, name: str) -> ExpertFamily | DenseFamily:
@@ -93,12 +93,12 @@ def register_class(config: PretrainedConfig) -> None:
 
 
 def only_inside(model_type: str) -> bool:
-    """Whether a text model can be loaded by `transformers` as a part of a multimodal checkpoint only."""
+    """Return whether a text model can be loaded by `transformers` as a part of a multimodal checkpoint only."""
     return UNLISTED.get(model_type, "").endswith("TextModel")
 
 
 def pads_left(model_type: str) -> bool:
-    """Whether tokens may follow padding in a model; see `Family.pads_left`."""
+    """Return whether tokens may follow padding in a model; see `Family.pads_left`."""
     family = FAMILIES.get(model_type)
     return family is None or family.pads_left
 

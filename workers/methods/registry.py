@@ -13,24 +13,24 @@ from moevolve.workers.methods.nanomoe.method import NANOMOE
 from moevolve.workers.methods.repair.apply import REPAIR
 from moevolve.workers.methods.tomoe.method import TOMOE
 
+# Methods by type of edit.
 METHODS: dict[type, Method] = {method.edit: method for method in (EEP, NANOMOE, FACTORLLM, TOMOE, REPAIR)}
-"""Methods by type of edit."""
 
 
 def method_of(kind: type) -> Method:
-    """The method for a type of edit."""
+    """Return the method for a type of edit."""
     if kind not in METHODS:
         raise UserError(f"edits of kind {kind.__name__} are unknown; there are {_names(list(METHODS))}")
     return METHODS[kind]
 
 
 def experts_owner() -> Method:
-    """The method whose applicator takes over the experts of MoE models."""
+    """Return the method whose applicator takes over the experts of MoE models."""
     return next(method for method in METHODS.values() if issubclass(method.applicator, ExpertsOwner))
 
 
 def calibrator_of(measurement: Measurement) -> Calibrator:
-    """The calibrator for a type of measurement."""
+    """Return the calibrator for a type of measurement."""
     for method in METHODS.values():
         if type(measurement) in method.calibrators:
             return method.calibrators[type(measurement)]
@@ -38,7 +38,7 @@ def calibrator_of(measurement: Measurement) -> Calibrator:
 
 
 def exporter_of(edit: Edit) -> Exporter:
-    """The exporter for an edit, or for the edit that it follows up. Pass it `underlying(edit)`."""
+    """Return the exporter for an edit, or for the edit that it follows up. Pass it `underlying(edit)`."""
     base = underlying(edit)
     method = experts_owner() if isinstance(base, IdentityEdit) else METHODS.get(type(base))
     if method is None or method.exporter is None:
@@ -49,7 +49,7 @@ def exporter_of(edit: Edit) -> Exporter:
 
 
 def routing_reader(module: nn.Module) -> RoutingReader | None:
-    """The reader of a router module's choices; None for modules that aren't routers."""
+    """Return the reader of a router module's choices; None for modules that aren't routers."""
     found = (method.routing.get(type(module)) for method in METHODS.values())
     return next((reader for reader in found if reader is not None), None)
 

@@ -117,7 +117,7 @@ class ResidentModel:
         self.applied = IdentityEdit()
 
     def report(self) -> tuple[tuple[str, str], ...]:
-        """Details of the edit as (title, value); empty for most kinds of edits."""
+        """Return the details of the edit as (title, value); empty for most kinds of edits."""
         applicator = self._applicators.get(type(self.applied))
         return () if applicator is None else applicator.report()
 
@@ -127,7 +127,7 @@ class ResidentModel:
         return owner.original_experts(ordinal)
 
     def _applicator(self, kind: type) -> Applicator:
-        """The applicator of an edit type. It is created on first use, when the model must be unedited."""
+        """Return the applicator of an edit type. It is created on first use, when the model must be unedited."""
         if kind not in self._applicators:
             self._applicators[kind] = method_of(kind).applicator(self._parts)
         return self._applicators[kind]

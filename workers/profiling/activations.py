@@ -14,8 +14,8 @@ from torch import nn
 
 from moevolve.workers.families.decoder import softmax_attention
 
+# Number of hidden states of the size of the residual stream that are held while a network runs.
 STREAMS = 4
-"""Number of hidden states of the size of the residual stream that are held while a network runs."""
 
 # Bytes per pair of a token and a chosen expert: indices of both, sorted, and the inverse permutation.
 _INDEX_BYTES = 40
@@ -45,7 +45,7 @@ def mixer_bytes(layer: nn.Module, hidden: int, size: int) -> tuple[int, int]:
 
 
 def _attention_bytes(attention: nn.Module, hidden: int, size: int) -> tuple[int, int]:
-    """Bytes of a layer's attention per position that is run and per cached position.
+    """Return the bytes of a layer's attention per position that is run and per cached position.
 
     Queries, keys and values are held as computed, after rotary embedding, and gathered for packed sequences; then come
     the outputs. With a mask, cached keys and values are repeated for all query heads that share them.
@@ -59,7 +59,7 @@ def _attention_bytes(attention: nn.Module, hidden: int, size: int) -> tuple[int,
 
 
 def scores_bytes(layers: Iterable[nn.Module], size: int) -> int:
-    """Bytes that `eager` attention holds per pair of a query and a key, in the layer with the most heads.
+    """Return the bytes that `eager` attention holds per pair of a query and a key, in the layer with the most heads.
 
     Scores are held with their softmax, in float32 and as cast. Layers with sinks (GPT-OSS) compute all in one dtype,
     and hold the scores, the scores and sinks less the largest, and their softmax.
@@ -71,7 +71,7 @@ def scores_bytes(layers: Iterable[nn.Module], size: int) -> int:
 
 
 def attention_widths(attention: Any) -> tuple[int, int, int]:
-    """Sizes of the queries, keys and values of all heads."""
+    """Return the sizes of the queries, keys and values of all heads."""
     if getattr(attention, "kv_lora_rank", None):
         heads, width = int(attention.num_heads), int(attention.qk_head_dim)
         return heads * width, heads * width, heads * int(attention.v_head_dim)
@@ -84,7 +84,7 @@ def attention_widths(attention: Any) -> tuple[int, int, int]:
 
 
 def dense_width(layer: nn.Module) -> int:
-    """Neurons of the widest dense network or shared expert in a decoder layer; 0 without any."""
+    """Return the neurons of the widest dense network or shared expert in a decoder layer; 0 without any."""
     widths = (
         max(module.out_features, module.in_features)
         for name, module in layer.named_modules()

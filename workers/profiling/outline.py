@@ -128,7 +128,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
 
 
 def _cached_values(model: PreTrainedModel) -> int:
-    """Number of values per position in the KV cache of all layers.
+    """Return the number of values per position in the KV cache of all layers.
 
     States of recurrent mixers aren't counted: their size doesn't depend on the number of positions.
     """

@@ -209,7 +209,7 @@ def _release_memory() -> None:
 
 
 def _process_bytes(field: str) -> int | None:
-    """A field of this process's status in /proc, converted from kB to bytes; None on systems without it."""
+    """Return a field of this process's status in /proc, converted from kB to bytes; None on systems without it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -14,8 +14,8 @@ from moevolve.evaluators.scales import ScaleName
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 
+# Default number of decoding steps.
 NEW_TOKENS = 32
-"""Default number of decoding steps."""
 _MOST_PROMPT_TOKENS = 512
 
 
@@ -106,7 +106,7 @@ class ProfileSettings:
     prompts: TaskPrompts | None = None
 
     def batch_tokens(self, size: int) -> int:
-        """Number of prompt tokens in a batch of `size` sequences, without padding."""
+        """Return the number of prompt tokens in a batch of `size` sequences, without padding."""
         return size * self.prompt_tokens if self.prompts is None else sum(map(len, self.prompts.batch(size)))
 
     def turns(self, count: int) -> Iterator[Sequence[int]]:

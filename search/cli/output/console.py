@@ -83,8 +83,8 @@ def print_table(
 _CANCELLED = "cancelled from elsewhere, for good; everything evaluated so far is in the store"
 _INTERRUPTED = 130
 INTERRUPTED = "interrupted; everything evaluated so far is in the store"
+# Exit code of a search that was stopped or cancelled from elsewhere: neither done nor to be repeated.
 STOPPED = 3
-"""Exit code of a search that was stopped or cancelled from elsewhere: neither done nor to be repeated."""
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from moevolve.search.loop.significance import Significance, holm
 from moevolve.search.results.study import StudyRow
 from moevolve.search.text import duration, parameter_count, score_lines
 
+# Columns for the score that counts; the first that exists has it.
 _HEADLINES = ("test", "test: all", "search")
-"""Columns for the score that counts; the first that exists has it."""
 _OF_TASK = "test: "
 _P_BASELINE = "p baseline\n(Holm)"
 
@@ -45,7 +45,7 @@ def write_markdown(name: str, rows: Sequence[StudyRow], path: Path) -> None:
 
 
 def _note(rows: Sequence[StudyRow]) -> str:
-    """How to read the tables."""
+    """Return how to read the tables."""
     tests = [test for row in rows for test in (row.against_full, row.against_baseline) if test is not None]
     over = "examples and seeds" if any(test.seeds > 1 for test in tests) else "examples"
     sentences = [

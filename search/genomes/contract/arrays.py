@@ -19,13 +19,13 @@ from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts
 
+# Shape of an array; None stands for a size that the space doesn't know before it is calibrated.
 Shape = tuple[int | None, ...]
-"""Shape of an array; None stands for a size that the space doesn't know before it is calibrated."""
 # Bytes of `ArraySpace.tag`: among so few spaces, 64 bits of a hash don't collide.
 _TAG = 8
 FLOATS = {"dtype": np.dtype(np.float32)}
+# Metadata by which a dataclass field of an `ArrayGenome` is declared as an array of this type.
 BYTES = {"dtype": np.dtype(np.uint8)}
-"""Metadata by which a dataclass field of an `ArrayGenome` is declared as an array of this type."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from moevolve.search.genomes.contract.phases import PhaseConfig, Section
 from moevolve.workers.contract.edits import Calibration, Edit, Measurement
 
+# Largest number of experts, groups of layers, or dimensions in a setting.
 MOST_PARTS = 65_536
-"""Largest number of experts, groups of layers, or dimensions in a setting."""
+# Largest number of subsets to try or of steps to make in a setting.
 MOST_STEPS = 10_000_000
-"""Largest number of subsets to try or of steps to make in a setting."""
+# Largest number of tokens in a setting.
 MOST_TOKENS = 1_000_000_000
-"""Largest number of tokens in a setting."""
 
 
 class GenomeSection(Section):

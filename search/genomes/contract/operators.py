@@ -51,9 +51,9 @@ def gaussian_noise(
     return (matrix + np.where(rng.random(matrix.shape) < rate, noise, 0.0)).astype(np.float32)
 
 
+# Probability that a row or a whole matrix comes from the first parent, as in the authors' released configuration; the
+# order of the parents is drawn.
 FIRST_PARENT = 0.6
-"""Probability that a row or a whole matrix comes from the first parent, as in the authors' released configuration; the
-order of the parents is drawn."""
 
 
 def matrix_crossover(

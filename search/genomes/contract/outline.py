@@ -42,7 +42,7 @@ class GenomeOutline:
 
 
 def outline_rows(outline: GenomeOutline) -> list[tuple[str, LayerOutline]]:
-    """The layers of a candidate by name, in order; neighbours that are alike are one, such as `layers 0-7`."""
+    """Return the layers of a candidate by name, in order; neighbours that are alike are one, such as `layers 0-7`."""
     rows: list[tuple[list[int], LayerOutline]] = []
     for each in sorted(outline.layers, key=lambda layer: layer.layer):
         if rows and rows[-1][0][-1] == each.layer - 1 and rows[-1][1] == each:

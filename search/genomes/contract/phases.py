@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from moevolve.workers.methods.repair.edit import RepairSettings
 
+# Most individuals of a phase: far more than a search evaluates in years, and few enough to count and list.
 MOST_EVALUATIONS = 10_000_000
-"""Most individuals of a phase: far more than a search evaluates in years, and few enough to count and list."""
 
 
 def refuse_flags_as_numbers(kind: type[BaseModel], data: object) -> object:
@@ -46,8 +46,8 @@ class Section(BaseModel):
         return data
 
 
+# How many of the best individuals so far may become parents (the paper), or the `threshold` of the authors' code.
 Parents = Annotated[int, Field(ge=1, le=MOST_EVALUATIONS)] | Literal["threshold"]
-"""How many of the best individuals so far may become parents (the paper), or the `threshold` of the authors' code."""
 
 
 def _known_strategy(name: str) -> str:
@@ -56,10 +56,10 @@ def _known_strategy(name: str) -> str:
     raise ValueError(f"{name} is unknown; there are evolution, surrogate, {NEVERGRAD}<Optimizer>")
 
 
+# Prefix of strategies that are optimisers of nevergrad, whose names in its registry follow.
 NEVERGRAD = "nevergrad:"
-"""Prefix of strategies that are optimisers of nevergrad, whose names in its registry follow."""
+# EEP's loop (`evolution`), a model that learns the value of each part of a genome (`surrogate`), or an optimiser.
 Strategy = Annotated[str, AfterValidator(_known_strategy)]
-"""EEP's loop (`evolution`), a model that learns the value of each part of a genome (`surrogate`), or an optimiser."""
 
 
 def _by_default(value: object) -> object:
@@ -70,8 +70,8 @@ def _by_default(value: object) -> object:
 Repair = Annotated[RepairSettings | None, BeforeValidator(_by_default)]
 
 
+# Name in `init` of the unsearched genome that a method for dense models starts from.
 START = "start"
-"""Name in `init` of the unsearched genome that a method for dense models starts from."""
 
 
 class PhaseBase(Section):

@@ -67,7 +67,7 @@ class EepCosts(GenomeCosts[EepSpace]):
         return max((measuring_bytes(each, facts, outline.hidden, row_bytes, tokens) for each in measured), default=0)
 
     def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
-        """The output projections of a layer's experts are fitted together."""
+        """Return the output projections of a layer's experts are fitted together."""
         space, dense = self.space, self.outline.facts.shared_neurons
         width = self.outline.intermediate if space.neuron_share is None else space.width
         fit = FitOutline(space.retained * width + dense, space.retained, space.active / space.retained, dense)
@@ -171,7 +171,7 @@ class EepFigures(GenomeFigures[EepGenome]):
 
 
 def _used(genome: EepGenome) -> NDArray[np.bool_]:
-    """Which original experts are part of a new one in each MoE layer: bool [layers, n]."""
+    """Return which original experts are part of a new one in each MoE layer: bool [layers, n]."""
     used: NDArray[np.bool_] = np.any(np.abs(genome.expert_merging) > _MIN_COEFFICIENT, axis=1)
     return used[list(genome.space.layer_groups)]
 

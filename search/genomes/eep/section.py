@@ -13,8 +13,8 @@ from moevolve.workers.contract.edits import ALL_TOKENS
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.eep.edit import RouterSpace, Until
 
+# Number of tokens of the `calibration` rows: whole prompts up to that many, or all prompts.
 TokenCount = Annotated[int, Field(ge=1, le=MOST_TOKENS)] | Literal["all"]
-"""Number of tokens of the `calibration` rows: whole prompts up to that many, or all prompts."""
 
 
 # Largest expected loss by errors of scores in any layer, as a share of the kept experts' scores.

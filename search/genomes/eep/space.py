@@ -30,8 +30,8 @@ from moevolve.workers.contract.facts import ModelFacts, active_parameters, param
 from moevolve.workers.contract.fitting import FitRows, RowsMeasurement
 from moevolve.workers.methods.eep.edit import EepEdit, RouterSpace, one_hot_layers, stock_space
 
+# Exponents a, b, c of scores: sums over an expert's tokens of (routing weight)^a (output norm)^b, by (tokens)^c.
 SCORES = {"reap": (1, 1, 1), "man": (0, 1, 1), "msan": (0, 2, 1), "energy": (2, 2, 0)}
-"""Exponents a, b, c of scores: sums over an expert's tokens of (routing weight)^a (output norm)^b, by (tokens)^c."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 # More digits than fit into a line of a listing are summed up by their number.
 _SUMMARY_DIGITS = 72
@@ -283,7 +283,7 @@ class EepSpace(ArraySpace[EepGenome]):
         return genome.expert_merging.argmax(axis=2).astype(np.int64)
 
     def score(self, name: str) -> NDArray[np.float64]:
-        """One of `SCORES`, by layer: float64 [layers, n], 0 for experts that no token chose."""
+        """Return one of `SCORES`, by layer: float64 [layers, n], 0 for experts that no token chose."""
         sums: NDArray[np.float64] = self.statistics["importance_sums"]
         weight, norm, tokens = SCORES[name]
         return sums[:, :, weight, norm] / np.maximum(sums[:, :, 0, 0], 1) ** tokens

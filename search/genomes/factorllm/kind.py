@@ -150,7 +150,7 @@ class FactorLlmFigures(GenomeFigures[FactorLlmGenome]):
 
 
 def _tiles(genome: FactorLlmGenome, start: FactorLlmGenome | None) -> Tiles:
-    """The partitions of the layers."""
+    """Return the partitions of the layers."""
     assert start is not None
     edit = genome.express()
     moved, names = neurons_moved(edit, start.express()), [f"layer {layer}" for layer in range(edit.layers)]

@@ -83,10 +83,10 @@ _COMPONENTS = 8
 _SPACING = 0.5
 
 
+# Regularisation of the routers' closed-form start, as a share of the inputs' mean variance.
 RIDGE = 1e-3
-"""Regularisation of the routers' closed-form start, as a share of the inputs' mean variance."""
+# Names of measured routers: R closed-form ones of the start and of `kmeans`, and one of the other baselines.
 ROUTERS = ("start", "kmeans", "moefication", "cmoe")
-"""Names of measured routers: R closed-form ones of the start and of `kmeans`, and one of the other baselines."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

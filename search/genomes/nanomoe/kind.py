@@ -104,7 +104,7 @@ def mixing_change(genome: NanoMoeGenome) -> NDArray[np.float64]:
 
 
 def _tiles(genome: NanoMoeGenome) -> Tiles:
-    """The changes of all layers' blocks."""
+    """Return the changes of all layers' blocks."""
     names, signed = [layer.name for layer in genome.space.layers], genome.space.form.variant == "I"
     label = "change of the mixing coefficient" if signed else "root mean square change of the block"
     return Tiles(names, mixing_change(genome), "input block", "output block", label, signed=signed)

@@ -103,6 +103,6 @@ class WidthBudget:
         return widths
 
     def _neurons_left(self, widths: NDArray[np.int64]) -> int:
-        """Number of neurons that fit into the budget with the heads' widths."""
+        """Return the number of neurons that fit into the budget with the heads' widths."""
         heads = int((widths[:, 1:] * np.array(self.unit_costs[1:], dtype=np.int64)).sum())
         return (self.total - heads) // self.unit_costs[0]

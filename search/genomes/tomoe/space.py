@@ -97,14 +97,14 @@ _WRITTEN = 2.0
 _SPREAD = 0.3
 
 
+# Upper bound of seeds, which are integers that float32 represents exactly.
 SEEDS = 1 << 24
-"""Upper bound of seeds, which are integers that float32 represents exactly."""
+# Logits per router coordinate. It affects only the softmax in the load-balance term, not the choice of experts.
 SHARPNESS = 10.0
-"""Logits per router coordinate. It affects only the softmax in the load-balance term, not the choice of experts."""
+# Special seed for a mask by fluctuation.
 FLUCTUATION = -1
-"""Special seed for a mask by fluctuation."""
+# Special seed for a mask by the saliency on the tokens of a fitted expert.
 FITTED = -2
-"""Special seed for a mask by the saliency on the tokens of a fitted expert."""
 # Standard deviation of random value-router coefficients: that of the projection at coordinates of 0.3.
 _ROUTED = 0.5
 

@@ -15,16 +15,16 @@ from moevolve.workers.profiling.activations import STREAMS
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Pass
 
+# Number of logits that are computed at once when running text is scored (`workers/engine/texts.py`), with their
+# exponentials in float32; if two models are compared for both, with two float32 copies of each and their difference.
 _LOGITS_AT_ONCE = 1 << 24
-"""Number of logits that are computed at once when running text is scored (`workers/engine/texts.py`), with their
-exponentials in float32; if two models are compared for both, with two float32 copies of each and their difference."""
+# Number of logits that are converted to float32 at once when single tokens are read (`workers/engine/forward.py`).
 _FLOAT_LOGITS = 1 << 22
-"""Number of logits that are converted to float32 at once when single tokens are read (`workers/engine/forward.py`)."""
 
+# Assumed number of tokens in a pass for each position whose logits are computed, as long as no prompt is known.
 _TOKENS_PER_LOGITS = 32
-"""Assumed number of tokens in a pass for each position whose logits are computed, as long as no prompt is known."""
+# Fewest `engine.batch_tokens` that a refusal suggests.
 _LEAST_BATCH = 1024
-"""Fewest `engine.batch_tokens` that a refusal suggests."""
 
 
 def worker_memory(
@@ -144,7 +144,7 @@ def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) ->
 
 
 def _largest(batch_tokens: int, outline: ModelOutline) -> tuple[Pass, ...]:
-    """The largest passes that a batch of this size can need: over the prompts, and of a decoding step."""
+    """Return the largest passes that a batch of this size can need: over the prompts, and of a decoding step."""
     read = max(1, batch_tokens // _TOKENS_PER_LOGITS)
     first = Pass(batch_tokens, read, 0, outline.caches, 1, batch_tokens)
     step = Pass(read, read, batch_tokens, outline.caches, 1, batch_tokens, batch_tokens)
@@ -162,8 +162,8 @@ def _loading(config: RunConfig, outline: ModelOutline, place: ExpertOffload) -> 
     return outline.weight_bytes - outline.experts_bytes + outline.pinned_bytes + max(map(sum, outline.expert_bytes))
 
 
+# Number of positions whose logits are compared at once, roughly (`workers/export/verify.py`).
 _COMPARED = 128
-"""Number of positions whose logits are compared at once, roughly (`workers/export/verify.py`)."""
 
 
 def _exported(outline: ModelOutline, kept: int) -> int:
@@ -192,7 +192,7 @@ def _cached(outline: ModelOutline, one: Pass) -> int:
 
 
 def _activations(outline: ModelOutline, passes: Iterable[Pass], on_gpu: bool) -> int:
-    """Bytes of one layer's states, or of logits and the last layer's states, whichever is larger.
+    """Return the bytes of one layer's states, or of logits and the last layer's states, whichever is larger.
 
     On a CPU the process keeps what layers freed, unless their tensors are large, and large logits come on top of that.
     """

@@ -29,8 +29,8 @@ from moevolve.store.records import FULL_MODEL, EvaluationRecord, Progress
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Calibration
 
+# Fewest individuals of a phase, since a worker's first one is slower than the others.
 _LEAST = 2
-"""Fewest individuals of a phase, since a worker's first one is slower than the others."""
 
 
 def measure(
@@ -88,7 +88,7 @@ def measure(
 
 
 def _work_of(config: RunConfig, splits: Sequence[PreparedSplit]) -> tuple[tuple[PhaseCount, ...], Counter[Split], int]:
-    """What a search evaluates: its phases, the tokens of all tasks by split, and what `candidates_kept` says."""
+    """Return what a search evaluates: its phases, the tokens of all tasks by split, and what `candidates_kept` says."""
     from moevolve.search.genomes.registry import costs_of
     from moevolve.search.running.plan.repairs import candidates_kept, repair_works
     from moevolve.workers.profiling.outline import outline_model
@@ -102,7 +102,7 @@ def _work_of(config: RunConfig, splits: Sequence[PreparedSplit]) -> tuple[tuple[
 
 
 def _known_calibration(short: SearchSetup, store: StoreReader, keep: StoreReader) -> dict[str, bytes]:
-    """The calibration of a recorded search by its fingerprint, if another store has it."""
+    """Return the calibration of a recorded search by its fingerprint, if another store has it."""
     wanted = short.space.measurement
     if wanted is None:
         return {}

@@ -55,7 +55,7 @@ class Pilot:
         return self.seconds.get(kind, max(self.seconds.values()))
 
     def searching(self, counts: Iterable[tuple[str, int]]) -> float:
-        """Seconds of so many evaluations of each kind of phase, on all workers."""
+        """Return the seconds of so many evaluations of each kind of phase, on all workers."""
         return sum(self.of(kind) * max(number / self.workers, min(number, 1)) for kind, number in counts)
 
     def final(
@@ -135,7 +135,7 @@ class Estimate:
 
 
 def evaluations_note(found: Estimate) -> str:
-    """The most evaluations that a search makes."""
+    """Return the most evaluations that a search makes."""
     counts = ", ".join(
         f"{one.individuals} {one.kind}"
         + (f" (at most {one.different} different)" if one.different < one.individuals else "")

@@ -82,7 +82,7 @@ def repair_works(
 
 
 def candidates_kept(works: Iterable[RepairWork]) -> int:
-    """Number of candidates that a worker need not repair again in another request; many without repairs."""
+    """Return the number of candidates that a worker need not repair again in another request; many without repairs."""
     return min((work.cached for work in works), default=sys.maxsize)
 
 
@@ -129,7 +129,7 @@ class _RepairCounter:
         return 4 * fit.width * hidden * (1 + rounds) + inputs
 
     def _inputs_taken(self, fit: FitOutline) -> int:
-        """Bytes of fitting the gate and up projections of an expert; see `_taken`."""
+        """Return the bytes of fitting the gate and up projections of an expert; see `_taken`."""
         tokens = int(fit.density * self._tokens) * token_bytes(self._rows(fit), self._outline.hidden)
         room = min(self._settings.memory_mb << 20, self._vectors(fit) + tokens)
         # The target, the stream, what is left of the difference, and the stream's own dtype.
@@ -139,7 +139,7 @@ class _RepairCounter:
         return vector_bytes(self._rows(fit), self._outline.hidden) if self._settings.input_rounds else 0
 
     def _rows(self, fit: FitOutline) -> int:
-        """Rows of the gate and up projections of an expert or a dense network."""
+        """Return the rows of the gate and up projections of an expert or a dense network."""
         facts = self._outline.facts
         parameters = facts.neuron_parameters if facts.dense is None else facts.dense.neuron_parameters
         return _block_width(fit) * (parameters // self._outline.hidden - 1)
@@ -158,7 +158,7 @@ class _RepairCounter:
         return 2 * self._tokens * outline.hidden * size + batch
 
     def _dense_taken(self, fit: FitOutline) -> int:
-        """Bytes of fitting a network or an attention of a dense model; see `_taken`.
+        """Return the bytes of fitting a network or an attention of a dense model; see `_taken`.
 
         With the features there are the state after the layer, also in float32, and its input; in a fit the residual and
         this times the tokens' weights, and later the state with the fit. The state before the layer is a kept one.

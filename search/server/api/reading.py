@@ -46,7 +46,7 @@ def list_individuals(
 
 @routes.get("/searches/{search}/log", tags=["searches"], response_class=PlainTextResponse)
 def read_log(server: ServerDep, search: SearchPath) -> str:
-    """The end of a search's log, from its start on; empty if the search wasn't launched by this server."""
+    """Return the end of a search's log, from its start on; empty if the search wasn't launched by this server."""
     try:
         name = process_of(server, server.store.search(search).name)
     except NotFoundError:
@@ -64,7 +64,7 @@ def list_shrinks(server: ServerDep) -> list[ShrinkRecord]:
 
 @routes.get("/shrinks/{name}", tags=["shrinks"])
 def read_shrink(server: ServerDep, name: SearchPath) -> ShrinkRecord:
-    """What a shrink has decided, done and found; the name may be that of one of its searches."""
+    """Return what a shrink has decided, done and found; the name may be that of one of its searches."""
     found = find_shrink(server.store, name)
     if found is None:
         raise NotFoundError(f"no shrink {name!r}")

@@ -106,7 +106,7 @@ def _endpoint(kind: type[Request], in_path: Sequence[str]) -> Callable[..., obje
 
 
 def model_of(kind: type[Request], names: Sequence[str]) -> type[BaseModel]:
-    """A model of some of a request's parameters, for FastAPI to read from a query or a body."""
+    """Return a model of some of a request's parameters, for FastAPI to read from a query or a body."""
     chosen: dict[str, Any] = {name: (annotation_of(fields_of(kind)[name]), fields_of(kind)[name]) for name in names}
     one_of = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in kind.needs_one]
     schema: Any = {"anyOf": one_of} if one_of else None
@@ -117,7 +117,7 @@ def model_of(kind: type[Request], names: Sequence[str]) -> type[BaseModel]:
 
 
 def options_of(kind: type[Request], asked: object, names: Sequence[str]) -> list[str]:
-    """Options of the command line for those of a request's parameters that don't have their defaults.
+    """Return the options of the command line for those of a request's parameters that don't have their defaults.
 
     Args:
         kind: Record of the request.

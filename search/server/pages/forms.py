@@ -14,7 +14,7 @@ R = TypeVar("R", bound="requests.Request")
 
 
 def from_form(kind: type[R], **defaults: object) -> Callable[[Request], R]:
-    """A dependency that makes a request from the path and from the query of a form.
+    """Return a dependency that makes a request from the path and from the query of a form.
 
     Args:
         kind: Record of the request.
@@ -32,7 +32,7 @@ def from_form(kind: type[R], **defaults: object) -> Callable[[Request], R]:
 
 
 def form_link(path: str, asked: requests.Request, **changes: object) -> str:
-    """A link to a listing as it was asked for, with some parameters changed; None removes one."""
+    """Return a link to a listing as it was asked for, with some parameters changed; None removes one."""
     chosen = asked.arguments() | changes
     query = urlencode({name: value for name, value in chosen.items() if value not in (None, False)})
     return f"{path}?{query}" if query else path

@@ -14,10 +14,10 @@ from moevolve.search.server.pages.views import view_of_summary
 from moevolve.store.records import EventKind
 from moevolve.store.schema import newest_revision
 
+# Kinds of events that name who requested something.
 _ASKED: tuple[EventKind, ...] = ("asked", "exported", "retried")
-"""Kinds of events that name who requested something."""
+# Number of requests that are listed, the latest.
 _REQUESTS = 50
-"""Number of requests that are listed, the latest."""
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 

@@ -23,15 +23,15 @@ from moevolve.store.errors import NotFoundError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail
 
+# Rows of the tables of children and of the main line of ancestors.
 _CHILDREN, _LINE = 25, 40
-"""Rows of the tables of children and of the main line of ancestors."""
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
 @routes.get("/individuals/{ref}")
 def show_individual(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
-    """One individual and its scores."""
+    """Return one individual and its scores."""
     detail = server.store.individual(ref)
     section = KINDS[detail.search.genome_kind].section
     return render(
@@ -57,7 +57,7 @@ def show_exports(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespo
 
 @routes.get("/individuals/{ref}/genome")
 def show_genome(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
-    """The genome as a figure and as tables."""
+    """Return the genome as a figure and as tables."""
     detail = server.store.individual(ref)
     caption, note, outline = "", "", GenomeOutline(())
     try:
@@ -73,7 +73,7 @@ def show_genome(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespon
 
 @routes.get("/individuals/{ref}/genome.svg")
 async def draw_genome(server: ServerDep, ref: RefPath) -> Response:
-    """The figure of a genome."""
+    """Return the figure of a genome."""
 
     def draw() -> Response:
         _, genome, start = _genome_and_start(server.store, ref)
@@ -87,7 +87,7 @@ async def draw_genome(server: ServerDep, ref: RefPath) -> Response:
 
 @routes.get("/individuals/{ref}/lineage")
 def show_lineage(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
-    """The main line of ancestors, and the children."""
+    """Return the main line of ancestors, and the children."""
     detail = server.store.individual(ref)
     graph = server.store.ancestors(ref)
     line = graph.main_line
@@ -111,7 +111,7 @@ def _path(detail: IndividualDetail) -> str:
 
 
 def _part(request: Request, detail: IndividualDetail, name: str, what: str, **context: object) -> HTMLResponse:
-    """A part of the page of an individual as a page of its own."""
+    """Return a part of the page of an individual as a page of its own."""
     return render_part(request, name, what, detail.ref, _path(detail), detail=detail, **context)
 
 

@@ -108,7 +108,7 @@ class StartedSearch:
 
 @routes.get("/launch")
 def show_launch(request: Request, server: ServerDep, configuration: NameQuery = "") -> HTMLResponse:
-    """The list of run files, or the form of one."""
+    """Return the list of run files, or the form of one."""
     started = started_searches(server)
     if not configuration:
         files = []
@@ -150,7 +150,7 @@ async def take_form(request: Request, server: ServerDep, typed: TypedLaunch) -> 
 
 @routes.get("/launch/arrival")
 def show_arrival(request: Request, server: ServerDep, name: NameQuery) -> HTMLResponse:
-    """State of a launch. Once its search is in the store, the browser is redirected to the search's page."""
+    """Return the state of a launch. Once its search is in the store, the browser is redirected to the search's page."""
     found = search_or_launch(server, name)
     if found is None or isinstance(found, Job):
         return arrival_page(request, server, name, found)
@@ -160,7 +160,7 @@ def show_arrival(request: Request, server: ServerDep, name: NameQuery) -> HTMLRe
 
 @routes.get("/launch/started")
 def show_started(request: Request, server: ServerDep) -> HTMLResponse:
-    """Searches that this server started."""
+    """Return the searches that this server started."""
     return render(request, "started.jinja", started=started_searches(server))
 
 
@@ -209,7 +209,7 @@ def _asked(typed: TypedLaunch) -> RemoteLaunchRequest:
 
 
 def started_searches(server: ServerState) -> list[StartedSearch]:
-    """Searches that this server started, the latest first."""
+    """Return the searches that this server started, the latest first."""
     jobs = [job for job in server.processes.jobs() if job.command != "export"][: -_JOBS - 1 : -1]
     known = {one.search.name: one.search for one in server.listings.summaries()} if jobs else {}
     return [StartedSearch(job, known.get(job.name)) for job in jobs]

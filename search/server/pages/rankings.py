@@ -29,7 +29,7 @@ ParetoDep = Annotated[ParetoRequest, Depends(from_form(ParetoRequest, task=""))]
 
 @routes.get("/best")
 def show_best(request: Request, server: ServerDep, asked: BestDep) -> HTMLResponse:
-    """The best candidates of a model by task and budget."""
+    """Return the best candidates of a model by task and budget."""
     asked = _of_one_model(server, asked)
     rows = replace(asked, limit=_ROWS).answer(server.store)
     return render(
@@ -69,7 +69,7 @@ def show_pareto(request: Request, server: ServerDep, asked: ParetoDep) -> HTMLRe
 
 
 def _of_one_model(server: ServerState, asked: R) -> R:
-    """A request for one model: that of the search if one is named, else, if none is, of the newest search."""
+    """Return a request for one model: that of the search if one is named, else, if none is, of the newest search."""
     if asked.search is not None:
         search = server.store.search(asked.search)
     elif asked.model is not None or not (every := server.listings.summaries()):

@@ -65,7 +65,7 @@ def svg_document(figure: Figure, description: str) -> Response:
 
 
 def sign_in(wrong: bool, next_path: str) -> str:
-    """The sign-in page, also after a wrong token was entered, which leads to a path."""
+    """Return the sign-in page, also after a wrong token was entered, which leads to a path."""
     return (
         environment(_TEMPLATES)
         .get_template("sign_in.jinja")
@@ -75,10 +75,10 @@ def sign_in(wrong: bool, next_path: str) -> str:
 
 @routes.get("/login")
 def ask_for_token() -> HTMLResponse:
-    """The sign-in page; the guard handles its form."""
+    """Return the sign-in page; the guard handles its form."""
     return HTMLResponse(sign_in(False, "/"))
 
 
 def problem_page(request: Request, status: int, title: str, detail: str) -> HTMLResponse:
-    """The page that is shown in place of one that failed."""
+    """Return the page that is shown in place of one that failed."""
     return render(request, "problem.jinja", status, title=title, detail=detail)

@@ -38,10 +38,10 @@ from moevolve.search.server.processes import Job
 from moevolve.search.server.shrinks import ShrinkState, process_of
 from moevolve.store.records import SEARCH_STATUSES, Order, SearchRecord
 
+# Rows per page: searches, individuals, events on a page with other things, events on a page of their own.
 _SEARCHES, _ROWS, _EVENTS, _MANY_EVENTS = 50, 25, 10, 500
-"""Rows per page: searches, individuals, events on a page with other things, events on a page of their own."""
+# Largest search for which parts that read all individuals are loaded without a click.
 _MAX_INDIVIDUALS = 20_000
-"""Largest search for which parts that read all individuals are loaded without a click."""
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -53,7 +53,7 @@ ListDep = Annotated[SearchesRequest, Depends(from_form(SearchesRequest, sort="ne
 def show_searches(
     request: Request, server: ServerDep, asked: ListDep, skip: Annotated[int, Query(ge=0, lt=2**31)] = 0
 ) -> HTMLResponse:
-    """The searches that were asked for, and the latest events."""
+    """Return the searches that were asked for, and the latest events."""
     controls = server.listings.controls()
     every = server.listings.summaries()
     found = [one for one in asked.selected(every) if one.search.id in controls]
@@ -97,7 +97,7 @@ def show_comparison(
 def show_search(
     request: Request, server: ServerDep, search: SearchPath, order: Order = "best", after: AfterQuery = None
 ) -> Response:
-    """One search, without the parts that are slow to compute; before it is stored, the state of its launch."""
+    """Return one search, without the parts that are slow to compute; before it is stored, the state of its launch."""
     found = search_or_launch(server, search)
     if isinstance(found, ShrinkState):
         return RedirectResponse(f"/shrinks/{quote(found.name, '')}", HTTPStatus.SEE_OTHER)
@@ -144,7 +144,7 @@ def show_events(request: Request, server: ServerDep, search: SearchPath) -> HTML
 def show_individuals(
     request: Request, server: ServerDep, search: SearchPath, order: Order = "best", after: AfterQuery = None
 ) -> HTMLResponse:
-    """Individuals of a search, page by page."""
+    """Return the individuals of a search, page by page."""
     record = server.store.search(search)
     rows = server.store.page(record.id, order, after, _ROWS)
     scale, shown = server.store.scales(record.id).fitness, {"limit": _ROWS, "order": order, "after": after}
@@ -153,7 +153,7 @@ def show_individuals(
 
 @routes.get("/searches/{search}/standings")
 def show_standings(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
-    """The final table of a search."""
+    """Return the final table of a search."""
     record = server.store.search(search)
     config = parse_stored_config(record.config)  # may fail, so it comes before reading all individuals
     found = build_final_table(server.store, record, config, server.store.history(record.id))
@@ -162,7 +162,7 @@ def show_standings(request: Request, server: ServerDep, search: SearchPath) -> H
 
 @routes.get("/searches/{search}/effects")
 def show_effects(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
-    """What came of each operator's individuals."""
+    """Return what came of each operator's individuals."""
     record = server.store.search(search)
     read = partial(effects, server.store, record.id)
     found = server.listings.cached(f"effects of {record.id}", read)
@@ -171,7 +171,7 @@ def show_effects(request: Request, server: ServerDep, search: SearchPath) -> HTM
 
 @routes.get("/searches/{search}/report")
 async def show_report(server: ServerDep, search: SearchPath) -> HTMLResponse:
-    """The page about a search that `moevolve report` writes."""
+    """Return the page about a search that `moevolve report` writes."""
 
     def write() -> HTMLResponse:
         page = render_page(gather(server.store, search))
@@ -201,7 +201,7 @@ def show_settings(request: Request, server: ServerDep, search: SearchPath) -> HT
 
 
 def _view(server: ServerState, record: SearchRecord) -> SearchView:
-    """The view of a search, with its winner's score on test, which listings know."""
+    """Return the view of a search, with its winner's score on test, which listings know."""
     view = view_of_search(server.store, record, server.store.control(record.id))
     name = process_of(server, record.name)
     if view.actions and not view.control.alive and record.updated_at is not None and server.processes.knows(name):
@@ -225,6 +225,6 @@ def _has_sizes(server: ServerState, search: SearchRecord) -> bool:
 
 
 def _part(request: Request, search: SearchRecord, name: str, what: str, **context: object) -> HTMLResponse:
-    """A part of the page of a search as a page of its own."""
+    """Return a part of the page of a search as a page of its own."""
     here = f"/searches/{handle(search)}"
     return render_part(request, name, what, search.name, here, search=search, **context)

@@ -81,7 +81,7 @@ class Checkpoint:
 
 @routes.get("/shrink")
 def show_shrink(request: Request, server: ServerDep) -> HTMLResponse:
-    """The form of a shrink."""
+    """Return the form of a shrink."""
     settings = server.settings
     taken = {one.search.name for one in server.listings.summaries()} | {job.name for job in server.processes.jobs()}
     return render(
@@ -102,7 +102,7 @@ def show_shrink(request: Request, server: ServerDep) -> HTMLResponse:
 
 @routes.get("/shrink/files")
 def show_files(request: Request, server: ServerDep) -> HTMLResponse:
-    """The files that a shrink may name."""
+    """Return the files that a shrink may name."""
     files = list_files(server.settings)
     return render_part(request, "shrink_files", "Files for", "a shrink", "/shrink", files=files)
 
@@ -128,7 +128,7 @@ def show_state(request: Request, server: ServerDep, name: SearchPath) -> HTMLRes
 
 @routes.get("/searches/{search}/checkpoint")
 def show_checkpoint(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
-    """The exports of a search's winner, and the shrink that made the search."""
+    """Return the exports of a search's winner, and the shrink that made the search."""
     record = server.store.search(search)
     here = f"/searches/{handle(record)}"
     context = checkpoint_context(server, record)
@@ -137,7 +137,7 @@ def show_checkpoint(request: Request, server: ServerDep, search: SearchPath) -> 
 
 @routes.get("/searches/{search}/kept")
 def show_kept(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
-    """What winners of different sizes keep of the full model's score."""
+    """Return what winners of different sizes keep of the full model's score."""
     record = server.store.search(search)
     context = {
         "points": _points(server, record),
@@ -197,7 +197,7 @@ def _listed(typed: str | list[str]) -> list[str]:
 
 
 def _field(name: str) -> OptionField:
-    """The form field of a parameter of a shrink."""
+    """Return the form field of a parameter of a shrink."""
     field = fields_of(ShrinkRequest)[name]
     kinds = get_args(field.annotation) or (field.annotation,)
     number = int in kinds or float in kinds

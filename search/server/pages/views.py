@@ -153,7 +153,7 @@ def view_of_summary(summary: SearchSummary, control: Control) -> SearchView:
 
 
 def view_of_search(store: StoreReader, search: SearchRecord, control: Control) -> SearchView:
-    """The view of a single search. Its cost doesn't grow with the number of individuals."""
+    """Return the view of a single search. Its cost doesn't grow with the number of individuals."""
     best, newest = (store.page(search.id, order, limit=1) for order in ("best", "newest"))
     progress = control.progress
     full = None if progress is None else progress.full
@@ -174,7 +174,7 @@ def view_of_search(store: StoreReader, search: SearchRecord, control: Control) -
 
 
 def config_of(search: SearchRecord) -> RunConfig | None:
-    """A search's configuration; None if another version of moevolve stored it and it can't be read."""
+    """Return a search's configuration; None if another version of moevolve stored it and it can't be read."""
     try:
         return parse_stored_config(search.config)
     except UserError:
@@ -182,5 +182,5 @@ def config_of(search: SearchRecord) -> RunConfig | None:
 
 
 def spans_of(config: RunConfig | None) -> tuple[PhaseSpan, ...]:
-    """The planned phases of a configuration; empty for imported individuals and for None."""
+    """Return the planned phases of a configuration; empty for imported individuals and for None."""
     return () if config is None else make_schedule(config).spans

@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Creates all tables."""
+    """Create all tables."""
     # No store with another schema was ever released. Whoever adds a second revision writes these tables out here first:
     # `alembic revision --autogenerate` prints the statements for an empty database.
     METADATA.create_all(op.get_bind(), checkfirst=False)

@@ -21,11 +21,11 @@ from moevolve.workers.checkpoints.formats.base import (
     scaled_blocks,
 )
 
+# Numbers of a row that share a scale.
 MX_GROUP, NV_GROUP = 32, 16
-"""Numbers of a row that share a scale."""
 
+# Largest numbers of E2M1 and of E4M3.
 _LARGEST, _LARGEST_SCALE = 6.0, 448.0
-"""Largest numbers of E2M1 and of E4M3."""
 # Numbers halfway between neighbours, by the code of the smaller one.
 _MIDDLES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
 

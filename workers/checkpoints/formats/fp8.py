@@ -100,5 +100,5 @@ class Fp8(Codec):
 
 
 def _scales(parts: Mapping[str, Tensor]) -> str:
-    """Name of the part with the scales."""
+    """Return the name of the part with the scales."""
     return next(name for name in _SCALES if name in parts)

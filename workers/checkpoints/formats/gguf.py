@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gguf.gguf_reader import ReaderTensor
     from transformers import PretrainedConfig
 
+# Architecture in a file's metadata (`general.architecture`) by model type.
 ARCHITECTURES = {
     "llama": "llama",
     "mixtral": "llama",
@@ -42,7 +43,6 @@ ARCHITECTURES = {
     "olmoe": "olmoe",
     "gpt_oss": "gpt-oss",
 }
-"""Architecture in a file's metadata (`general.architecture`) by model type."""
 
 _FIELDS = {
     "feed_forward_length": "intermediate_size",
@@ -79,8 +79,8 @@ _FUSED = re.compile(r"model\.layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<matrix>ga
 
 _ROTARY = re.compile(r".+\.self_attn\.(?P<heads>[qk])_proj\.(weight|bias)")
 
+# Computes a tensor, or an expert of a fused one, from the float32 values of its sources.
 Arrange = Callable[[list[Tensor]], Tensor]
-"""Computes a tensor, or an expert of a fused one, from the float32 values of its sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +278,8 @@ def _transposed(values: Tensor) -> Tensor:
     return values.T if values.dim() == 2 else values
 
 
+# Type of changed tensors whose own type the library only unpacks. Its blocks of 32 divide the rows of all others.
 INSTEAD = "Q8_0"
-"""Type of changed tensors whose own type the library only unpacks. Its blocks of 32 divide the rows of all others."""
 
 # Quantised types that the library can pack.
 _PACKED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")

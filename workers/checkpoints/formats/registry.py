@@ -26,6 +26,7 @@ from moevolve.workers.checkpoints.formats.groupwise import Awq, Gptq
 from moevolve.workers.checkpoints.headers import StoredTensor
 from moevolve.workers.checkpoints.shards import finite, read_tensor, torch_dtype
 
+# Formats by `quant_method` in the `quantization_config` of a checkpoint's config.json.
 FORMATS: dict[str, Callable[[Mapping[str, JsonValue]], PackedFormat]] = {
     "fp8": Fp8,
     "mxfp4": GptOssMxfp4,
@@ -34,7 +35,6 @@ FORMATS: dict[str, Callable[[Mapping[str, JsonValue]], PackedFormat]] = {
     "awq": Awq,
     "gptq": Gptq,
 }
-"""Formats by `quant_method` in the `quantization_config` of a checkpoint's config.json."""
 
 _WITHOUT_LIBRARY = ("fp8", "mxfp4")
 

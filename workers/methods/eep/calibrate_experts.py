@@ -25,12 +25,12 @@ from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import ExpertsMeasurement, SubsetMeasurement
 
+# Expert outputs (one expert on one token) held in memory at once.
 ROWS_AT_ONCE = 4096
-"""Expert outputs (one expert on one token) held in memory at once."""
+# Tokens for which the outputs of all experts are held in memory at once.
 SAMPLED_AT_ONCE = 64
-"""Tokens for which the outputs of all experts are held in memory at once."""
+# Limit on the bytes of inner products stored on the host, for all layers together.
 MEMORY = 4 << 30
-"""Limit on the bytes of inner products stored on the host, for all layers together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ class RoutedTokens:
             yield self._run(rows, self.chosen[rows]), self.weights[rows], self.chosen[rows]
 
     def run_all(self, rows: slice | Tensor) -> Tensor:
-        """Outputs of all experts on these tokens, chosen or not, [rows, n, hidden]."""
+        """Return the outputs of all experts on these tokens, chosen or not, [rows, n, hidden]."""
         logits = self.logits[rows]
         return self._run(rows, torch.arange(logits.shape[1], device=logits.device).expand(logits.shape))
 
@@ -341,7 +341,7 @@ class SubsetSample:
 
 
 def tries_all(experts: int, measurement: SubsetMeasurement) -> bool:
-    """Whether all subsets are tried, and not only those that dropping experts one by one leads to."""
+    """Return whether all subsets are tried, and not only those that dropping experts one by one leads to."""
     return comb(experts, measurement.retained) <= measurement.limit
 
 

@@ -20,10 +20,9 @@ from moevolve.workers.contract.edits import prefix_hashes
 from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.methods.eep.accuracy import expected_losses
 
+# `usage`: how often and how strongly experts are chosen. `importance`: sums of powers of routing weights and output
+# norms, the parts of REAP's scores and others. `pairs`: products of the norms of two experts' weighted outputs.
 Statistic = Literal["usage", "importance", "pairs"]
-"""`usage`: how often and how strongly experts are chosen.
-`importance`: sums of powers of routing weights and output norms, the parts of REAP's scores and others.
-`pairs`: products of the norms of two experts' weighted outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class ExpertsMeasurement:
         return self.tokens if self.until is None else max(self.tokens, self.until.tokens)
 
     def is_met(self, arrays: Mapping[str, NDArray[np.number]]) -> bool:
-        """Whether the expected loss of every layer is small enough."""
+        """Return whether the expected loss of every layer is small enough."""
         return self.until is None or float(expected_losses(arrays, self.until.retained).max()) <= self.until.loss
 
     def note(self, arrays: Mapping[str, NDArray[np.number]]) -> str:
@@ -189,7 +188,7 @@ class EepEdit:
         return one_hot_layers(self.expert_merging)
 
     def router_folds(self, rule: RoutingRule) -> bool:
-        """Whether a smaller router of the family's own kind computes the same routing as this edit.
+        """Return whether a smaller router of the family's own kind computes the same routing as this edit.
 
         A mapping of logits always folds into one. A one-hot mapping of softmax scores does if the family rescales the
         top-k, since the softmax's scale cancels; a one-hot mapping of sigmoid scores always does.

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from moevolve.workers.contract.capacity import experts_room
 
+# Writes experts into tensors, given by name.
 Fill = Callable[[Mapping[str, Tensor]], None]
-"""Writes experts into tensors, given by name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,11 +97,11 @@ class ExpertMemory:
         return sum(allocation.spec.nbytes for allocation in self._allocations.values())
 
     def keeps(self, user: MemoryUser, spec: ExpertSpec) -> bool:
-        """Whether a layer gets memory of its own, assuming that every layer's experts are as large as `spec`."""
+        """Return whether a layer gets memory of its own, assuming that every layer's experts are as large as `spec`."""
         return user.ordinal < kept_layers(self._layers, spec.nbytes, self._allowed)
 
     def holds(self, user: MemoryUser, spec: ExpertSpec) -> bool:
-        """Whether a layer's experts are on the device."""
+        """Return whether a layer's experts are on the device."""
         found = (self._allocations.get(place) for place in (user.ordinal, self._shared))
         return any(allocation is not None and allocation.spec is spec for allocation in found)
 

@@ -79,7 +79,7 @@ class _EditedModel:
 
 
 def _eep_edit(edit: Edit, layers: int, experts: int, active: int) -> EepEdit:
-    """An EEP edit as it is, or for the identity the edit that keeps all experts."""
+    """Return an EEP edit as it is, or for the identity the edit that keeps all experts."""
     if isinstance(edit, EepEdit):
         return edit
     assert isinstance(edit, IdentityEdit)
@@ -169,7 +169,7 @@ class EepExporter:
 def _router_state(
     layer: MoELayer, state: dict[str, Tensor], mapping: dict[str, Tensor], routes: bool
 ) -> dict[str, Tensor]:
-    """Tensors of an exported router, by name within the decoder layer `state`.
+    """Return the tensors of an exported router, by name within the decoder layer `state`.
 
     If the router is ours (`routes`), those that it replaces are taken out of `state`. `mapping` has the mapping
     of a router that keeps all rows, and is empty if it keeps those of the new experts.
@@ -297,7 +297,7 @@ def _config(model: _EditedModel, form: CheckpointForm, model_class: type[PreTrai
 
 
 def _experts(resident: Resident, ordinal: int) -> Iterator[tuple[str, Tensor]]:
-    """A MoE layer's n' experts with the edit applied, in the edit's order."""
+    """Return a MoE layer's n' experts with the edit applied, in the edit's order."""
     layer = resident.layers[ordinal]
     router = _router(layer)
     plan = router.plan
@@ -312,7 +312,7 @@ def _experts(resident: Resident, ordinal: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _router_tensors(layer: MoELayer) -> dict[str, Tensor]:
-    """Tensors of a stock router: `W_RM W_G`, and `W_RM b` for each bias that the family has."""
+    """Return the tensors of a stock router: `W_RM W_G`, and `W_RM b` for each bias that the family has."""
     plan = _router(layer).plan
     weight, bias = layer.router_weight.data, layer.router_bias
     correction, factors, table = layer.correction_bias, layer.factors, layer.table

@@ -47,17 +47,17 @@ class ExpertNeurons:
         return int(self.tensors["down_proj"].shape[2 if self._transposed else 1])
 
     def down(self, expert: int) -> Tensor:
-        """A view of an expert's output projection, [I, hidden]."""
+        """Return a view of an expert's output projection, [I, hidden]."""
         down = self.tensors["down_proj"].data[expert]
         return down if self._transposed else down.t()
 
     def gate_up(self, expert: int) -> Tensor:
-        """A view of an expert's gate and up projections, [2I, hidden], or [I, hidden] without gates."""
+        """Return a view of an expert's gate and up projections, [2I, hidden], or [I, hidden] without gates."""
         fused = self.tensors[self._inner].data[expert]
         return fused.t() if self._transposed else fused
 
     def gate_up_rows(self, neurons: Tensor) -> Tensor:
-        """Rows of `gate_up` that belong to neurons [count]: [2 count], or [count] without gates."""
+        """Return the rows of `gate_up` that belong to neurons [count]: [2 count], or [count] without gates."""
         if not self._gated:
             return neurons
         if self._interleaved:
@@ -75,7 +75,7 @@ class ExpertNeurons:
         return ("down_proj_bias",) if self._biased else ()
 
     def shapes(self, count: int, width: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the fused tensors of `count` experts with `width` neurons, by name."""
+        """Return the shapes of the fused tensors of `count` experts with `width` neurons, by name."""
         hidden = self.hidden
         rows = 2 * width if self._gated else width
         gate_up, down = (count, rows, hidden), (count, hidden, width)
@@ -102,7 +102,7 @@ class ExpertNeurons:
         return self.activations(expert, neurons, hidden).float() * weights
 
     def network(self, expert: int, tokens: Tensor, hidden: Tensor, weights: Tensor) -> Network:
-        """An expert on tokens with inputs [tokens, hidden] and routing weights, float32 [tokens, 1]."""
+        """Return an expert on tokens with inputs [tokens, hidden] and routing weights, float32 [tokens, 1]."""
         if self.scales_inputs:
             hidden, weights = hidden * weights.to(hidden.dtype), torch.ones_like(weights)
         weight = self.gate_up(expert)
@@ -155,8 +155,8 @@ class ExpertNeurons:
         return bool(getattr(self.module, "has_bias", False))
 
 
+# Routing weights [tokens, k], and the experts that they belong to, int64 [tokens, k].
 TopK = tuple[Tensor, Tensor]
-"""Routing weights [tokens, k], and the experts that they belong to, int64 [tokens, k]."""
 
 
 def choose_neurons(

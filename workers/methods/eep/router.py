@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 # Number of equal bins over [0, 1]; medians are exact to within 2^-17.
 _BINS = 1 << 16
 
+# A router's logits [tokens, n or n'], routing weights [tokens, k], and expert indices int64 [tokens, k].
 Routing = tuple[Tensor, Tensor, Tensor]
-"""A router's logits [tokens, n or n'], routing weights [tokens, k], and expert indices int64 [tokens, k]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

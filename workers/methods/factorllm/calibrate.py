@@ -68,7 +68,7 @@ def _measure(
     layers: Sequence[DenseLayer],
     partitions: Sequence[NDArray[np.int64]],
 ) -> list[dict[str, NDArray[np.float32]]]:
-    """The measured arrays of every network, by the names of the calibration."""
+    """Return the measured arrays of every network, by the names of the calibration."""
     targets = measurement.routers * measurement.experts
     statistics = [InputStatistics(layer.hidden, targets, layer.up.weight.device) for layer in layers]
     orders = [torch.from_numpy(np.argsort(experts, kind="stable")) for experts in partitions]
@@ -164,5 +164,5 @@ def unit_rows(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def layer_rng(layer: int) -> np.random.Generator:
-    """A generator with a fixed seed per layer, since the start doesn't depend on the search's seed."""
+    """Return a generator with a fixed seed per layer, since the start doesn't depend on the search's seed."""
     return np.random.Generator(np.random.Philox(key=layer))

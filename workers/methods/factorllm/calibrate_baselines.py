@@ -34,8 +34,8 @@ from moevolve.workers.methods.factorllm.edit import CmoeMeasurement, Moefication
 from moevolve.workers.methods.shared.input_statistics import InputMoments, InputStatistics, memory_batches
 from moevolve.workers.methods.shared.passes import Watch, run_watched, watch_networks
 
+# Bias of a shared expert; the other experts' logits have standard deviation 1.
 SHARED_BIAS = 1e4
-"""Bias of a shared expert; the other experts' logits have standard deviation 1."""
 _ROUNDS = 10
 
 

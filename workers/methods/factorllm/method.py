@@ -109,7 +109,7 @@ class FactorizedNetwork(nn.Module):
         return expert_ffn(flat, chosen, weights_of(self._source[0]), self.output_scale).view(hidden_states.shape)
 
     def active_mask(self, hidden: Tensor) -> ActiveMask:
-        """The active neurons for hidden states [tokens, hidden]."""
+        """Return the active neurons for hidden states [tokens, hidden]."""
         experts = self.router_weight.shape[1]
         unit = self._source[0].width // experts
         kept = torch.eye(experts, dtype=torch.bool, device=hidden.device).repeat_interleave(unit, dim=1)
@@ -216,7 +216,7 @@ class FactorLlmExporter:
 
 
 def _stock_network(layer: DenseLayer, edit: FactorLlmEdit, i: int) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a Mixtral's experts and router."""
+    """Return the tensors of a Mixtral's experts and router."""
     assert layer.gate is not None
     yield "mlp.gate.weight", host_tensor(edit.router_weight[i, 0])
     halves = [each.weight.data.view(edit.experts, -1, layer.hidden) for each in (layer.gate, layer.up)]
@@ -225,7 +225,7 @@ def _stock_network(layer: DenseLayer, edit: FactorLlmEdit, i: int) -> Iterator[t
 
 
 def _native_network(layer: DenseLayer, edit: FactorLlmEdit, i: int) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a `FactorizedNetwork` in `native.py.jinja`."""
+    """Return the tensors of a `FactorizedNetwork` in `native.py.jinja`."""
     place = layer.family.up if layer.family.inline else "mlp"
     for name, tensor in network_tensors(layer).items():
         yield f"{place}.{name}", tensor

@@ -57,7 +57,7 @@ class Metric:
 
 
 def low_rank_factors(weight: Tensor, rank: int, metric: Metric | None = None) -> tuple[Tensor, Tensor]:
-    """The best approximation `U V` of a given rank, by truncated singular value decomposition.
+    """Return the best approximation `U V` of a given rank, by truncated singular value decomposition.
 
     The singular vectors of the shorter side are eigenvectors of the weight times its own transpose, and the
     approximation is the weight projected on them. U and V share the singular values evenly. In each column of U the
@@ -164,7 +164,7 @@ def _multiply(factors: Tensor, row: Tensor) -> Tensor:
 
 
 def _fit(design: Tensor, target: Tensor, before: Tensor) -> Tensor:
-    """The X [r, m] that minimises `|design X - target|` for matrices [n, r] and [n, m]."""
+    """Return the X [r, m] that minimises `|design X - target|` for matrices [n, r] and [n, m]."""
     return damped_solve(design.t() @ design, design.t() @ target, before)
 
 

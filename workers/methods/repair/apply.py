@@ -84,7 +84,7 @@ class RepairApplicator(Applicator):
 
     @torch.inference_mode()
     def _reference_for(self, edit: RepairedEdit) -> Reference:
-        """The unedited model on an edit's rows. Call it while the model is unedited."""
+        """Return the unedited model on an edit's rows. Call it while the model is unedited."""
         sequences = edit.rows.first(edit.settings.tokens)
         answering = torch.from_numpy(np.concatenate([edit.rows.answering(place) for place in range(len(sequences))]))
         found = self._reference

@@ -30,8 +30,8 @@ from moevolve.workers.methods.shared.outputs import (
 
 # One sequence in this many is held out: it isn't fitted, but used to check fits.
 _CHECKED = 8
+# Limit on the bytes of fitted layers that are cached for later candidates.
 FIT_CACHE_BYTES = 512 << 20
-"""Limit on the bytes of fitted layers that are cached for later candidates."""
 
 
 class Reference:
@@ -55,7 +55,7 @@ class Reference:
         self.checked = torch.tensor([place in held_out for place, tokens in enumerate(sequences) for _ in tokens])
 
     def token_weights(self, answer_weight: float) -> Tensor | None:
-        """Weights of tokens in a fit, float32 [tokens] of mean 1; None if all are 1."""
+        """Return the weights of tokens in a fit, float32 [tokens] of mean 1; None if all are 1."""
         if answer_weight == 1 or not self.answering.any():
             return None
         weights = torch.where(self.answering, answer_weight, 1.0)
@@ -143,7 +143,7 @@ class FitCache:
         return key in self._states
 
     def get(self, key: str) -> FittedLayer:
-        """The fit of a layer output; its state is None if that was dropped."""
+        """Return the fit of a layer output; its state is None if that was dropped."""
         self._layers.move_to_end(key)
         if key in self._states:
             self._states.move_to_end(key)

@@ -66,7 +66,7 @@ def fit_inputs(
 
 
 def vector_bytes(rows: int, hidden: int) -> int:
-    """Bytes of an expert's vectors and of its inputs' second moments, in float32.
+    """Return the bytes of an expert's vectors and of its inputs' second moments, in float32.
 
     Three copies of its gate and up projections and six vectors of their size; moments, their factor and its copy.
     """
@@ -97,7 +97,7 @@ class _System:
         self._whole: list[tuple[Tensor, Tensor, Tensor, Tensor]] | None = None
 
     def solve(self, residual: Tensor) -> Tensor:
-        """The change of the weight, float32 [rows, hidden], that leaves least of a residual [tokens, hidden]."""
+        """Return the change of the weight, float32 [rows, hidden], that leaves least of a residual [tokens, hidden]."""
         right, diagonal = self._right(residual)
         factor = self._moments()
         change, rest = torch.zeros_like(right), right
@@ -116,7 +116,7 @@ class _System:
         return change if bool(change.isfinite().all()) else torch.zeros_like(change)
 
     def given(self) -> Tensor:
-        """What the expert gives now, float32 [its tokens, hidden]."""
+        """Return what the expert gives now, float32 [its tokens, hidden]."""
         network = self._network
         parts = torch.arange(len(network.tokens), device=network.tokens.device).split(self._chunk)
         return torch.cat([(network.factor[part] * network.activated(part)) @ self._down for part in parts])
@@ -135,7 +135,7 @@ class _System:
         return tokens, network.inputs[part].float(), network.slopes(part), network.factor[part] * self._roots[tokens]
 
     def _right(self, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The right side of the normal equations, and the mean of their diagonal."""
+        """Return the right side of the normal equations, and the mean of their diagonal."""
         right = torch.zeros_like(self._network.weight, dtype=torch.float32)
         diagonal, neurons = torch.zeros((), device=right.device), self._network.neurons
         lengths = self._down.square().sum(dim=1)[neurons]

@@ -84,7 +84,7 @@ class LayerSystem:
         return values if self.token_weights is None else values * self.token_weights.sqrt()[:, None]
 
     def weighted_blocks(self, memory: int) -> Iterator[FeatureBlock]:
-        """The features times the roots of the tokens' weights."""
+        """Return the features times the roots of the tokens' weights."""
         scale = None if self.token_weights is None else self.token_weights.sqrt()
         for block in self.features.blocks(memory):
             yield block if scale is None else replace(block, values=block.values * scale[block.tokens, None])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def dense_layers_for(kind: str, parts: ModelParts) -> tuple[DenseLayer, ...]:
-    """The model's dense feed-forward networks, which edits of a kind need."""
+    """Return the model's dense feed-forward networks, which edits of a kind need."""
     if not parts.dense_layers:
         raise UserError(f"{kind} edits need dense feed-forward networks of a family where they are known")
     return parts.dense_layers
@@ -37,7 +37,7 @@ def check_shape(networks: int, width: int, hidden: int, layers: tuple[DenseLayer
 
 
 def weights_of(layer: DenseLayer) -> NetworkWeights:
-    """The tensors that a layer's network currently runs on."""
+    """Return the tensors that a layer's network currently runs on."""
     gate = layer.gate
     return NetworkWeights(
         up=layer.up.weight,
@@ -51,7 +51,7 @@ def weights_of(layer: DenseLayer) -> NetworkWeights:
 
 
 def network_tensors(layer: DenseLayer) -> dict[str, Tensor]:
-    """A network's tensors with neurons in their current order, by the family's names."""
+    """Return a network's tensors with neurons in their current order, by the family's names."""
     family = layer.family
     parts = ((family.up, layer.up), (family.down, layer.down), (family.gate, layer.gate))
     tensors: dict[str, Tensor] = {}
@@ -82,7 +82,7 @@ def write_native_dense(resident: Resident, directory: Path, template: str, **set
 
 
 def native_family(config: PretrainedConfig) -> DenseFamily:
-    """The family that a native checkpoint's modelling code extends."""
+    """Return the family that a native checkpoint's modelling code extends."""
     family = dense_family(config.model_type.removeprefix(NATIVE_PREFIX))
     assert family is not None
     return family

@@ -12,8 +12,8 @@ from moevolve.workers.methods.shared.spectra import leading_eigenvectors
 
 T = TypeVar("T")
 
+# Bytes of statistics held at once. Calibrations measure layers in as many passes as that takes.
 STATISTICS_MEMORY = 1 << 30
-"""Bytes of statistics held at once. Calibrations measure layers in as many passes as that takes."""
 # Inputs don't vary along a direction whose standard deviation is below this share of the largest.
 _NEGLIGIBLE = 1e-6
 

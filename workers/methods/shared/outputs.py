@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from moevolve.workers.contract.methods import Applicator
 
+# Tensors recorded during a pass, from which features are computed; tokens are the first dimension of each.
 Recorded = tuple[Tensor, ...]
-"""Tensors recorded during a pass, from which features are computed; tokens are the first dimension of each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +127,7 @@ class Network:
     activate: Callable[[Tensor], Tensor]
 
     def activated(self, part: Tensor) -> Tensor:
-        """Activations of some of the tokens, float32 [part, neurons]."""
+        """Return the activations of some of the tokens, float32 [part, neurons]."""
         return self.activate(self._rows(part))
 
     @torch.inference_mode(False)  # in which there are no derivatives, not even of an activation
@@ -182,13 +182,13 @@ class NetworksOutput(LayerOutput, Protocol):
     """The output of experts or of a network whose other projections can be fitted, too."""
 
     def networks(self, recorded: Recorded) -> Iterator[Network]:
-        """The experts in use, or the network, on recorded tokens.
+        """Return the experts in use, or the network, on recorded tokens.
 
         Changes of a weight in place count once the next one, or the end, is asked for.
         """
 
     def inputs(self) -> Sequence[Tensor]:
-        """The gate and up projections in use."""
+        """Return the gate and up projections in use."""
 
     def use_inputs(self, weights: Sequence[Tensor]) -> None:
         """Use gate and up projections of an earlier fit."""
@@ -221,4 +221,4 @@ class Repairable(Applicator):
 
     @abstractmethod
     def outputs(self) -> Sequence[LayerOutput]:
-        """The linear maps to fit, in order of depth. Changing them changes no weights of the unedited model."""
+        """Return the linear maps to fit, in order of depth. Changing them changes no weights of the unedited model."""

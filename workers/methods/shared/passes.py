@@ -31,8 +31,8 @@ class Watch(NamedTuple):
     output: bool = False
 
 
+# Called with a feed-forward network's inputs [tokens, hidden] and its neurons' activations [tokens, width].
 NetworkCallback = Callable[[Tensor, Tensor], None]
-"""Called with a feed-forward network's inputs [tokens, hidden] and its neurons' activations [tokens, width]."""
 
 
 @torch.inference_mode()
@@ -66,8 +66,8 @@ def _call_with_input(inputs: list[Tensor], callback: NetworkCallback, activation
     callback(inputs.pop(), activations)
 
 
+# Limit on rows times columns of a batch of more than one sequence.
 BATCH_COLUMNS = 4096
-"""Limit on rows times columns of a batch of more than one sequence."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

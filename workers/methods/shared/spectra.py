@@ -16,7 +16,7 @@ _ITERATIONS = 8
 
 
 def leading_eigenvectors(square: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalues of a matrix and their eigenvectors.
+    """Return the largest eigenvalues of a matrix and their eigenvectors.
 
     If few are wanted of a large matrix, they are found by randomised subspace iteration followed by a Rayleigh-Ritz
     step (Halko, Martinsson and Tropp, SIAM Review 53, 2011, Alg. 4.4 and 5.3). With `b = count + 16` vectors that takes

@@ -55,7 +55,7 @@ class MaskedNetwork(nn.Module):
         return masked_network(flat, chosen, self._masks, weights_of(self._source[0])).view(hidden_states.shape)
 
     def active_mask(self, hidden: Tensor) -> ActiveMask:
-        """The active neurons for hidden states [tokens, hidden]."""
+        """Return the active neurons for hidden states [tokens, hidden]."""
         assert self._masks is not None
         kept = self._masks.kept
         _, chosen = choose_expert(hidden, self.router)

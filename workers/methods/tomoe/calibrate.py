@@ -69,7 +69,7 @@ def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], measurement
 def _measure_networks(
     resident: Resident, sequences: Sequence[Tokens], layers: Sequence[DenseLayer], measurement: ToMoeMeasurement
 ) -> list[dict[str, Tensor]]:
-    """The networks' arrays for each of some layers."""
+    """Return the networks' arrays for each of some layers."""
     tokens = sum(map(len, sequences))
     sites = [_Network(layer, tokens) for layer in layers]
     run_watched(resident, sequences, [watch for each in sites for watch in each.watches()])
@@ -118,7 +118,7 @@ class _Network:
 
 @torch.inference_mode()
 def _measure_network(layer: DenseLayer, inputs: Tensor, measurement: ToMoeMeasurement) -> dict[str, Tensor]:
-    """What is measured of a network on its inputs, [tokens, hidden]."""
+    """Return what is measured of a network on its inputs, [tokens, hidden]."""
     norms = layer.down.weight.double().square().sum(dim=0)
     contributions = torch.empty(len(inputs), layer.width, device=inputs.device)
     saliency, sums = torch.zeros_like(norms), torch.zeros_like(norms)

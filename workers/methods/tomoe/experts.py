@@ -93,7 +93,7 @@ def along_directions(router: Tensor, moments: InputMoments, components: int) -> 
 
 
 def _captured(contributions: Tensor, assigned: Tensor, experts: int, kept: int) -> Tensor:
-    """What masks of `kept` neurons, each chosen for an expert's tokens, keep of every token: [tokens, N]."""
+    """Return what masks of `kept` neurons, each chosen for an expert's tokens, keep of every token: [tokens, N]."""
     means = _means(contributions, assigned, experts)
     masks = torch.zeros_like(means).scatter_(1, means.topk(kept, dim=1).indices, 1.0)
     return contributions @ masks.t()

@@ -129,12 +129,12 @@ class ToMoeExporter:
 
 
 def _narrows(edit: ToMoeEdit) -> bool:
-    """Whether the edited model is a narrower one of its family."""
+    """Return whether the edited model is a narrower one of its family."""
     return edit.experts == 1 and edit.heads is None and np.ptp(edit.widths) == 0
 
 
 def _narrower_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a network's kept neurons."""
+    """Return the tensors of a network's kept neurons."""
     place, kept = "" if layer.family.inline else "mlp.", host_tensor(edit.kept[i, 0]).to(layer.up.weight.device)
     for name, tensor in network_tensors(layer).items():
         if name == f"{layer.family.down}.weight":
@@ -144,7 +144,7 @@ def _narrower_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tupl
 
 
 def _ties(edit: ToMoeEdit) -> bool:
-    """Whether experts with different neurons tie: a Mixtral's top-k doesn't promise to choose the first."""
+    """Return whether experts with different neurons tie: a Mixtral's top-k doesn't promise to choose the first."""
     for router, kept in zip(edit.router, edit.kept, strict=True):
         both = np.concatenate([router, kept], axis=1)
         if len(np.unique(router, axis=0)) < len(np.unique(both, axis=0)):
@@ -153,7 +153,7 @@ def _ties(edit: ToMoeEdit) -> bool:
 
 
 def _stock_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a Mixtral's experts and router."""
+    """Return the tensors of a Mixtral's experts and router."""
     assert layer.gate is not None
     yield "mlp.gate.weight", fold(edit.router[i], edit.directions[i])
     neurons = host_tensor(edit.kept[i]).to(layer.up.weight.device).nonzero()[:, 1].view(edit.experts, -1)
@@ -186,7 +186,7 @@ def _native(resident: Resident, edit: ToMoeEdit, directory: Path) -> PreTrainedM
 
 
 def _native_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a layer's masked network and attention."""
+    """Return the tensors of a layer's masked network and attention."""
     if edit.widths[i] < edit.width:
         place = layer.family.up if layer.family.inline else "mlp"
         for name, tensor in _network(layer, edit, i).items():
@@ -216,7 +216,7 @@ def _network(layer: DenseLayer, edit: ToMoeEdit, i: int) -> dict[str, Tensor]:
 
 
 def _attention(layer: DenseLayer, heads: HeadMasks, i: int) -> dict[str, Tensor]:
-    """Tensors of an attention's masked projections."""
+    """Return the tensors of an attention's masked projections."""
     attention: Any = layer.attention
     device = attention.q_proj.weight.device
     state: dict[str, Tensor] = {}
@@ -242,7 +242,7 @@ def _attention(layer: DenseLayer, heads: HeadMasks, i: int) -> dict[str, Tensor]
 
 
 def _narrow(attention: nn.Module, name: str, head_dim: int, dimensions: Tensor) -> dict[str, Tensor]:
-    """Tensors of a projection with only some dimensions of each head."""
+    """Return the tensors of a projection with only some dimensions of each head."""
     state = {f"{name}.dimensions": dimensions.clone()}
     for kind, tensor in getattr(attention, name).state_dict().items():
         inputs = name == "o_proj"
