@@ -81,7 +81,7 @@ class Perplexity(Fitness):
     needs_references = False
 
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
-        """Return an outcome is exp(mean log-probability per token), its tie-breaker the logarithm."""
+        """Return exp(mean log-probability per token) as the outcome, and its logarithm as the tie-breaker."""
         logprobs = engine.text_logprobs(split)
         return np.exp(logprobs), logprobs
 
@@ -100,7 +100,7 @@ class Kl(Fitness):
     tie_break = "divergence"
 
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
-        """Return an outcome is exp(-mean divergence per token), its tie-breaker the logarithm."""
+        """Return exp(-mean divergence per token) as the outcome, and its logarithm as the tie-breaker."""
         logs = 0.0 - engine.divergences(split)  # not -divergences, which makes -0.0 of 0
         return np.exp(logs), logs
 
@@ -121,7 +121,7 @@ class Overlap(Fitness):
     tie_break = "agreement"
 
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
-        """Return an outcome is the overlap, its tie-breaker the logarithm."""
+        """Return the overlap as the outcome, and its logarithm as the tie-breaker."""
         overlaps = engine.agreements(split)
         # No overlap at all is a bad score and no failure, so its logarithm has to stay finite.
         return overlaps, np.log(np.maximum(overlaps, _MIN_OVERLAP))
