@@ -12,7 +12,6 @@ from moevolve.search.cli._requests import JsonOption, takes
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
 from moevolve.search.cli.output.final_table import print_entries
 from moevolve.search.cli.running import watched
-from moevolve.search.shrink.findings import advice
 from moevolve.search.shrink.request import ShrinkRequest
 
 if TYPE_CHECKING:
@@ -75,6 +74,3 @@ def _print_checks(checks: Checks) -> None:
     )
     known = [check for check in checks.tasks if check.known]
     print_table(None, headings, [[check.task, *check.cells] for check in known])
-    for line in (advice(checks.tasks), str(checks.loops)):
-        if line is not None:
-            output.print(line, soft_wrap=True)
