@@ -63,7 +63,7 @@ def showing(test: str) -> tuple[str, ...]:
 
 
 def examples(test: str) -> list[Any]:
-    """The variants of a test, of which all but the examples are marked `family_matrix`."""
+    """Return the variants of a test; all but the examples are marked `family_matrix`."""
     return representatives(showing(test), [name for name, one in VARIANTS.items() if test in one.also])
 
 
@@ -72,7 +72,7 @@ def random_model(variant: str, seed: int, randomised: bool = True, **settings: A
 
     Args:
         variant: Of a family in the table.
-        seed: of its weights.
+        seed: Seed of the random weights.
         randomised: Whether what starts at zero, or is tiny, gets other values.
     """
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -32,7 +32,7 @@ def shrink_record(folder: Path, name: str = "small", **changes: Any) -> ShrinkRe
 
 
 def stages_of(folder: Path) -> dict[str, ShrinkRecord]:
-    """Records of one shrink, in the order of its stages, by what they show."""
+    """Map names of stages to the records of one shrink at them, in the order of the stages."""
     reading = shrink_record(folder, stage="data")
     sizes = replace(
         reading,

@@ -59,7 +59,7 @@ def write_task(directory: Path, texts: list[str], rows: int, measured: int) -> P
 
     Args:
         directory: its folder.
-        texts: what passages of each split begin with, one after the other.
+        texts: Texts that the passages of each split begin with, in turn.
         rows: questions of the split `search`.
         measured: questions of the split `calibration`; few, because each takes a pass over all weights.
     """
@@ -87,7 +87,7 @@ class Row:
 
     Attributes:
         verb: which.
-        seconds: what it took.
+        seconds: Wall time of the verb.
         peak: most bytes in tensors on the device.
         planned: the same as `plan` predicts it; None where it predicts nothing.
         failure: why there is no result; None if there is one.

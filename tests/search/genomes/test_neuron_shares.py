@@ -56,7 +56,7 @@ def test_all_numbers_keep_nearly_all_that_was_asked_for_and_never_more(
     space = space_of(share, width, layers, experts)
     kept = [each.kept_share for each in map(space.keeping, space.counts)]
     assert 0.95 * max(kept) <= min(kept) and max(kept) <= share + 1e-9
-    # A width loses less than one step, of which a wide enough one has at least 32, and a narrow one has 8 neurons.
+    # A width loses less than one step: 1/32 or less of a wide expert, 8 neurons of a narrow one.
     widest = share * experts * width / space.counts[-1]
     assert max(kept) > share * (1 - max(1 / 32, 8 / widest)) - 1e-9
     assert max(kept) > 0.95 * share or width == 48

@@ -76,7 +76,7 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
     assert_close(logits(resident, IdentityEdit(), tokens), seen(whole))
     pruned_logits = logits(resident, edit, tokens)
     alone = resident.model.config.model_type
-    if only_inside(alone):  # of which `transformers` has no class
+    if only_inside(alone):  # `transformers` has no class for the text model alone
         with pytest.raises(UserError, match=f"no class for {alone} models alone; export the individual as source"):
             export_model(resident, edit, tmp_path / "stock", CARD)
     published = WRAPPERS[model_type].get("published")
