@@ -46,20 +46,16 @@ class ModelDescription:
     Attributes:
         model: The configured model, with the commit and the dtype that its settings stand for now.
         needed: Memory that a worker must find before it loads the model.
-        repairs_fit: True if every repair stays within its memory limit with all the tokens it asks for. If not,
-            `check_repairs` counts how many tokens there are.
     """
 
     model: ModelConfig
     facts: ModelFacts
     needed: NeededMemory
-    repairs_fit: bool
 
 
 def describe_search(config: RunConfig) -> ModelDescription:
     """Describe the model of a search, and check the settings that depend on it."""
     from moevolve.search.running.plan.memory import launch_memory
-    from moevolve.search.running.plan.repairs import repair_works
     from moevolve.workers.checkpoints.fingerprint import model_fingerprint
     from moevolve.workers.checkpoints.loading import load_tokenizer
     from moevolve.workers.engine.chat import chat_template
@@ -77,23 +73,7 @@ def describe_search(config: RunConfig) -> ModelDescription:
             _check_repair(phase.repair, f"phases.{position}.repair", space.kind, facts)
     costs = costs_of(space, outline)
     needed = launch_memory(config, outline, costs)
-    works = repair_works(config, costs, outline)
-    return ModelDescription(config.model, facts, needed, all(work.fault is None for work in works))
-
-
-def check_repairs(config: RunConfig, calibration: tuple[PreparedSplit, ...]) -> None:
-    """Refuse repairs whose fits exceed their memory limit on the calibration splits; the model must be pinned."""
-    from moevolve.search.running.plan.repairs import repair_works
-    from moevolve.workers.profiling.outline import outline_model
-    from moevolve.workers.profiling.passes import PromptMeter
-
-    outline = outline_model(config.model)
-    costs = costs_of(config.space(outline.facts), outline)
-    meter = PromptMeter(config.model, config.engine)
-    tokens = sum(meter.most_tokens(split) for split in calibration)
-    for work in repair_works(config, costs, outline, max(tokens, 2)):
-        if work.fault is not None:
-            raise UserError(work.fault)
+    return ModelDescription(config.model, facts, needed)
 
 
 def over_context(config: RunConfig, splits: tuple[PreparedSplit, ...]) -> tuple[str, ...]:
@@ -187,6 +167,4 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     every = (*(split for splits in prepared.values() for split in splits), *held_out)
     for note in call(over_context, config, every):
         _LOG.warning("%s", note)
-    if not description.repairs_fit:
-        call(check_repairs, config, prepared["calibration"])
     return SearchSetup(config, search_id, description.facts, space, schedule, prepared, held_out, description.needed)

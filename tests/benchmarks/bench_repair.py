@@ -1,12 +1,10 @@
 """What fitting takes: one layer of Mixtral-8x7B's shape, a narrow layer, and candidates in plain forward passes.
 
-    python tests/benchmarks/bench_repair.py [--threads 2] [--tokens 4096] [--device cpu] [--memory-mb 8192]
+    python tests/benchmarks/bench_repair.py [--threads 2] [--tokens 4096] [--device cpu]
         [--model configs/demo/fine --task demo-span --experts 8]
 
-The layer has 4 kept experts of 14,336 neurons with weights and tokens drawn at random, in float32 (2.6 GiB): more
-features than tokens, so the dual form; one lambda is tried. The narrow layer has more tokens than features, so the
-primal form, and four lambdas. Memory is what the process holds beyond what it held before; what is stated is
-`fit_bytes`, and what blocks of features may take beside it.
+The layer has 4 kept experts of 14,336 neurons with weights and tokens drawn at random, in bfloat16 (1.3 GiB). Memory is
+what the process holds beyond what it held before; what is stated is `fit_bytes` and the features.
 
 Candidates are random ones of a mixture of experts, unrepaired, and repaired as in the phases of two presets. Their
 processor time is compared with that of `transformers` for one forward pass of the full model over the search split.
@@ -34,10 +32,12 @@ from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
-from moevolve.workers.methods.eep.outputs import ExpertFeatures, ExpertOutputs
+from moevolve.workers.methods.eep.outputs import ExpertOutputs, expert_features
 from moevolve.workers.methods.repair import fits
+from moevolve.workers.methods.repair.edit import RIDGE_LAMBDAS
 from moevolve.workers.methods.repair.ridge import LayerSystem, fit_bytes, fit_ridge
 from moevolve.workers.methods.repair.streams import ResidualStreams
+from moevolve.workers.methods.shared.outputs import Features
 from moevolve.workers.methods.shared.passes import padded_batches
 from moevolve.workers.worker import EvaluationWorker
 
@@ -83,51 +83,48 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--memory-mb", type=int, default=8192)
     parser.add_argument("--model", default=str(CONFIGS / "demo" / "fine"))
     parser.add_argument("--task", default="demo-span")
     parser.add_argument("--experts", type=int, default=8)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print("repair of one layer, 4 experts of which 2 are active, random weights and tokens")
-    memory = options.memory_mb << 20
-    fit_layer("Mixtral-8x7B", 4096, 14336, options.tokens, (0.01,), memory, options.device)
-    fit_layer("narrow", 256, 512, 16384, (1e-3, 1e-2, 1e-1, 1.0), memory, options.device)
+    fit_layer("Mixtral-8x7B", 4096, 14336, options.tokens, options.device)
+    fit_layer("narrow", 256, 512, 16384, options.device)
     for preset in PRESETS:
         candidates_in_passes(preset, options.model, options.task, options.experts)
 
 
 @torch.inference_mode()
-def fit_layer(
-    name: str, hidden: int, width: int, tokens: int, ridge_lambdas: tuple[float, ...], memory: int, device: str
-) -> None:
+def fit_layer(name: str, hidden: int, width: int, tokens: int, device: str) -> None:
     """Fit one layer and apply what was fitted."""
-    features = random_features(hidden, width, tokens, device)
-    # What some columns account for, so that there is something to find.
-    block = next(iter(features.blocks(memory)))
     residual = torch.randn(tokens, hidden, device=device)
-    residual[block.tokens] += block.values @ torch.randn(block.values.shape[1], hidden, device=device)
-    del block
     checked = torch.arange(tokens, device=device) % 8 == 7
     with Peak(device) as peak:
         started = time.perf_counter()
-        fit = fit_ridge(LayerSystem(features, residual, checked), ridge_lambdas, memory)
-        fitted = time.perf_counter() - started
+        features = random_features(hidden, width, tokens, device)
+        # What some columns account for, so that there is something to find.
+        block = features.blocks[0]
+        block.add_to(residual, torch.randn(block.values.shape[1], hidden, device=device))
+        made = time.perf_counter() - started
+        fit = fit_ridge(LayerSystem(features, residual, checked), RIDGE_LAMBDAS)
+        fitted = time.perf_counter() - started - made
         assert fit is not None
-        for block in features.blocks(memory // 2):
-            residual[block.tokens] -= block.values @ fit.change(block)
+        for block in features.blocks:
+            block.add_to(residual, -fit.change[block.columns])
         if device == "cuda":
             torch.cuda.synchronize()
         whole = time.perf_counter() - started
-    system = fit_bytes(features.width, tokens, hidden)
+    held = sum(block.values.nbytes for block in features.blocks)
+    stated = held + fit_bytes(features.width, tokens // 2, width, tokens, hidden, len(RIDGE_LAMBDAS))
     print(
-        f"  {name}: {features.width:,} features of {hidden:,}, {tokens:,} tokens, {len(ridge_lambdas)} ridge_lambdas\n"
-        f"    fitted in {fitted:.1f} s, with applying {whole:.1f} s\n"
-        f"    peak {peak.bytes / 2**20:,.0f} MiB; stated: {system / 2**20:,.0f} MiB and blocks, in all {memory >> 20:,}"
+        f"  {name}: {features.width:,} features of {hidden:,}, {tokens:,} tokens, {len(RIDGE_LAMBDAS)} ridge_lambdas\n"
+        f"    features in {made:.1f} s, fitted in {fitted:.1f} s, with applying {whole:.1f} s\n"
+        f"    peak {peak.bytes / 2**20:,.0f} MiB; stated: {stated / 2**20:,.0f} MiB"
     )
 
 
-def random_features(hidden: int, width: int, tokens: int, device: str) -> ExpertFeatures:
+def random_features(hidden: int, width: int, tokens: int, device: str) -> Features:
     """Of a Mixtral layer of 4 experts, 2 active."""
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralExperts
@@ -137,11 +134,11 @@ def random_features(hidden: int, width: int, tokens: int, device: str) -> Expert
     with torch.device("meta"):
         module: Any = MixtralExperts(config)
     generator = torch.Generator(device).manual_seed(0)
-    drawn = partial(torch.randn, generator=generator, device=device)
+    drawn = partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
     shapes = {"gate_up_proj": (4, 2 * width, hidden), "down_proj": (4, hidden, width)}
     tensors = {name: drawn(shape).mul_(shape[2] ** -0.5) for name, shape in shapes.items()}
     weights, chosen = drawn(tokens, 4).softmax(dim=1).topk(2)
-    return ExpertFeatures(ExpertNeurons(module, tensors), drawn(tokens, hidden), weights, chosen, None)
+    return expert_features(ExpertNeurons(module, tensors), drawn(tokens, hidden), weights, chosen, None)
 
 
 def candidates_in_passes(preset: str, model: str, task: str, experts: int) -> None:
@@ -216,8 +213,8 @@ def watched() -> Counter[str]:
     functions = {
         ResidualStreams: ("run_layer",),
         fits: ("fit_ridge",),
-        fits.LayerFits: ("_features", "_apply"),
-        ExpertOutputs: ("select_neurons", "use_neurons"),
+        fits.LayerFits: ("_apply",),
+        ExpertOutputs: ("features", "select_neurons", "use_neurons"),
         EvaluationWorker: ("_score",),
     }
     for holder, names in functions.items():

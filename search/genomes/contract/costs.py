@@ -38,6 +38,11 @@ class FitOutline:
     density: float
     dense: int = 0
 
+    @property
+    def block(self) -> int:
+        """Number of features of a block."""
+        return (self.width - self.dense) // self.blocks
+
 
 class GenomeCosts(Generic[S_co]):
     """The costs of the candidates of one space, which needn't be calibrated."""

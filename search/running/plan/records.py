@@ -158,7 +158,6 @@ def _notes(found: Estimate) -> Iterator[str]:
     else:
         yield "`moevolve plan --pilot 20` evaluates 20 individuals, and says how long the search takes on that machine"
     yield from found.remarks
-    yield from (f"{repair.fault}; `launch` refuses it" for repair in found.repairs if repair.fault is not None)
     if not found.on_gpu:
         yield "on a CPU, device and host are the same memory"
     memory = found.memory.get(found.expert_offload)

@@ -1,4 +1,4 @@
-"""Memory for repairing candidates, and which repairs are refused for lack of it."""
+"""Memory for repairing candidates."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pydantic import computed_field
-
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import FitOutline, SpaceCosts
 from moevolve.workers.methods.repair.edit import RepairSettings
 from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
-from moevolve.workers.methods.repair.inputs import token_bytes, vector_bytes
-from moevolve.workers.methods.repair.ridge import fit_bytes, has_room
+from moevolve.workers.methods.repair.inputs import inputs_bytes
+from moevolve.workers.methods.repair.ridge import fit_bytes
 from moevolve.workers.methods.shared.passes import BATCH_COLUMNS
 from moevolve.workers.profiling.activations import STREAMS
 from moevolve.workers.profiling.outline import ModelOutline
@@ -27,11 +25,7 @@ class RepairWork:
         phase: Position of the phase in the run.
         kind: Kind of the phase.
         tokens: Number of calibration tokens that are run and fitted on.
-        width: Number of features of the largest fit.
-        needed: Bytes of the largest fit, without blocks of its features.
-        taken: Bytes of the largest fit with blocks of its features, or of running a layer; with hidden states of the
-            tokens.
-        allowed: Bytes that a fit may take.
+        taken: Bytes of the largest fit, or of running a layer, with hidden states of the tokens.
         streams: Host bytes of the unedited model's hidden states behind every layer.
         kept: Bytes of fitted layers that are kept for later candidates.
         cached: Number of candidates that are kept whole, so that another request need not repair them again.
@@ -40,28 +34,10 @@ class RepairWork:
     phase: int
     kind: str
     tokens: int
-    width: int
-    needed: int
     taken: int
-    allowed: int
     streams: int
     kept: int
     cached: int
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def fault(self) -> str | None:
-        """Reason for which the largest fit would be refused, naming the setting; None if it has enough memory."""
-        if has_room(self.needed, self.allowed):
-            return None
-        least = self.allowed >> 20
-        while not has_room(self.needed, least << 20):
-            least += max(1, least // 64)
-        return (
-            f"phases.{self.phase}.repair.memory_mb: fitting {self.width:,} features on {self.tokens:,} tokens takes "
-            f"{self.needed / 2**20:,.0f} MiB and more, and {self.allowed >> 20:,} are allowed; allow {least:,}, or fit "
-            "fewer tokens"
-        )
 
 
 def repair_works(
@@ -86,10 +62,6 @@ def candidates_kept(works: Iterable[RepairWork]) -> int:
     return min((work.cached for work in works), default=sys.maxsize)
 
 
-def _block_width(fit: FitOutline) -> int:
-    return (fit.width - fit.dense) // fit.blocks
-
-
 class _RepairCounter:
     """Counts the memory of repairs with the same settings."""
 
@@ -99,24 +71,16 @@ class _RepairCounter:
         self._settings, self._fits, self._outline, self._tokens = settings, fits, outline, tokens
 
     def work(self, position: int, kind: str) -> RepairWork:
-        hidden, tokens = self._outline.hidden, self._tokens
-        fits = [fit for layer in self._fits for fit in layer]
-        largest = max(fits, key=self._needed)
-        states = tokens * hidden * self._outline.facts.dtype_bytes
+        tokens, fits = self._tokens, [fit for layer in self._fits for fit in layer]
+        states = tokens * self._outline.hidden * self._outline.facts.dtype_bytes
         # Fits of a candidate stay while another is fitted. Of a layer's fits only the last keeps the state after it.
         changes = [(self._changed(fit), (fit is layer[-1]) * states) for layer in self._fits for fit in layer]
         kept = sum(change + state for change, state in changes if change <= FIT_CACHE_BYTES)
-        taken = max(map(self._taken if self._outline.facts.dense is None else self._dense_taken, fits))
-        if self._settings.input_rounds:
-            taken = max(taken, *map(self._inputs_taken, fits))
         return RepairWork(
             phase=position,
             kind=kind,
             tokens=tokens,
-            width=largest.width,
-            needed=max(self._needed(largest), *map(self._vectors, fits)),
-            taken=max(taken, self._running(max(map(_block_width, fits)))),
-            allowed=self._settings.memory_mb << 20,
+            taken=max(*map(self._taken, fits), self._running(max(fit.block for fit in fits))),
             streams=(len(self._fits) + 1) * states,
             kept=min(FIT_CACHE_BYTES, 2 * kept),
             cached=FIT_CACHE_BYTES // max(1, sum(change for change, _ in changes)),
@@ -128,24 +92,11 @@ class _RepairCounter:
         inputs = fit.blocks * self._rows(fit) * hidden * self._outline.facts.dtype_bytes if rounds else 0
         return 4 * fit.width * hidden * (1 + rounds) + inputs
 
-    def _inputs_taken(self, fit: FitOutline) -> int:
-        """Return the bytes of fitting the gate and up projections of an expert; see `_taken`."""
-        tokens = int(fit.density * self._tokens) * token_bytes(self._rows(fit), self._outline.hidden)
-        room = min(self._settings.memory_mb << 20, self._vectors(fit) + tokens)
-        # The target, the stream, what is left of the difference, and the stream's own dtype.
-        return room + 4 * 4 * self._tokens * self._outline.hidden
-
-    def _vectors(self, fit: FitOutline) -> int:
-        return vector_bytes(self._rows(fit), self._outline.hidden) if self._settings.input_rounds else 0
-
     def _rows(self, fit: FitOutline) -> int:
         """Return the rows of the gate and up projections of an expert or a dense network."""
         facts = self._outline.facts
         parameters = facts.neuron_parameters if facts.dense is None else facts.dense.neuron_parameters
-        return _block_width(fit) * (parameters // self._outline.hidden - 1)
-
-    def _needed(self, fit: FitOutline) -> int:
-        return fit_bytes(fit.width, self._tokens, self._outline.hidden)
+        return fit.block * (parameters // self._outline.hidden - 1)
 
     def _running(self, width: int) -> int:
         """Bytes of running a layer on batches of the tokens: its output, what is recorded, and a batch's activations.
@@ -157,51 +108,16 @@ class _RepairCounter:
         batch = min(self._tokens, BATCH_COLUMNS) * max(network, outline.attention_bytes)
         return 2 * self._tokens * outline.hidden * size + batch
 
-    def _dense_taken(self, fit: FitOutline) -> int:
-        """Return the bytes of fitting a network or an attention of a dense model; see `_taken`.
-
-        With the features there are the state after the layer, also in float32, and its input; in a fit the residual and
-        this times the tokens' weights, and later the state with the fit. The state before the layer is a kept one.
-        """
-        hidden, size, width = self._outline.hidden, self._outline.facts.dtype_bytes, _block_width(fit)
-        tokens, state = int(fit.density * self._tokens), 4 * self._tokens * hidden
-        block = 4 * tokens * width
-        # Inputs, then gate, up and an activation, or the product before and after it is widened, and a mask.
-        making = size * tokens * hidden + tokens * width * (max(3 * size, size + 4) + 1)
-        fitting = self._needed(fit) + (1 + (self._settings.answer_weight != 1)) * state
-        changes = 4 * hidden * fit.width
-        if fit.width <= self._tokens:
-            held = 4 * self._tokens * fit.width
-            # A block is made before there is room for the first one, and beside the one before it.
-            features = max(making, held + block) if fit.blocks == 1 else held + block + making
-            taken = max(features, fitting, held + state + 2 * changes + 16 * hidden * width)
-        else:
-            applying = max(making, block + 8 * tokens * hidden, 16 * hidden * width)
-            taken = max(fitting + making, state + changes + applying)
-        states = self._tokens * hidden * (2 * size + (4 if size < 4 else 0))
-        return min(self._settings.memory_mb << 20, taken) + states
-
     def _taken(self, fit: FitOutline) -> int:
-        """Bytes of a fit with its features, of making the largest block of them, or of applying the fitted change.
+        """Bytes of a fit with its features, and of the states before and behind the layer.
 
-        With it there are states before and behind the layer and its input, and in float32 the residual to fit, three
-        times, and times the tokens' weights.
+        Of the states there are the network's input and the stream behind it, also in float32, and the residual.
         """
-        tokens, hidden = int(fit.density * self._tokens), self._outline.hidden
-        size, width = self._outline.facts.dtype_bytes, _block_width(fit)
-        # Rows of gate and up; gate, up and their product, which is widened to float32, weighted and sorted by token.
-        making = 2 * size * hidden * width + (3 * size + 12) * tokens * width
-        # The block's change, its weights before and after in float32, and what the change came to in their dtype.
-        adding = 16 * hidden * width
-        change = 4 * fit.width * hidden
-        kept = change if change <= FIT_CACHE_BYTES else 0
-        applying = 4 * hidden * min(fit.width, self._tokens) + kept + adding
-        if fit.width <= self._tokens:
-            # One matrix, which is a part of the system.
-            features = 4 * self._tokens * fit.width
-            fitting = max(features + max(making, applying), self._needed(fit))
-        else:
-            features = int(4 * self._tokens * (fit.density * fit.blocks * width + fit.dense))
-            fitting = features + max(self._needed(fit) + making, applying)
-        states = self._tokens * hidden * (4 * size + 4 * (3 + (self._settings.answer_weight != 1)))
-        return min(self._settings.memory_mb << 20, fitting) + states
+        tokens, hidden, size = self._tokens, self._outline.hidden, self._outline.facts.dtype_bytes
+        features = int(size * tokens * (fit.density * (fit.width - fit.dense) + fit.dense))
+        lambdas = len(self._settings.ridge_lambdas)
+        fitting = fit_bytes(fit.width, int(fit.density * tokens), fit.block, tokens, hidden, lambdas)
+        if self._settings.input_rounds:
+            rows, own = self._rows(fit), int(fit.density * tokens)
+            fitting = max(fitting, inputs_bytes(rows, own, hidden))
+        return features + fitting + tokens * hidden * (2 * size + (4 if size < 4 else 0) + 4)

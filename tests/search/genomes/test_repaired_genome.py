@@ -38,7 +38,7 @@ def repaired(inner: GenomeSpace[Any]) -> RepairedSpace:
 SETTINGS = (
     RepairSettings(),
     RepairSettings((0.01, 2.0), 500, 0.5, True),
-    RepairSettings((1e-3,), answer_weight=20.0, neurons=True, memory_mb=7),
+    RepairSettings((1e-3,), answer_weight=20.0, neurons=True, tokens=7),
 )
 
 

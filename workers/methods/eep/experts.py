@@ -217,17 +217,17 @@ class SharedExpert:
     def activations(self, hidden: Tensor, columns: slice) -> Tensor:
         """Inputs of the output projection, times the gate that the family puts on the expert's output, if any.
 
-        For inputs of the expert [tokens, hidden] and some neurons: float32 [tokens, columns].
+        For inputs of the expert [tokens, hidden] and some neurons: [tokens, columns] in the same dtype.
         """
         found: list[Tensor] = []
-        handle = self._down.register_forward_pre_hook(lambda _, args: found.append(args[0][:, columns].float()))
+        handle = self._down.register_forward_pre_hook(lambda _, args: found.append(args[0][:, columns].clone()))
         try:
             for rows in hidden.split(_ROWS):
                 self._module(rows)
         finally:
             handle.remove()
         values = torch.cat(found)
-        return values if self._gate is None else values * torch.sigmoid(self._gate(hidden).float())
+        return values if self._gate is None else (values * torch.sigmoid(self._gate(hidden).float())).to(values.dtype)
 
 
 def _parameters(tensors: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.methods.shared.outputs import Network
+from moevolve.workers.methods.shared.outputs import BLOCK_COLUMNS, Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,13 @@ class ExpertNeurons:
         return activations
 
     def features(self, expert: int, neurons: Tensor, hidden: Tensor, weights: Tensor) -> Tensor:
-        """What an expert's neurons [count] give to its output projection with routing weights [tokens, 1], float32."""
+        """What an expert's neurons [count] give to its output projection, [tokens, count] in the dtype of `hidden`.
+
+        `weights` are routing weights, float32 [tokens, 1].
+        """
         if self.scales_inputs:
-            return self.activations(expert, neurons, hidden * weights.to(hidden.dtype)).float()
-        return self.activations(expert, neurons, hidden).float() * weights
+            return self.activations(expert, neurons, hidden * weights.to(hidden.dtype))
+        return (self.activations(expert, neurons, hidden) * weights).to(hidden.dtype)
 
     def network(self, expert: int, tokens: Tensor, hidden: Tensor, weights: Tensor) -> Network:
         """Return an expert on tokens with inputs [tokens, hidden] and routing weights, float32 [tokens, 1]."""
@@ -166,7 +169,6 @@ def choose_neurons(
     edited: TopK,
     retained: int,
     width: int,
-    memory: int,
     token_weights: Tensor | None = None,
 ) -> Tensor:
     """Choose the neurons of every kept expert among those of all n experts, by importance, no neuron twice.
@@ -182,7 +184,6 @@ def choose_neurons(
         original, edited: Routing of these tokens by the unedited router, and by the edited one to kept experts.
         retained: Number of kept experts n'.
         width: Neurons per kept expert.
-        memory: Bytes that activations may take.
         token_weights: Factors of the tokens in these sums, float32 [tokens]; None for 1.
 
     Returns:
@@ -196,9 +197,9 @@ def choose_neurons(
     for expert in range(neurons.count):
         tokens, place = (original[1] == expert).nonzero(as_tuple=True)
         weights, sent = original[0][tokens, place].float()[:, None], shares[tokens]
-        step = max(1, memory // (20 * (len(tokens) + hidden.shape[1])))
-        for part in torch.arange(neurons.width).split(step):
-            used = neurons.features(expert, part, hidden[tokens], weights).square()
+        inputs = hidden[tokens]
+        for part in torch.arange(neurons.width).split(BLOCK_COLUMNS):
+            used = neurons.features(expert, part, inputs, weights).float().square()
             norms = neurons.down(expert)[part].to(hidden.device).float().square().sum(dim=1)
             columns = expert * neurons.width + part.to(importance.device)
             importance[:, columns] = ((sent.t() @ used) * norms).double()
@@ -206,13 +207,32 @@ def choose_neurons(
 
 
 def _top_exclusive(importance: Tensor, width: int) -> Tensor:
-    """Assign the most important pairs [kept experts, neurons] first, no neuron twice: [kept experts, width]."""
+    """Assign the most important pairs [kept experts, neurons] first, no neuron twice: [kept experts, width].
+
+    Since experts and neurons prefer each other by the same order of pairs, that is their only stable matching: free
+    neurons go to the expert where they count most among those that would take them, and full experts drop their least
+    (Gale and Shapley, American Mathematical Monthly 69, 1962), all at once, until no neuron moves.
+    """
     experts, neurons = importance.shape
-    taken: list[list[int]] = [[] for _ in range(experts)]
-    free = [True] * neurons
-    for pair in importance.flatten().argsort(descending=True, stable=True).tolist():
-        expert, neuron = divmod(pair, neurons)
-        if free[neuron] and len(taken[expert]) < width:
-            free[neuron] = False
-            taken[expert].append(neuron)
-    return torch.tensor(taken, device=importance.device).sort(dim=1).values
+    # Places in the order of pairs count from the last, so that no two are equal.
+    order = importance.flatten().argsort(descending=True, stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), 0, -1, device=order.device)
+    places = places.view(experts, neurons)
+    owner = torch.full((neurons,), -1, device=order.device)
+    # What a pair must exceed for a full expert to take it.
+    least = torch.zeros(experts, 1, dtype=places.dtype, device=order.device)
+    free = torch.arange(neurons, device=order.device)
+    while len(free):
+        offered = places[:, free]
+        best, expert = offered.masked_fill(offered <= least, 0).max(dim=0)
+        free, expert = free[best > 0], expert[best > 0]
+        owner[free] = expert
+        by_place = places.gather(0, owner.clamp(min=0)[None])[0].argsort(descending=True)
+        by_expert = by_place[owner[by_place].argsort(stable=True)][int((owner < 0).sum()) :]
+        counts = owner[by_expert].bincount(minlength=experts)
+        rank = torch.arange(len(by_expert), device=order.device) - (counts.cumsum(0) - counts)[owner[by_expert]]
+        last, free = by_expert[rank == width - 1], by_expert[rank >= width]
+        least[owner[last], 0] = places[owner[last], last]
+        owner[free] = -1
+    return owner.argsort(stable=True)[-experts * width :].view(experts, width)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from moevolve.workers.methods.eep.experts import LayerExperts, SharedExpert
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter
 from moevolve.workers.methods.shared.outputs import (
+    BLOCK_COLUMNS,
     FeatureBlock,
     Features,
     Network,
@@ -66,9 +67,9 @@ class ExpertOutputs:
         """Record inputs of the experts, routing weights, and chosen experts."""
         return recording(self._layer.gate, lambda hidden, routed: (hidden, routed[1], routed[2]))
 
-    def features(self, recorded: Recorded) -> ExpertFeatures:
+    def features(self, recorded: Recorded) -> Features:
         hidden, weights, chosen = recorded
-        return ExpertFeatures(self._neurons(), hidden, self._added(weights), chosen, self._shared)
+        return expert_features(self._neurons(), hidden, self._added(weights), chosen, self._shared)
 
     def add(self, columns: slice, change: Tensor) -> Tensor:
         if self._shared is not None and columns.start >= self._routed:
@@ -117,18 +118,18 @@ class ExpertOutputs:
             if before is not None:
                 experts.forward = before
 
-    def experts_output(self, recorded: Recorded, features: Features, memory: int) -> Tensor:
+    def experts_output(self, recorded: Recorded, features: Features) -> Tensor:
         hidden, weights, chosen = recorded
         given = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
-        for block in features.blocks(memory):
+        for block in features.blocks:
             if block.columns.start < self._routed:
-                block.add_to(given, self._down(block.columns).float())
+                block.add_to(given, self._down(block.columns))
         for name in self._neurons().output_biases:
             for place in range(chosen.shape[1]):
                 given += self._added(weights)[:, place, None] * self._layer.expert_tensors()[name][chosen[:, place]]
         return given
 
-    def select_neurons(self, recorded: Recorded, token_weights: Tensor | None, memory: int) -> Tensor:
+    def select_neurons(self, recorded: Recorded, token_weights: Tensor | None) -> Tensor:
         hidden, weights, chosen = recorded
         neurons, retained = self._original_neurons(), self._edit.retained
         original = self._layer.route(hidden)
@@ -136,7 +137,7 @@ class ExpertOutputs:
         some = slice(None, None, max(1, len(hidden) // _CHOOSING_TOKENS))
         routings = (original[1][some], original[2][some]), (weights[some], chosen[some])
         token_weights = None if token_weights is None else token_weights[some]
-        ids = choose_neurons(neurons, hidden[some], *routings, retained, width, memory, token_weights)
+        ids = choose_neurons(neurons, hidden[some], *routings, retained, width, token_weights)
         self.use_neurons(ids)
         return ids
 
@@ -157,52 +158,33 @@ class ExpertOutputs:
         return ExpertNeurons(self._layer.experts, self._experts.originals)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExpertFeatures:
-    """`Features` whose columns are the experts' neurons, expert by expert, then those of the shared expert, if any.
+def expert_features(
+    neurons: ExpertNeurons, hidden: Tensor, weights: Tensor, chosen: Tensor, shared: SharedExpert | None
+) -> Features:
+    """Return the features whose columns are the experts' neurons, expert by expert, then the shared expert's, if any.
 
-    Attributes:
+    Args:
         neurons: Neurons of the layer's n' experts.
         hidden: Inputs of the experts, [tokens, hidden].
         weights: Routing weights of the chosen experts, [tokens, k].
         chosen: The chosen experts, int64 [tokens, k].
+        shared: The layer's shared expert.
     """
-
-    neurons: ExpertNeurons
-    hidden: Tensor
-    weights: Tensor
-    chosen: Tensor
-    shared: SharedExpert | None
-
-    @property
-    def width(self) -> int:
-        return self.neurons.count * self.neurons.width + (0 if self.shared is None else self.shared.width)
-
-    def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-        width = self.neurons.width
-        for expert in range(self.neurons.count):
-            tokens, place = (self.chosen == expert).nonzero(as_tuple=True)
-            if not len(tokens):
-                continue
-            hidden, weights = self.hidden.index_select(0, tokens), self.weights[tokens, place].float()[:, None]
-            # Per neuron: gate, up, their product, the features in float32, sorted, and multiplied with each other, for
-            # every token; and a row of weights.
-            step = max(1, (memory - hidden.nbytes) // (28 * (len(tokens) + self.hidden.shape[1])))
-            for part in torch.arange(width).split(step):
-                start = expert * width + int(part[0])
-                values = self.neurons.features(expert, part, hidden, weights)
-                yield FeatureBlock(slice(start, start + len(part)), tokens, values)
-        if self.shared is not None:
-            yield from self._shared_blocks(self.shared, memory)
-
-    def _shared_blocks(self, shared: SharedExpert, memory: int) -> Iterator[FeatureBlock]:
-        first, every = (
-            self.neurons.count * self.neurons.width,
-            torch.arange(len(self.hidden), device=self.hidden.device),
-        )
-        # Per neuron, for every token: the features in float32, sorted, and multiplied with each other.
-        step = max(1, memory // (12 * (len(every) + self.hidden.shape[1])))
-        for start in range(0, shared.width, step):
-            part = slice(start, min(start + step, shared.width))
-            values = shared.activations(self.hidden, part)
-            yield FeatureBlock(slice(first + part.start, first + part.stop), every, values)
+    width, routed = neurons.width, neurons.count * neurons.width
+    blocks: list[FeatureBlock] = []
+    for expert in range(neurons.count):
+        tokens, place = (chosen == expert).nonzero(as_tuple=True)
+        if not len(tokens):
+            continue
+        inputs, scales = hidden.index_select(0, tokens), weights[tokens, place].float()[:, None]
+        for part in torch.arange(width, device=hidden.device).split(BLOCK_COLUMNS):
+            start = expert * width + int(part[0])
+            values = neurons.features(expert, part, inputs, scales)
+            blocks.append(FeatureBlock(slice(start, start + len(part)), tokens, values))
+    if shared is not None:
+        every = torch.arange(len(hidden), device=hidden.device)
+        for part in torch.arange(shared.width).split(BLOCK_COLUMNS):
+            own = slice(int(part[0]), int(part[0]) + len(part))
+            columns = slice(routed + own.start, routed + own.stop)
+            blocks.append(FeatureBlock(columns, every, shared.activations(hidden, own)))
+    return Features(routed + (0 if shared is None else shared.width), blocks)

@@ -33,7 +33,6 @@ class RepairSettings:
         neurons: Fill the kept experts with neurons of all experts before the fit.
         input_rounds: Rounds in which also the gate and up projections of experts and networks are fitted, and the
             output projections again (`moevolve.workers.methods.repair.inputs`). A round takes as long as 30 passes.
-        memory_mb: MiB that the fit of a layer may take in addition to the model.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -44,7 +43,6 @@ class RepairSettings:
     answer_weight: Annotated[float, Gt(0), Le(1e6)] = 8.0
     neurons: bool = False
     input_rounds: Annotated[int, Ge(0), Le(100)] = 0
-    memory_mb: Annotated[int, Ge(1), Le(100_000_000)] = 8192
 
     @property
     def text(self) -> str:
@@ -76,7 +74,7 @@ class RepairedEdit:
 
     @cached_property
     def _head(self) -> bytes:
-        return f"repair/1 {self.settings.text} {self.rows.fingerprint} ".encode()
+        return f"repair/2 {self.settings.text} {self.rows.fingerprint} ".encode()
 
     @cached_property
     def phenotype_hash(self) -> str:

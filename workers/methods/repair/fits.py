@@ -20,7 +20,6 @@ from moevolve.workers.methods.repair.ridge import Fit, FitOutcome, LayerSystem, 
 from moevolve.workers.methods.repair.streams import ResidualStreams
 from moevolve.workers.methods.shared.outputs import (
     Features,
-    HeldFeatures,
     LayerOutput,
     NetworksOutput,
     NeuronSelectingOutput,
@@ -171,7 +170,6 @@ class LayerFits:
     def __init__(self, edit: RepairedEdit, reference: Reference, cache: FitCache) -> None:
         self._settings, self._reference, self._cache = edit.settings, reference, cache
         self._layer_hashes = edit.layer_hashes
-        self._memory = edit.settings.memory_mb << 20
         self._weights = reference.token_weights(edit.settings.answer_weight)
 
     def run(self, outputs: Sequence[LayerOutput]) -> list[FitOutcome | None]:
@@ -244,7 +242,7 @@ class LayerFits:
         for _ in range(self._settings.input_rounds):
             assert fitted.state is not None
             residual = target - fitted.state
-            fit_inputs(output.networks(tokens.recorded), residual, tokens.checked, tokens.weights, self._memory)
+            fit_inputs(output.networks(tokens.recorded), residual, tokens.checked, tokens.weights)
             trial = self._try_fit(output, replace(tokens, after=target - residual), None)
             fitted = self._apply(trial, output, torch.float32)
             changes += fitted.changes
@@ -265,24 +263,17 @@ class LayerFits:
             raise UserError("repair.neurons: only experts of a mixture can be filled with neurons of others")
         with output.recording() as records, output.without_experts():
             after, recorded = run_layer(records=records)
-        return output.select_neurons(recorded, self._weights, self._memory), recorded, after
-
-    def _features(self, output: LayerOutput, tokens: _Tokens, selection: Tensor | None) -> tuple[Features, Tensor]:
-        """Features of the neurons in use, held if the fit needs all of them at once, and the stream after the layer."""
-        features, after = output.features(tokens.recorded), tokens.after.float()
-        if features.width <= len(after):
-            features = HeldFeatures.of(features, len(after), self._memory)
-            release_freed_memory()  # otherwise the fit needs memory on top of theirs
-        if selection is not None:
-            assert isinstance(output, NeuronSelectingOutput)
-            after = after + output.experts_output(tokens.recorded, features, self._memory)
-        return features, after
+        return output.select_neurons(recorded, self._weights), recorded, after
 
     def _try_fit(self, output: LayerOutput, tokens: _Tokens, selection: Tensor | None) -> _Trial:
         """Fit the neurons in place without changing them."""
-        features, after = self._features(output, tokens, selection)
+        features, after = output.features(tokens.recorded), tokens.after.float()
+        release_freed_memory()  # otherwise the fit needs memory on top of what making the features took
+        if selection is not None:
+            assert isinstance(output, NeuronSelectingOutput)
+            after = after + output.experts_output(tokens.recorded, features)
         layer = LayerSystem(features, tokens.target.float() - after, tokens.checked, tokens.weights)
-        fit = fit_ridge(layer, self._settings.ridge_lambdas, self._memory)
+        fit = fit_ridge(layer, self._settings.ridge_lambdas)
         error = layer.held_out_error() if fit is None else fit.outcome.after
         return _Trial(selection, features, after, fit, error)
 
@@ -302,8 +293,8 @@ class LayerFits:
             return FittedLayer(trial.selection, (), after.to(dtype), None)
         cacheable = 4 * features.width * after.shape[1] <= FIT_CACHE_BYTES
         changes, stream = [], after.clone()
-        for block in features.blocks(self._memory // 2):
-            change = fit.change(block)
+        for block in features.blocks:
+            change = fit.change[block.columns]
             block.add_to(stream, output.add(block.columns, change))
             if cacheable:
                 changes.append((block.columns, change))

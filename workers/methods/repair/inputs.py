@@ -15,12 +15,12 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
-from moevolve.evaluators.errors import UserError
-from moevolve.workers.methods.repair.ridge import squared_norm
+from moevolve.workers.methods.repair.ridge import conjugate_gradients, squared_norm
 from moevolve.workers.methods.shared.outputs import Network
 
 # Iterations of conjugate gradients. On three domains of text, 8 of 32 experts, 3, 6 and 12 of them leave a log gap of
@@ -29,11 +29,11 @@ _ITERATIONS = 6
 # Damping as a multiple of the mean square of a weight's unit effect, and of the mean second moment of inputs.
 _DAMPING = 0.01
 _STEPS = (1.0, 0.5, 0.25)
+# Bytes that an expert's activations, slopes and their products take at once.
+_CHUNK_BYTES = 1 << 30
 
 
-def fit_inputs(
-    networks: Iterable[Network], residual: Tensor, checked: Tensor, token_weights: Tensor | None, memory: int
-) -> None:
+def fit_inputs(networks: Iterable[Network], residual: Tensor, checked: Tensor, token_weights: Tensor | None) -> None:
     """Change the gate and up projections of a layer's experts, one after the other, in place.
 
     Args:
@@ -41,7 +41,6 @@ def fit_inputs(
         residual: Target minus output of the layer, float32 [tokens, hidden]; afterwards what is left of it.
         checked: Mask of held-out tokens, bool [tokens].
         token_weights: Factors of the tokens' squares, float32 [tokens]; None for 1.
-        memory: Bytes that activations may take.
     """
     roots = torch.ones(len(residual), 1, device=residual.device)
     if token_weights is not None:
@@ -50,7 +49,7 @@ def fit_inputs(
         held_out = checked[network.tokens]
         if not held_out.any() or held_out.all():
             continue
-        system = _System(network, roots, ~held_out, memory)
+        system = _System(network, roots, ~held_out)
         change, before, given = system.solve(residual), network.weight.clone(), system.given()
         left = residual[network.tokens]
         best, weight = left, before
@@ -65,32 +64,26 @@ def fit_inputs(
         residual[network.tokens] = best
 
 
-def vector_bytes(rows: int, hidden: int) -> int:
-    """Return the bytes of an expert's vectors and of its inputs' second moments, in float32.
+def inputs_bytes(rows: int, tokens: int, hidden: int) -> int:
+    """Return the bytes of fitting the gate and up projections of an expert with so many tokens.
 
-    Three copies of its gate and up projections and six vectors of their size; moments, their factor and its copy.
+    In float32: three copies of the projections and seven vectors of their size; the moments of the inputs, their factor
+    and its copy; and for tokens the rows' values, slopes and changes, inputs, outputs, and what is left of them.
     """
-    return 4 * hidden * (9 * rows + 3 * hidden)
-
-
-def token_bytes(rows: int, hidden: int) -> int:
-    """Bytes per token, in float32: the rows' values, slopes and changes, and inputs and outputs."""
-    return 4 * (6 * rows + 4 * hidden)
+    by_token = 4 * (6 * rows + 4 * hidden)
+    return (
+        4 * hidden * (10 * rows + 3 * hidden)
+        + min(tokens * by_token, max(_CHUNK_BYTES, by_token))
+        + 12 * tokens * hidden
+    )
 
 
 class _System:
     """The linearised least squares of one expert: `normal` is what conjugate gradients multiply with."""
 
-    def __init__(self, network: Network, roots: Tensor, fitted: Tensor, memory: int) -> None:
+    def __init__(self, network: Network, roots: Tensor, fitted: Tensor) -> None:
         self._network, self._roots, self._fitted = network, roots, fitted
-        rows, hidden = network.weight.shape
-        needed = vector_bytes(rows, hidden)
-        if needed > memory:
-            raise UserError(
-                f"repair.input_rounds: fitting {rows} rows of gate and up projections takes {needed / 2**20:,.0f} MiB, "
-                f"and memory_mb is {memory >> 20:,}; allow more"
-            )
-        self._chunk = max(1, (memory - needed) // token_bytes(rows, hidden))
+        self._chunk = max(1, _CHUNK_BYTES // (4 * (6 * len(network.weight) + 4 * network.weight.shape[1])))
         self._down = network.down.float()
         # One or two rows of every neuron. Indices, since sums by `index_add_` differ from run to run on a GPU.
         self._rows = network.neurons.argsort(stable=True).view(len(self._down), -1).t()
@@ -98,21 +91,23 @@ class _System:
 
     def solve(self, residual: Tensor) -> Tensor:
         """Return the change of the weight, float32 [rows, hidden], that leaves least of a residual [tokens, hidden]."""
-        right, diagonal = self._right(residual)
+        rest, diagonal = self._right(residual)
         factor = self._moments()
-        change, rest = torch.zeros_like(right), right
-        direction = torch.cholesky_solve(rest.t(), factor).t()
-        square = (rest * direction).sum()
-        for _ in range(_ITERATIONS):
-            if not square > 0:
-                break
-            image = self._normal(direction) + _DAMPING * diagonal * direction
-            length = square / (direction * image).sum()
+        change, image = torch.zeros_like(rest), torch.empty_like(rest)
+
+        def curvature(direction: Tensor) -> Tensor:
+            image.copy_(self._normal(direction).add_(_DAMPING * diagonal * direction))
+            return (direction * image).sum()
+
+        steps = conjugate_gradients(
+            lambda: rest,
+            curvature,
+            lambda left: torch.cholesky_solve(left.t(), factor).t(),
+            lambda first, second: (first * second).sum(),
+        )
+        for direction, length in islice(steps, _ITERATIONS):
             change += length * direction
-            rest = rest - length * image
-            shaped = torch.cholesky_solve(rest.t(), factor).t()
-            before, square = square, (rest * shaped).sum()
-            direction = shaped + square / before * direction
+            rest -= length * image
         return change if bool(change.isfinite().all()) else torch.zeros_like(change)
 
     def given(self) -> Tensor:

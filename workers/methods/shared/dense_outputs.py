@@ -17,7 +17,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_ffn import activations
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.shared.dense import weights_of
-from moevolve.workers.methods.shared.outputs import FeatureBlock, Network, Recorded, recording
+from moevolve.workers.methods.shared.outputs import BLOCK_COLUMNS, FeatureBlock, Features, Network, Recorded, recording
 
 
 class CopyOnWriteWeights:
@@ -142,9 +142,10 @@ class NetworkOutput(_DenseOutput):
         super().__init__(layer, weights.down, input_module)
         self._inner, self._active_mask = weights.inner, active_mask
 
-    def features(self, recorded: Recorded) -> _NetworkFeatures:
+    def features(self, recorded: Recorded) -> Features:
         (hidden,) = recorded
-        return _NetworkFeatures(self._layer, hidden, None if self._active_mask is None else self._active_mask(hidden))
+        active = None if self._active_mask is None else self._active_mask(hidden)
+        return Features(self._layer.width, [*_network_blocks(self._layer, hidden, active)])
 
     def networks(self, recorded: Recorded) -> Iterator[Network]:
         (hidden,) = recorded
@@ -177,41 +178,22 @@ class NetworkOutput(_DenseOutput):
             copy.replace(weight)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _NetworkFeatures:
-    """`Features` whose columns are neurons of the layer's network in their current order.
-
-    Attributes:
-        hidden: Inputs of the network, [tokens, hidden].
-        active: The active neurons; None if all are active.
-    """
-
-    layer: DenseLayer
-    hidden: Tensor
-    active: ActiveMask | None
-
-    @property
-    def width(self) -> int:
-        return self.layer.width
-
-    def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-        network, active = weights_of(self.layer), self.active
-        all_tokens = torch.arange(len(self.hidden), device=self.hidden.device)
-        unit = self.width if active is None else active.unit
-        # Per neuron: gate, up, their product, a mask, the features in float32, sorted, and multiplied with each other,
-        # for every token; and a row of weights.
-        step = max(1, (memory - self.hidden.nbytes) // (32 * sum(self.hidden.shape)))
-        for first in range(0, self.width, unit):
-            for start in range(first, first + unit, step):
-                columns = slice(start, min(start + step, first + unit))
-                tokens, mask = (all_tokens, None) if active is None else active.on(columns)
-                values = activations(self.hidden[tokens], network, columns).float()
-                if mask is not None:
-                    values *= mask
-                if active is not None and active.scale != 1.0:
-                    values *= active.scale
-                if len(tokens):
-                    yield FeatureBlock(columns, tokens, values)
+def _network_blocks(layer: DenseLayer, hidden: Tensor, active: ActiveMask | None) -> Iterator[FeatureBlock]:
+    """Features of a network on inputs [tokens, hidden]: its neurons in their current order. `active` None: all are."""
+    network, all_tokens = weights_of(layer), torch.arange(len(hidden), device=hidden.device)
+    unit = layer.width if active is None else active.unit
+    for first in range(0, layer.width, unit):
+        for start in range(first, first + unit, BLOCK_COLUMNS):
+            columns = slice(start, min(start + BLOCK_COLUMNS, first + unit))
+            tokens, mask = (all_tokens, None) if active is None else active.on(columns)
+            if not len(tokens):
+                continue
+            values = activations(hidden[tokens], network, columns)
+            if mask is not None:
+                values *= mask
+            if active is not None and active.scale != 1.0:
+                values *= active.scale
+            yield FeatureBlock(columns, tokens, values)
 
 
 class AttentionOutput(_DenseOutput):
@@ -231,26 +213,11 @@ class AttentionOutput(_DenseOutput):
         assert isinstance(part, nn.Module)
         return part
 
-    def features(self, recorded: Recorded) -> _DenseFeatures:
-        return _DenseFeatures(recorded[0])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _DenseFeatures:
-    """`Features` that are `values` [tokens, columns], none of them masked."""
-
-    values: Tensor
-
-    @property
-    def width(self) -> int:
-        return int(self.values.shape[1])
-
-    def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-        all_tokens = torch.arange(len(self.values), device=self.values.device)
-        step = max(1, memory // (12 * len(self.values)))
-        for start in range(0, self.width, step):
-            columns = slice(start, min(start + step, self.width))
-            yield FeatureBlock(columns, all_tokens, self.values[:, columns].float())
+    def features(self, recorded: Recorded) -> Features:
+        (values,) = recorded
+        tokens, width = torch.arange(len(values), device=values.device), values.shape[1]
+        parts = [slice(start, min(start + BLOCK_COLUMNS, width)) for start in range(0, width, BLOCK_COLUMNS)]
+        return Features(width, [FeatureBlock(part, tokens, values[:, part]) for part in parts])
 
 
 def check_additive(layer: DenseLayer) -> None:

@@ -17,14 +17,20 @@ from moevolve.workers.contract.methods import Applicator
 Recorded = tuple[Tensor, ...]
 
 
+# Most columns of a block of features.
+BLOCK_COLUMNS = 1024
+# Fewest columns of a block whose products take matrix units: on a CPU, code is compiled for every shape first.
+_WIDE = 256
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureBlock:
     """Some columns of the features, on the tokens where they aren't all zero.
 
     Attributes:
-        columns: Columns of the features.
+        columns: Columns of the features, at most `BLOCK_COLUMNS`.
         tokens: Indices of the tokens, int64 [t], ascending.
-        values: Features, float32 [t, columns].
+        values: Features in the model's dtype, [t, columns].
     """
 
     columns: slice
@@ -32,11 +38,36 @@ class FeatureBlock:
     values: Tensor
 
     def add_to(self, stream: Tensor, weights: Tensor) -> None:
-        """Add the product with weights [columns, hidden] to a stream, float32 [all tokens, hidden], in place."""
+        """Add the product with weights [columns, outputs] to a stream, float32 [all tokens, outputs], in place."""
+        given = self._product(self.values, weights)
         if len(self.tokens) == len(stream):
-            stream.addmm_(self.values, weights)
+            stream.add_(given)
         else:
-            stream.index_add_(0, self.tokens, self.values @ weights)
+            stream.index_add_(0, self.tokens, given)
+
+    def back(self, stream: Tensor) -> Tensor:
+        """Return the product of the transposed features with a stream [all tokens, outputs], [columns, outputs]."""
+        own = stream if len(self.tokens) == len(stream) else stream.index_select(0, self.tokens)
+        return self._product(self.values.t(), own)
+
+    def _product(self, first: Tensor, second: Tensor) -> Tensor:
+        """Matrix product, float32. Rounding wide factors to bfloat16 lets matrix units compute it ten times faster."""
+        if first.dtype == torch.bfloat16 and self.values.shape[1] >= _WIDE:
+            return (first @ second.to(first.dtype)).float()
+        return first.float() @ second.float()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """A layer's features.
+
+    Attributes:
+        width: Number of columns.
+        blocks: The columns in ascending order, each in one block; those that are zero for all tokens may be missing.
+    """
+
+    width: int
+    blocks: Sequence[FeatureBlock]
 
 
 @contextmanager
@@ -52,54 +83,6 @@ def recording(module: nn.Module, read: Callable[[Tensor, Any], Recorded]) -> Ite
         yield records
     finally:
         handle.remove()
-
-
-class Features(Protocol):
-    """A layer's features, computed block by block each time that they are iterated over."""
-
-    @property
-    def width(self) -> int:
-        """Number of columns."""
-
-    def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-        """Iterate over the columns, each in one block that takes at most `memory` bytes to compute and use.
-
-        Columns that are zero for all tokens may be missing.
-        """
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldFeatures:
-    """Features held in memory as one matrix.
-
-    Attributes:
-        values: The features, float32 [tokens, columns].
-        parts: Columns, and the tokens where they aren't all zero, bool [tokens].
-    """
-
-    values: Tensor
-    parts: tuple[tuple[slice, Tensor], ...]
-
-    @classmethod
-    def of(cls, features: Features, tokens: int, memory: int) -> HeldFeatures:
-        """Compute the features of so many tokens; see `Features.blocks` for `memory`."""
-        values, parts = torch.zeros(0), []
-        for block in features.blocks(memory):
-            if not len(values):
-                values = block.values.new_zeros(tokens, features.width)
-            values[block.tokens, block.columns] = block.values
-            used = torch.zeros(tokens, dtype=torch.bool, device=values.device).index_fill_(0, block.tokens, True)
-            parts.append((block.columns, used))
-        return cls(values, tuple(parts))
-
-    @property
-    def width(self) -> int:
-        return self.values.shape[1]
-
-    def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-        all_tokens = torch.arange(len(self.values), device=self.values.device)
-        for columns, _ in self.parts:
-            yield FeatureBlock(columns, all_tokens, self.values[:, columns])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,15 +184,14 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
     def without_experts(self) -> AbstractContextManager[None]:
         """Let the layer's routed experts give zero, and compute nothing, within a `with` block."""
 
-    def experts_output(self, recorded: Recorded, features: Features, memory: int) -> Tensor:
+    def experts_output(self, recorded: Recorded, features: Features) -> Tensor:
         """What the routed experts in use add to the residual stream, float32 [tokens, hidden], by their features."""
 
-    def select_neurons(self, recorded: Recorded, token_weights: Tensor | None, memory: int) -> Tensor:
+    def select_neurons(self, recorded: Recorded, token_weights: Tensor | None) -> Tensor:
         """Choose neurons by importance for tokens recorded with the edit on the model, and use them from now on.
 
-        `token_weights` are the tokens' weights in importance, float32 [tokens] (None for 1), and `memory` the bytes
-        that may be allocated. Returns the neurons of each kept expert, int64 [n', neurons]; of I per expert, neuron j
-        of expert e is `e * I + j`.
+        `token_weights` are the tokens' weights in importance, float32 [tokens]; None for 1. Returns the neurons of each
+        kept expert, int64 [n', neurons]; of I per expert, neuron j of expert e is `e * I + j`.
         """
 
     def use_neurons(self, neurons: Tensor) -> None:

@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from dense_lab import dense_run
 from live_bytes import LiveBytes
 from report_lab import DENSE, finished
 from tiny_models import WORDS, save_tiny_model
 
-from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import find_model, load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import costs_of
@@ -24,7 +22,6 @@ from moevolve.search.genomes.repaired import base_space
 from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.repairs import repair_works
 from moevolve.search.running.plan.workload import Prompts
-from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import measurement_parts
 from moevolve.workers.contract.fitting import FitRows
@@ -58,24 +55,18 @@ def settings(tokens: int, **changes: Any) -> dict[str, Any]:
 HIDDEN, NEURONS, KEPT = 4096, 14336, 4
 
 
-def test_fits_of_all_projections_hold_nine_copies_of_them_and_three_of_the_inputs_moments_in_float32() -> None:
-    copies = 4 * HIDDEN * (9 * 2 * NEURONS + 3 * HIDDEN)
-    (work,) = planned(settings(256, input_rounds=2)).repairs
-    assert work.needed == copies and work.taken > copies and work.fault is None
-    (refused,) = planned(settings(256, input_rounds=2, memory_mb=2048)).repairs
-    assert refused.fault is not None and "phases.0.repair.memory_mb" in refused.fault
-    (plain,) = planned(settings(256)).repairs
-    assert plain.needed < copies
-
-
 def test_a_whole_mixtral_by_hand() -> None:
-    tokens = 4096
+    tokens = 65536
     (work,) = planned(settings(tokens)).repairs
-    assert (work.phase, work.kind, work.tokens, work.width) == (0, "prune", tokens, KEPT * NEURONS)
-    assert work.needed == 16 * tokens**2 + 32 * tokens * HIDDEN + 24 * 1024 * tokens
+    assert (work.phase, work.kind, work.tokens) == (0, "prune", tokens)
     assert work.streams == 33 * tokens * HIDDEN * 2 and work.kept == 0
-    assert work.needed < work.taken < work.allowed + 32 * tokens * HIDDEN
-    assert work.fault is None
+    features = tokens * 2 * NEURONS * 2  # a token uses two experts, in bfloat16
+    states = tokens * HIDDEN * (2 * 2 + 4 + 4)
+    change, panels = 4 * KEPT * NEURONS * HIDDEN, 2 * 4 * 1024 * KEPT * NEURONS
+    solving = 4 * 1024 * (5 * KEPT * NEURONS + 3 * tokens)
+    assert work.taken == features + states + change + panels + solving < 14 << 30
+    (all_projections,) = planned(settings(tokens, input_rounds=2)).repairs
+    assert all_projections.taken > 4 * HIDDEN * 10 * 2 * NEURONS
 
 
 def test_repaired_pruning_has_weights_of_its_own() -> None:
@@ -98,60 +89,18 @@ def test_shared_experts_are_fitted_in_copies_of_their_output_projections() -> No
     plan = planned(settings(4096), model=model, genome={"experts": 15, "groups": "per_layer"})
     hidden, neurons, shared, layers = 2048, 1408, 5632, 24
     (work,) = plan.repairs
-    assert work.width == 15 * neurons + shared
-    features = 4 * 4096 * (4 * neurons + shared)  # of 15 experts a token uses 4
-    assert features + work.needed < work.taken
+    assert work.taken > 2 * 4096 * (4 * neurons + shared)  # of 15 experts a token uses 4
     assert plan.memory["device"].items[2].device == layers * 2 * hidden * (15 * 3 * neurons + shared)
-
-
-def test_too_little_room_is_planned_and_said() -> None:
-    (work,) = planned(settings(16384, memory_mb=4096)).repairs
-    assert work.fault is not None and work.fault.startswith("phases.0.repair.memory_mb: fitting 57,344 features")
-    least = int(work.fault.rpartition("allow ")[2].split(",")[0] + work.fault.rpartition("allow ")[2].split(",")[1])
-    (enough,) = planned(settings(16384, memory_mb=least)).repairs
-    assert enough.fault is None and least < 1.03 * 8 / 7 * work.needed / 2**20
 
 
 def test_the_command_prints_and_writes_it(in_process: Any) -> None:
     asked = ("--model", "mixtral-8x7b", "--prompt-tokens", "160", "--examples", "256")
-    mended = ("--set", "phases.0.repair={tokens: 16384, memory_mb: 4096}")
-    done = in_process("plan", RUNS / "mixtral-boolq.yaml", *asked, *mended)
+    repairing = ("--set", "phases.0.repair={tokens: 16384}")
+    done = in_process("plan", RUNS / "mixtral-boolq.yaml", *asked, *repairing)
     assert done.returncode == 0, done.stderr
     assert "repair of a candidate" in done.stdout
-    assert "phases.0.repair.memory_mb: fitting 57,344 features on 16,384 tokens takes" in done.stdout
-    found = json.loads(in_process("plan", RUNS / "mixtral-boolq.yaml", *asked, *mended, "--json").stdout)
-    assert found["repairs"][0]["fault"].startswith("phases.0.repair")
-
-
-@pytest.fixture(scope="module")
-def wordy(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny task with calibration prompts of 50 words."""
-    folder = tmp_path_factory.mktemp("wordy")
-    task = yaml.safe_load(tiny.task.read_text())
-    rows = [json.loads(line)["text"].split() for line in (tiny.task.parent / "prompts.jsonl").read_text().splitlines()]
-    texts = [" ".join((row * 50)[:50]) for row in rows]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    files = {"all": str(tiny.task.parent / "pick.jsonl"), "prompts": str(folder / "prompts.jsonl")}
-    task["source"] = {"files": files}
-    (folder / "wordy.yaml").write_text(yaml.safe_dump(task))
-    return folder / "wordy.yaml"
-
-
-def test_too_little_room_is_refused_before_anything_runs(
-    tiny: Any, wordy: Path, in_process: Any, tmp_path: Path
-) -> None:
-    changes: dict[str, Any] = {
-        "genome": {"kind": "eep", "experts": 2, "groups": 2},
-        "phases": [{"kind": "prune", "evaluations": 4, "initial": 2, "repair": {"memory_mb": 1}}],
-    }
-    run = tiny.write_run(tmp_path / "run.yaml", "small", tasks=[str(wordy)], **changes)
-    done = in_process("launch", run)
-    assert done.returncode == 2 and "phases.0.repair.memory_mb: fitting 32 features on 4," in done.stderr
-    assert not (tmp_path / "moevolve.db").exists()
-    with pytest.raises(UserError, match=r"phases\.0\.repair\.memory_mb"):
-        set_up(load_run_config(run), "small-1")
-    # As many tokens wouldn't fit either, but there are few.
-    set_up(load_run_config(tiny.write_run(run, "small", **changes)), "small-1")
+    found = json.loads(in_process("plan", RUNS / "mixtral-boolq.yaml", *asked, *repairing, "--json").stdout)
+    assert found["repairs"][0]["tokens"] == 16384 and found["repairs"][0]["taken"] > 0
 
 
 @pytest.mark.parametrize(
@@ -220,7 +169,7 @@ def test_fits_are_those_that_are_made(kind: str, tiny: Any, tmp_path: Path, monk
 
     def fitted(layer: Any, *others: Any) -> Any:
         features, tokens = layer.features, len(layer.residual)
-        filled = sum(int(used.sum()) * (columns.stop - columns.start) for columns, used in features.parts)
+        filled = sum(block.values.numel() for block in features.blocks)
         fits.append((features.width, tokens, filled / (tokens * features.width)))
         return fit_ridge(layer, *others)
 

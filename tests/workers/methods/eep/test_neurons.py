@@ -79,10 +79,9 @@ def test_neurons_are_chosen_by_their_importance_for_a_kept_experts_tokens(family
     hidden = torch.randn(TOKENS, HIDDEN, generator=generator)
     original, edited = routed(generator, EXPERTS), routed(generator, RETAINED)
     with torch.inference_mode():
-        found = choose_neurons(neurons, hidden, original, edited, RETAINED, WIDTH, 1 << 30)
+        found = choose_neurons(neurons, hidden, original, edited, RETAINED, WIDTH)
         # A few neurons at a time.
-        assert torch.equal(choose_neurons(neurons, hidden, original, edited, RETAINED, WIDTH, 9000), found)
-        narrow = choose_neurons(neurons, hidden, original, edited, RETAINED, 7, 1 << 30)
+        narrow = choose_neurons(neurons, hidden, original, edited, RETAINED, 7)
     importance = importance_by_hand(neurons, hidden, original, edited)
     assert found.tolist() == best_by_hand(importance)
     assert narrow.tolist() == best_by_hand(importance, 7)
@@ -94,7 +93,7 @@ def test_a_kept_expert_without_tokens_takes_the_first_neurons_and_as_many_as_the
     hidden, original = torch.randn(TOKENS, HIDDEN, generator=generator), routed(generator, EXPERTS)
     edited = torch.ones(TOKENS, 1), torch.zeros(TOKENS, 1, dtype=torch.int64)
     with torch.inference_mode():
-        found = choose_neurons(neurons, hidden, original, edited, 2, WIDTH, 1 << 30)
+        found = choose_neurons(neurons, hidden, original, edited, 2, WIDTH)
     first, second = (each.tolist() for each in found)
     others = (neuron for neuron in range(EXPERTS * WIDTH) if neuron not in first)
     assert len(first) == WIDTH and second == list(islice(others, WIDTH))

@@ -15,7 +15,6 @@ from edit_checks import Residents, digest
 from families import edit_of_kind
 from repair_samples import rows_of, seen_at, sequences_of
 
-from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
@@ -27,7 +26,6 @@ from moevolve.workers.methods.shared.outputs import Network
 SEQUENCES = sequences_of((40, 17, 50, 3, 44, 31, 28, 39, 60, 52, 1, 47))
 CHECKED = SEQUENCES[7:8]
 """What a repair keeps out of its fit to check it."""
-MEMORY = 1 << 30
 
 
 def linear_network(rng: np.random.Generator, tokens: int = 60) -> Network:
@@ -43,8 +41,11 @@ def linear_network(rng: np.random.Generator, tokens: int = 60) -> Network:
     )
 
 
-@pytest.mark.parametrize("memory", [MEMORY, 2000])
-def test_without_an_activation_the_fit_is_weighted_least_squares(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chunk_bytes", [1 << 30, 2000])
+def test_without_an_activation_the_fit_is_weighted_least_squares(
+    chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "_CHUNK_BYTES", chunk_bytes)
     monkeypatch.setattr(inputs, "_DAMPING", 0.0)
     rng = np.random.default_rng(3)
     network = linear_network(rng)
@@ -62,7 +63,7 @@ def test_without_an_activation_the_fit_is_weighted_least_squares(memory: int, mo
     scale = np.repeat(np.sqrt(weights[network.tokens].double().numpy()) * ~checked[network.tokens].numpy(), 4)
     target = residual[network.tokens].double().numpy().ravel()
     solved = np.linalg.lstsq(scale[:, None] * design, scale * target, rcond=None)[0]
-    inputs.fit_inputs([network], residual, checked, weights, memory)
+    inputs.fit_inputs([network], residual, checked, weights)
     np.testing.assert_allclose(network.weight.double().numpy() - before, solved.reshape(2, 3), rtol=1e-3, atol=1e-4)
     left = target - design @ solved
     np.testing.assert_allclose(residual[network.tokens].double().numpy().ravel(), left, rtol=1e-3, atol=1e-4)
@@ -78,10 +79,8 @@ def test_a_fit_that_held_out_tokens_lose_by_is_not_made() -> None:
     given = network.factor * (network.inputs @ torch.ones(3, 2) @ network.down)
     residual[network.tokens] = torch.where(checked[network.tokens, None], -given, given)
     weight, before = network.weight.clone(), residual.clone()
-    inputs.fit_inputs([network], residual, checked, None, MEMORY)
+    inputs.fit_inputs([network], residual, checked, None)
     assert torch.equal(network.weight, weight) and torch.equal(residual, before)
-    with pytest.raises(UserError, match=r"repair.input_rounds: .* memory_mb is 0; allow more"):
-        inputs.fit_inputs([network], residual, checked, None, 100)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "nemotron_h", "llama4_text"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
-from moevolve.evaluators.errors import UserError
-from moevolve.workers.methods.repair.ridge import Fit, LayerSystem, fit_bytes, fit_ridge
-from moevolve.workers.methods.shared.outputs import FeatureBlock
+from moevolve.workers.methods.repair.ridge import Fit, LayerSystem, fit_ridge
+from moevolve.workers.methods.shared.outputs import FeatureBlock, Features
 
-MEMORY = 1 << 30
 Floats = NDArray[np.float64]
 
 
@@ -28,27 +25,16 @@ def to_float32(array: Floats) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """Features stored in memory."""
-
-    parts: tuple[FeatureBlock, ...]
-    width: int
-
-    def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-        yield from self.parts
-
-
-@dataclass(frozen=True)
 class Problem:
     """Features in blocks and as one matrix, the residual, and the mask of held-out tokens."""
 
-    features: Blocks
+    features: Features
     phi: Floats
     residual: Floats
     checked: NDArray[np.bool_]
 
-    def fit(self, ridge_lambdas: Sequence[float], memory: int = MEMORY) -> Fit | None:
-        return fit_ridge(self.system(), ridge_lambdas, memory)
+    def fit(self, ridge_lambdas: Sequence[float]) -> Fit | None:
+        return fit_ridge(self.system(), ridge_lambdas)
 
     def system(self, token_weights: Floats | None = None) -> LayerSystem:
         return LayerSystem(
@@ -69,13 +55,6 @@ class Problem:
         ridge = ridge_lambda * np.diag(gram).mean() * np.eye(phi.shape[1])
         return np.linalg.solve(gram + ridge, phi.T @ self.residual[~self.checked])
 
-    def change(self, fit: Fit) -> Floats:
-        """All columns' change."""
-        whole = np.zeros((self.features.width, self.residual.shape[1]))
-        for block in self.features.parts:
-            whole[block.columns] = fit.change(block).numpy()
-        return whole
-
 
 def problem(seed: int, tokens: int, widths: Sequence[int], hidden: int, share: float, noise: float = 0.3) -> Problem:
     """Blocks of columns that are nonzero on a share of the tokens; the residual is linear in them up to noise."""
@@ -91,7 +70,7 @@ def problem(seed: int, tokens: int, widths: Sequence[int], hidden: int, share: f
         start += width
     residual = phi @ rng.standard_normal((phi.shape[1], hidden)) + noise * rng.standard_normal((tokens, hidden))
     checked = rng.permutation(np.arange(tokens) < max(1, tokens // 8))
-    return Problem(Blocks(tuple(parts), phi.shape[1]), phi, residual.astype(np.float32).astype(np.float64), checked)
+    return Problem(Features(phi.shape[1], parts), phi, residual.astype(np.float32).astype(np.float64), checked)
 
 
 @settings(max_examples=30, deadline=None)
@@ -120,28 +99,28 @@ def test_a_fit_is_the_solution_of_the_normal_equations(
     assert fit.outcome.after == pytest.approx(by_strength[fit.outcome.ridge_lambda], rel=1e-3, abs=1e-5)
     assert fit.outcome.after <= best * (1 + 1e-3) + 1e-5 and fit.outcome.after < fit.outcome.before
     expected = case.solved(fit.outcome.ridge_lambda)
-    np.testing.assert_allclose(case.change(fit), expected, rtol=0, atol=2e-4 * max(1.0, np.abs(expected).max()))
+    np.testing.assert_allclose(fit.change.numpy(), expected, rtol=0, atol=2e-4 * max(1.0, np.abs(expected).max()))
 
 
 @pytest.mark.parametrize("tokens", [90, 30])
 def test_squares_are_weighted_by_token(tokens: int) -> None:
     case = problem(8, tokens, (25, 15), 3, 0.7, noise=2.0)
     weights = np.random.default_rng(1).choice([0.5, 1.0, 6.0], tokens)
-    fit = fit_ridge(case.system(weights), (0.1,), MEMORY)
+    fit = fit_ridge(case.system(weights), (0.1,))
     assert fit is not None
     # Weighted least squares by the normal equations.
     fitted = ~case.checked
     gram = case.phi[fitted].T @ (weights[fitted, None] * case.phi[fitted])
     right = case.phi[fitted].T @ (weights[fitted, None] * case.residual[fitted])
     expected = np.linalg.solve(gram + 0.1 * np.diag(gram).mean() * np.eye(40), right)
-    np.testing.assert_allclose(case.change(fit), expected, atol=2e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(fit.change.numpy(), expected, atol=2e-4 * np.abs(expected).max())
     left = weights[case.checked, None] * (case.residual - case.phi @ expected)[case.checked] ** 2
     assert fit.outcome.after == pytest.approx(left.sum(), rel=1e-3)
     before = (weights[case.checked, None] * case.residual[case.checked] ** 2).sum()
     assert fit.outcome.before == pytest.approx(before, rel=1e-5)
     assert case.system(weights).held_out_error() == pytest.approx(before, rel=1e-5)
     unweighted = case.fit((0.1,))
-    assert unweighted is not None and np.abs(case.change(unweighted) - expected).max() > 0.05
+    assert unweighted is not None and np.abs(unweighted.change.numpy() - expected).max() > 0.05
 
 
 @pytest.mark.parametrize("tokens", [90, 30])
@@ -173,7 +152,7 @@ def test_nothing_is_changed_where_that_makes_checked_tokens_worse(tokens: int) -
 def test_what_is_not_finite_is_not_fitted(tokens: int, value: float, where: str) -> None:
     case = problem(4, tokens, (40,), 3, 1.0)
     if where == "features":
-        case.features.parts[0].values[1, 2] = value
+        case.features.blocks[0].values[1, 2] = value
         case.checked[1] = False
     else:
         case.residual[np.flatnonzero(case.checked == where.startswith("checked"))[0], 0] = value
@@ -181,38 +160,5 @@ def test_what_is_not_finite_is_not_fitted(tokens: int, value: float, where: str)
 
 
 def test_features_that_are_all_zero_are_not_fitted() -> None:
-    zero = Problem(Blocks((), 6), np.zeros((9, 6)), np.ones((9, 2)), np.arange(9) == 8)
+    zero = Problem(Features(6, []), np.zeros((9, 6)), np.ones((9, 2)), np.arange(9) == 8)
     assert zero.fit((0.1,)) is None
-
-
-@pytest.mark.parametrize("tokens", [90, 30])
-def test_too_little_memory_is_the_users_to_allow(tokens: int) -> None:
-    case = problem(6, tokens, (40,), 3, 1.0)
-    enough = math.ceil(fit_bytes(40, tokens, 3) * 8 / 7) + 8
-    assert case.fit((0.1,), enough) is not None
-    with pytest.raises(UserError, match=rf"fitting 40 features on {tokens} tokens takes .* memory_mb is 0"):
-        case.fit((0.1,), enough - 16)
-
-
-def peak_of(case: Problem, ridge_lambdas: Sequence[float]) -> int:
-    """Peak bytes of a fit, without blocks of features unless all are kept."""
-    system = case.system()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-        fit_ridge(system, ridge_lambdas, MEMORY)
-    assert watched.profiler is not None and watched.profiler.kineto_results is not None
-    events = [each for each in watched.profiler.kineto_results.events() if each.name() == "[memory]"]
-    kept = 4 * case.phi.size if case.phi.shape[1] <= len(case.phi) else 0
-    return kept + int(np.cumsum([each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())]).max())
-
-
-SHAPES = pytest.mark.parametrize(
-    ("tokens", "widths", "hidden"),
-    [(2000, (100, 100, 100), 400), (500, (400, 400), 20)],
-)
-
-
-@SHAPES
-def test_a_fit_takes_no_more_memory_than_it_says(tokens: int, widths: tuple[int, ...], hidden: int) -> None:
-    case = problem(8, tokens, widths, hidden, 0.6)
-    stated = fit_bytes(sum(widths), tokens, hidden)
-    assert 0.4 * stated < peak_of(case, (0.01, 0.1, 1.0)) <= stated
