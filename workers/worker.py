@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -15,10 +16,11 @@ from moevolve.evaluators.fitness.scoring import Answer, run_split, transcribe
 from moevolve.evaluators.types import PreparedSplit, SplitResult
 from moevolve.workers.checkpoints.loading import resolve_device, use_threads
 from moevolve.workers.contract.capacity import NeededMemory, check_room, release_freed_memory
-from moevolve.workers.contract.edits import ALL_TOKENS, Edit, Measurement
+from moevolve.workers.contract.edits import ALL_TOKENS, Edit, IdentityEdit, Measurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault, WorkerInfo
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.contract.usage import Usage
+from moevolve.workers.engine.columns import Columns
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
 from moevolve.workers.model.resident import ResidentModel
@@ -71,8 +73,9 @@ class EvaluationWorker:
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
         """Apply the edit and score every split in order.
 
-        The edit stays applied: a repair takes longer than a score, and the next request is often another split's. A new
-        split whose fitness compares with the unedited model is first run through that. Errors become the reply's
+        The edit stays applied unless one layer is edited at a time: a repair takes longer than a score, and the next
+        request is often another split's. A new split whose fitness compares with the unedited model is first run
+        through that. Errors become the reply's
         `failure`, together with the results of the splits before it; `failed_on` is empty unless they are the
         candidate's own.
 
@@ -88,7 +91,7 @@ class EvaluationWorker:
             self._remember(splits)
             split_started = time.perf_counter()
             failed_on = tuple(split.fingerprint for split in splits)
-            with self.resident.edited(request.edit, keep=True):
+            with self._edited(request.edit, splits):
                 scoring = True
                 for split in splits:
                     failed_on = (split.fingerprint,)
@@ -151,10 +154,30 @@ class EvaluationWorker:
 
     def _remember(self, splits: tuple[PreparedSplit, ...]) -> None:
         """Store the unedited model's predictions on splits whose fitness compares with them."""
-        for split in splits:
-            if not self._engine.remembers(split):
-                self.resident.revert()
-                self._engine.remember(split)
+        new = [split for split in splits if not self._engine.remembers(split)]
+        if new:
+            with self._edited(IdentityEdit(), new):
+                for split in new:
+                    self._engine.remember(split)
+
+    @contextmanager
+    def _edited(self, edit: Edit, splits: Sequence[PreparedSplit]) -> Iterator[None]:
+        """Context manager in which the splits are scored under an edit, which is applied, or was layer by layer."""
+        passes = self._passes(splits) if self.resident.one_layer_at_a_time else None
+        if passes is None:
+            with self.resident.edited(edit, keep=True):
+                yield
+        else:
+            assert isinstance(self._engine, GenerationEngine)
+            with self._engine.forward.finished(self.resident.by_layer(edit), passes):
+                yield
+
+    def _passes(self, splits: Sequence[PreparedSplit]) -> Sequence[Columns] | None:
+        """Return the layouts of all passes that score the splits; None if those of one aren't known in advance."""
+        if not isinstance(self._engine, GenerationEngine):
+            return None
+        found = [self._engine.passes(split) for split in splits]
+        return None if None in found else [columns for each in found if each is not None for columns in each]
 
     def _score(self, split: PreparedSplit, started: float) -> SplitResult:
         """Score the current model on one split. Its time counts from `started`, which includes applying the edit."""

@@ -85,7 +85,12 @@ class StoredExperts:
             # Numbered rows show where `transformers` takes the stored tensors from.
             numbered = torch.arange(rows).view(1, rows, *[1] * (tensor.ndim - 2))
             pieces = []
-            for saved, numbers in self._names.saved(full, numbered).items():
+            # Some checkpoints have the names and shapes that the model has in memory.
+            own = full.removeprefix(self._left_out)
+            found = {} if own in self._tensors else self._names.saved(full, numbered)
+            if not found:
+                pieces.append(_Piece(own, "", 0, rows))
+            for saved, numbers in found.items():
                 stored = saved.removeprefix(self._left_out)
                 match, place = EXPERT.fullmatch(stored), (int(numbers.flatten()[0]), numbers.numel())
                 if match is None:

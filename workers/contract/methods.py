@@ -91,11 +91,12 @@ class Resident(Protocol):
     def rows(self, sequences: Sequence[Tokens]) -> list[tuple[Tokens, ...]]:
         """Divide sequences, in order, into rows for `run`, packing short sequences into one row."""
 
-    def run(self, row: Sequence[Tokens]) -> None:
-        """Run the sequences of one row through the decoder, without the output head, so that hooks can observe it.
+    def run(self, rows: Sequence[Sequence[Tokens]]) -> None:
+        """Run the sequences of rows through the decoder, without the output head, so that hooks can observe it.
 
-        Hooks see the concatenated sequences as [1, tokens, ...]. No sequence attends to another. Must be called in
-        inference mode.
+        Hooks of modules within a decoder layer see a row's concatenated sequences as [1, tokens, ...], row after row.
+        No sequence attends to another. If original experts aren't on the device, all rows run through a layer before
+        the next one. Must be called in inference mode.
         """
 
 
@@ -113,6 +114,14 @@ class Applicator(ABC):
             CandidateError: The edit has invalid values.
             UserError: The edit doesn't fit this model.
         """
+
+    def by_layer(self, edit: Edit, layers: Sequence[int]) -> Iterator[int]:
+        """Apply `edit` to one decoder layer at a time; yields each of `layers`, all of them, once it may run.
+
+        A layer is given up when the next one is asked for. The caller reverts. For errors see `apply`.
+        """
+        self.apply(edit)
+        yield from layers
 
     @abstractmethod
     def revert(self) -> None:

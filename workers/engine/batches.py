@@ -50,7 +50,7 @@ class Batcher:
         self.layout: Layout = layout
         self._batch_tokens = batch_tokens
         self._device = device
-        self._cached = lru_cache(maxsize=32)(self._planned)
+        self._cached = lru_cache(maxsize=1024)(self._planned)
 
     def batches(self, groups: Groups, later: int = BLOCK) -> list[Batch]:
         """Plan the batches of examples; for `later` see `lay_out`.

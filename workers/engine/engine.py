@@ -22,12 +22,14 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.engine.batches import Batch
+from moevolve.workers.engine.columns import Columns
 from moevolve.workers.engine.decoding import DecodedAnswers, decode, decoded_together, draft_lengths
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.engine.texts import (
     Span,
     TextScorer,
+    choice_batches,
     compared_spans,
     divergence,
     overlap,
@@ -164,6 +166,24 @@ class GenerationEngine:
                 pairs = zip(answers.tokens, answers.ended, strict=True)
                 greedy = tuple((*tokens, end) if ended else tuple(tokens) for tokens, ended in pairs)
             self._scorer.remember(split.fingerprint, compared_spans(split, self.tokens_of(split), greedy))
+
+    def passes(self, split: PreparedSplit) -> Sequence[Columns] | None:
+        """Return the layouts of the passes that score a split, or None where they depend on the model's answers.
+
+        If the split's fitness compares with the unedited model, that must be remembered, or must read given texts.
+        """
+        tokenized, reads = self.tokens_of(split), FITNESSES[split.fitness].reads
+        if reads == "choices":
+            batches = choice_batches(self.forward, tokenized.prompts, tokenized.choices)
+        elif reads == "texts" and self._scorer.knows(split.fingerprint):
+            batches = self._scorer.batches([text for text, _ in self._scorer.remembered[split.fingerprint][0]])
+        elif reads == "texts" and not FITNESSES[split.fitness].compares:
+            batches = self._scorer.batches(whole_texts(split, tokenized))
+        elif reads == "texts" and split.positions != "greedy":
+            batches = self._scorer.batches([text for text, _ in compared_spans(split, tokenized, ())])
+        else:
+            return None
+        return [batch.columns for batch in batches]
 
     @torch.inference_mode()
     def answered(self, split: PreparedSplit, rows: int) -> list[Tokens]:

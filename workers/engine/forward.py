@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,7 @@ from moevolve.kernels.products import logsumexp
 from moevolve.workers.engine.batches import Batcher
 from moevolve.workers.engine.columns import Columns, Layout, Masks, Step
 from moevolve.workers.engine.packed_attention import packed, packs
-from moevolve.workers.families.decoder import cache_name, decoder_layers, skipped
+from moevolve.workers.families.decoder import cache_name, decoder_layers, decoder_of, only_layer, skipped
 from moevolve.workers.families.registry import pads_left
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class Forward:
         self.pads_left = pads_left(model.config.model_type)
         layout: Layout = "padded" if not packable else "packed" if prefixes else "unshared"
         self.batcher = Batcher(layout, batch_tokens, self.device)
+        # By the layout of a pass, which it keeps: what the last decoder layer gave, on the host.
+        self._finished: dict[int, tuple[Columns, Tensor]] | None = None
 
     def new_cache(self) -> DynamicCache:
         """Create an empty KV cache of the kind that the model needs."""
@@ -93,6 +95,42 @@ class Forward:
     def hidden_states(self, columns: Columns, places: ArrayLike) -> Tensor:
         """Run a batch as `logits` does, but return the inputs of the output head, [places, hidden], unchecked."""
         return self._run(columns, places, None, hidden=True)
+
+    @contextmanager
+    def finished(self, layers: Iterator[int], passes: Sequence[Columns]) -> Iterator[None]:
+        """Run passes through one decoder layer after the other; within a `with` block they are then complete.
+
+        Only the final norm and the output head remain to be computed for them. Results are those of whole passes, bit
+        for bit, and every layer is needed once.
+
+        Args:
+            layers: Yields the index of every decoder layer when it may run, as `ResidentModel.by_layer`.
+            passes: Layouts of the passes.
+        """
+        modules = decoder_layers(self._model)
+        states = [self._run_layer(columns, len(modules), None) for columns in passes]
+        with closing(layers):
+            for layer in layers:
+                for place, columns in enumerate(passes):
+                    states[place] = self._run_layer(columns, layer, states[place])
+        self._finished = {id(columns): (columns, state) for columns, state in zip(passes, states, strict=True)}
+        try:
+            yield
+        finally:
+            self._finished = None
+
+    @torch.inference_mode()
+    def _run_layer(self, columns: Columns, layer: int, state: Tensor | None) -> Tensor:
+        """Run one decoder layer on its input, or for None compute the embeddings; returns them on the host."""
+        with ExitStack() as stack:
+            if columns.attention is not None:
+                stack.enter_context(packed(self._model, columns.attention))
+            state = None if state is None else state.to(self.device)
+            found = stack.enter_context(only_layer(decoder_layers(self._model), layer, state))
+            decoder_of(self._model)(
+                input_ids=columns.ids, attention_mask=columns.mask, position_ids=columns.positions, use_cache=False
+            )
+        return found[0].cpu()
 
     def output_head(self, hidden: Tensor) -> Tensor:
         """Compute the unchecked logits [positions, vocabulary] of inputs of the output head, [positions, hidden]."""
@@ -141,6 +179,10 @@ class Forward:
         with ExitStack() as stack:
             if columns.attention is not None:
                 stack.enter_context(packed(self._model, columns.attention))
+            if self._finished is not None:
+                # Layers are given up by now, so that no other pass than those announced can run.
+                state = self._finished[id(columns)][1].to(self.device)
+                stack.enter_context(skipped(decoder_layers(self._model), state))
             read = stack.enter_context(self._reading(places, hidden))
             logits: Tensor = self._model(
                 input_ids=columns.ids,

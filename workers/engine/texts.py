@@ -35,6 +35,11 @@ def choice_sequences(prompt: Tokens, choices: Sequence[Tokens]) -> tuple[Tokens,
     return tuple(dict.fromkeys((*prompt, *choice[:-1]) for choice in choices))
 
 
+def choice_batches(forward: Forward, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> Sequence[Batch]:
+    """Return the batches in which `score_choices` runs continuations."""
+    return forward.batcher.batches(tuple(choice_sequences(*pair) for pair in zip(prompts, choices, strict=True)))
+
+
 def score_choices(forward: Forward, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> list[Scored]:
     """Score non-empty continuations of every non-empty prompt, which runs once if sequences are packed.
 
@@ -42,8 +47,7 @@ def score_choices(forward: Forward, prompts: Sequence[Tokens], choices: Sequence
         CandidateError: Logits are not finite.
     """
     scored: list[Scored] = [(np.zeros(0), np.zeros(0, dtype=np.bool_))] * len(prompts)
-    groups = tuple(choice_sequences(*pair) for pair in zip(prompts, choices, strict=True))
-    for batch in forward.batcher.batches(groups):
+    for batch in choice_batches(forward, prompts, choices):
         pairs = [(prompts[i], choice) for i in batch.examples for choice in choices[i]]
         if pairs:
             sums, greedy = _score_pairs(forward, batch, pairs)
@@ -95,6 +99,10 @@ class TextScorer:
             means[batch] = _text_means(parts, [len(texts[i]) - 1 for i in batch])
         return means
 
+    def batches(self, texts: Sequence[Tokens]) -> Sequence[Batch]:
+        """Return the batches in which texts run, without their last tokens."""
+        return self._forward.batcher.batches(tuple((text[:-1],) for text in texts), TEXT_BLOCK)
+
     def knows(self, key: str) -> bool:
         return key in self.remembered
 
@@ -125,9 +133,8 @@ class TextScorer:
 
     def _passes(self, spans: Sequence[Span]) -> Iterator[tuple[list[int], Tensor]]:
         """Run all texts. Yields the indices of a pass's texts and their hidden states to read, [positions, hidden]."""
-        groups = tuple((text[:-1],) for text, _ in spans)
-        for batch in self._forward.batcher.batches(groups, TEXT_BLOCK):
-            places = [batch.path(groups[i][0])[-spans[i][1] :] for i in batch.examples]
+        for batch in self.batches([text for text, _ in spans]):
+            places = [batch.path(spans[i][0][:-1])[-spans[i][1] :] for i in batch.examples]
             yield batch.examples, self._forward.hidden_states(batch.columns, np.concatenate(places))
 
     def _chunks(self, positions: Tensor) -> tuple[Tensor, ...]:

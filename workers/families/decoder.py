@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -72,6 +72,33 @@ def skipped(layers: Sequence[nn.Module], state: Tensor | None = None) -> Iterato
                 layer.__dict__.pop("forward", None)
             else:
                 layer.forward = forward
+
+
+@contextmanager
+def only_layer(
+    layers: Sequence[nn.Module], index: int, state: Tensor | None, part: nn.Module | None = None
+) -> Iterator[list[Tensor]]:
+    """Context manager in which a decoder's pass runs one of its layers on `state` [rows, columns, hidden] and no other.
+
+    Every pass appends the layer's output, or the first input of `part`, a module of the layer. With the number of
+    layers as `index` and no state, it appends the embeddings.
+    """
+    found: list[Tensor] = []
+    first, read = layers[:index], layers[-1] if index == len(layers) else part or layers[index]
+    before = part is not None
+
+    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+        found.append(args[0] if before else state_of(output))
+
+    with ExitStack() as stack:
+        stack.callback(read.register_forward_hook(keep).remove)
+        stack.enter_context(skipped(first, state))
+        stack.enter_context(skipped(layers[index + 1 :]))
+        if state is not None and not first:
+            # There is no layer before that could pass it on.
+            handle = layers[0].register_forward_pre_hook(lambda _module, args: (state, *args[1:]))
+            stack.callback(handle.remove)
+        yield found
 
 
 def _identity(state: Tensor | None, carrying: bool) -> Callable[..., object]:

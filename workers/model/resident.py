@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.edits import ROW_TOKENS, Edit, IdentityEdit, Tokens
 from moevolve.workers.contract.methods import Applicator, ExpertFiles, ExpertsOwner, ModelParts
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.families.decoder import decoder_of
+from moevolve.workers.families.decoder import carries, decoder_layers, decoder_of, only_layer
 from moevolve.workers.families.layers import adapt_blocks, check_router, find_dense_layers, find_moe_layers
 from moevolve.workers.families.registry import expert_family, family_of
 from moevolve.workers.methods.registry import experts_owner, method_of
@@ -39,6 +39,8 @@ class ResidentModel:
         layers, dense_layers: See `moevolve.workers.contract.methods.Resident`.
         device: Device of the model's inputs.
         applied: The edit that is applied; `IdentityEdit` for the unedited model.
+        one_layer_at_a_time: True if original experts aren't on the device, so that passes should share a layer's. False
+            for families whose layers hand on more than hidden states.
 
     Raises:
         UserError: The checkpoint can't be loaded, its family isn't supported, no layer holds experts, or the installed
@@ -61,6 +63,7 @@ class ResidentModel:
         self.dense_layers = find_dense_layers(model)
         self.applied: Edit = IdentityEdit()
         device, on_host = resolve_device(config), config.expert_offload == "host" or stored is not None
+        self.one_layer_at_a_time = on_host and not any(map(carries, decoder_layers(model)))
         self._parts = ModelParts(
             model, self.layers, self.dense_layers, device, on_host, stored, pass_bytes, self._applicator
         )
@@ -105,6 +108,23 @@ class ResidentModel:
             self.applied = IdentityEdit()
             raise
         self.applied = edit
+
+    def by_layer(self, edit: Edit) -> Iterator[int]:
+        """Apply an edit to one decoder layer at a time, in place of the one that is applied.
+
+        Yields the index of every layer once it may run, and gives the layer up when the next one is asked for.
+        Afterwards the model is unedited. For errors see `apply`.
+        """
+        self.revert()
+        layers = range(len(decoder_layers(self.model)))
+        if isinstance(edit, IdentityEdit):
+            yield from layers
+            return
+        applicator = self._applicator(type(edit))
+        try:
+            yield from applicator.by_layer(edit, layers)
+        finally:
+            applicator.revert()
 
     def revert(self) -> None:
         """Restore the unedited model, bit for bit.
@@ -157,8 +177,21 @@ class ResidentModel:
                 length = len(sequence)
         return rows
 
-    def run(self, row: Sequence[Tokens]) -> None:
-        ids = torch.tensor([[token for sequence in row for token in sequence]], device=self.device)
-        # Without a cache `transformers` masks attention between sequences of a row whose position ids restart at 0.
-        positions = torch.cat([torch.arange(len(sequence), device=self.device) for sequence in row])
-        decoder_of(self.model)(input_ids=ids, position_ids=positions.unsqueeze(0), use_cache=False)
+    def run(self, rows: Sequence[Sequence[Tokens]]) -> None:
+        decoder, layers = decoder_of(self.model), decoder_layers(self.model)
+        inputs: list[dict[str, Any]] = []
+        for row in rows:
+            ids = torch.tensor([[token for sequence in row for token in sequence]], device=self.device)
+            # Without a cache `transformers` masks attention between sequences of a row whose position ids restart at 0.
+            positions = torch.cat([torch.arange(len(sequence), device=self.device) for sequence in row])
+            inputs.append({"input_ids": ids, "position_ids": positions.unsqueeze(0), "use_cache": False})
+        if not self.one_layer_at_a_time or len(rows) == 1:
+            for each in inputs:
+                decoder(**each)
+            return
+        states: list[Tensor | None] = [None] * len(rows)
+        for layer in (len(layers), *range(len(layers))):
+            for place, each in enumerate(inputs):
+                with only_layer(layers, layer, states[place]) as found:
+                    decoder(**each)
+                states[place] = found[0]

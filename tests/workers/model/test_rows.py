@@ -33,7 +33,7 @@ def test_every_layer_sees_what_it_sees_of_a_sequence_alone(
     model = resident(family)
     rows = model.rows(SEQUENCES)
     assert len(rows) == (1 if FAMILIES[family].packs else len(SEQUENCES))
-    by_row = [_seen(model, lambda row=row: model.run(row)) for row in rows]
+    by_row = [_seen(model, lambda row=row: model.run([row])) for row in rows]
     found = [torch.cat(each, dim=1) for each in zip(*by_row, strict=True)]
     decoder = model.model.get_decoder()
     for sequence, columns in zip(SEQUENCES, np.split(np.arange(sum(map(len, SEQUENCES))), _ends()), strict=True):

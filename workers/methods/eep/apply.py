@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -38,7 +39,7 @@ class EepApplicator(ExpertsOwner, Repairable):
             raise UserError("EEP edits need MoE layers, and this model is dense")
         self._model, self._layers = parts.model, layers
         self._edit: EepEdit | None = None
-        memory = ExpertMemory(device, len(layers), parts.pass_bytes) if on_host else None
+        self._memory = memory = ExpertMemory(device, len(layers), parts.pass_bytes) if on_host else None
         self.routers = tuple(EditableRouter(layer) for layer in layers)
         self.experts: tuple[LayerExperts, ...] = tuple(
             LayerExperts(layer, ordinal, device if on_host else layer.router_weight.device, memory, parts.stored)
@@ -67,6 +68,15 @@ class EepApplicator(ExpertsOwner, Repairable):
             thresholds = skipping_thresholds(self._model, self.routers, edit.skip_rows.sequences)
             for router, plan, threshold in zip(self.routers, plans, thresholds, strict=True):
                 router.plan = replace(plan, skip_below=threshold)
+
+    def by_layer(self, edit: Edit, layers: Sequence[int]) -> Iterator[int]:
+        numbers = {layer.index: ordinal for ordinal, layer in enumerate(self._layers)}
+        with nullcontext() if self._memory is None else self._memory.one_layer():
+            self.apply(edit)
+            for index in layers:
+                yield index
+                if index in numbers:
+                    self.experts[numbers[index]].release()
 
     def outputs(self) -> tuple[ExpertOutputs, ...]:
         assert self._edit is not None, "no edit is applied to the model"

@@ -123,8 +123,7 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], measureme
         for place, layer in enumerate(layers):
             hook = partial(_add_tokens, layer, [*measures[place], *samples[place : place + 1]])
             stack.callback(layer.gate.register_forward_hook(hook).remove)
-        for row in resident.rows(sequences):
-            resident.run(row)
+        resident.run(resident.rows(sequences))
     arrays: dict[str, Tensor] = {}
     for measure in zip(*measures, strict=True):
         found = [each.arrays() for each in measure]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
@@ -128,6 +129,23 @@ class ExpertMemory:
         """Allow a layer's changed experts to be overwritten."""
         if user.ordinal in self._allocations:
             self._allocations[user.ordinal].modified = False
+
+    def release(self, user: MemoryUser) -> None:
+        """Free a layer's experts, changed or not."""
+        self._evict(user.ordinal)
+        if self._shares(user):
+            self._evict(self._shared)
+
+    @contextmanager
+    def one_layer(self) -> Iterator[None]:
+        """Context manager in which no layer keeps its experts unless it changes them; before it frees all."""
+        before, self._limit = self._limit, 0
+        for place in [*self._allocations]:
+            self._evict(place)
+        try:
+            yield
+        finally:
+            self._limit = before
 
     @property
     def _allowed(self) -> int:

@@ -112,6 +112,11 @@ class LayerExperts:
         if self._full is not None:
             self._install(self._full, self._count)
 
+    def release(self) -> None:
+        """Give up the experts in use, and free the memory that isn't shared with other layers or kept for others."""
+        if self._memory is not None:
+            self._memory.release(self)
+
     def use_selected(self, kept: list[int]) -> None:
         """Run this layer on copies of some originals, whose indices are `kept`, [n']."""
         self._use_new(len(kept), partial(self._copy, kept))

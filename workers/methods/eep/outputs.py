@@ -37,7 +37,7 @@ _CHOOSING_TOKENS = 8192
 class ExpertOutputs:
     """All experts of one MoE layer, the `ordinal`-th, with an edit applied, as a `LayerOutput`.
 
-    If the edit uses originals in place, it gets copies of them here, which can be changed.
+    If the edit uses originals in place, `prepare` gets copies of them, which can be changed.
     """
 
     next_part = None
@@ -52,12 +52,16 @@ class ExpertOutputs:
         ordinal: int,
     ) -> None:
         self._layer, self._experts, self._shared, self._edit = layer, experts, shared, edit
-        assert router.plan is not None
-        if router.plan.positions is not None:
+        self._router, self._ordinal = router, ordinal
+
+    def prepare(self) -> None:
+        plan = self._router.plan
+        assert plan is not None
+        if plan.positions is not None:
             # The routing points at resident originals, which must not change.
-            experts.use_selected(edit.expert_merging[ordinal].argmax(axis=1).tolist())
-            router.plan = replace(router.plan, positions=None)
-        experts.make_writable()
+            self._experts.use_selected(self._edit.expert_merging[self._ordinal].argmax(axis=1).tolist())
+            self._router.plan = replace(plan, positions=None)
+        self._experts.make_writable()
 
     @property
     def layer(self) -> int:

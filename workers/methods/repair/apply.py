@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -38,6 +39,23 @@ class RepairApplicator(Applicator):
 
     def apply(self, edit: Edit) -> None:
         assert isinstance(edit, RepairedEdit)
+        base, reference = self._begin(edit)
+        base.apply(edit.base)
+        fits = LayerFits(edit, base.outputs(), reference, self._cache)
+        for layer in range(reference.streams.layers):
+            self._fit(fits, layer)
+
+    def by_layer(self, edit: Edit, layers: Sequence[int]) -> Iterator[int]:
+        assert isinstance(edit, RepairedEdit)
+        base, reference = self._begin(edit)
+        fits: LayerFits | None = None
+        for layer in base.by_layer(edit.base, layers):
+            fits = fits or LayerFits(edit, base.outputs(), reference, self._cache)
+            self._fit(fits, layer)
+            yield layer
+
+    def _begin(self, edit: RepairedEdit) -> tuple[Repairable, Reference]:
+        """Check that an edit can be repaired, and run the unedited model on its rows."""
         self.revert()
         base = self._parts.applicator(type(edit.base))
         if not isinstance(base, Repairable):
@@ -47,14 +65,16 @@ class RepairApplicator(Applicator):
                 raise UserError(
                     f"candidates of a {layer.family.model_type} model can't be repaired: {layer.unrepairable}"
                 )
+        base.revert()
         reference = self._reference_for(edit)
         self._base, self._edit = base, edit
-        base.revert()
-        base.apply(edit.base)
-        # Inference mode only from here on: the base edit's tensors may become exported parameters, which inference
-        # tensors can't.
-        with torch.inference_mode():
-            self.outcomes = LayerFits(edit, reference, self._cache).run(base.outputs())
+        return base, reference
+
+    # Inference mode only here: the base edit's tensors may become exported parameters, which inference tensors can't.
+    @torch.inference_mode()
+    def _fit(self, fits: LayerFits, layer: int) -> None:
+        fits.fit(layer)
+        self.outcomes = fits.outcomes
         release_freed_memory()
 
     def revert(self) -> None:

@@ -165,34 +165,44 @@ class FitCache:
 
 
 class LayerFits:
-    """The fits of one edit, from the first layer to the last; `cache` has those of other candidates."""
+    """The fits of one edit, from the first layer to the last; `cache` has those of other candidates.
 
-    def __init__(self, edit: RepairedEdit, reference: Reference, cache: FitCache) -> None:
+    Attributes:
+        outcomes: Results so far, one per layer output; None if a fit changed nothing.
+    """
+
+    def __init__(
+        self, edit: RepairedEdit, outputs: Sequence[LayerOutput], reference: Reference, cache: FitCache
+    ) -> None:
         self._settings, self._reference, self._cache = edit.settings, reference, cache
         self._layer_hashes = edit.layer_hashes
         self._weights = reference.token_weights(edit.settings.answer_weight)
+        self.outcomes: list[FitOutcome | None] = []
+        self._outputs, self._keys = outputs, self._keys_of(outputs)
+        self._reused = self._reusable(outputs, self._keys)
+        # The residual stream before a layer.
+        self._state, self._layer = reference.states[0], 0
 
-    def run(self, outputs: Sequence[LayerOutput]) -> list[FitOutcome | None]:
-        """Fit outputs in order; returns no more than outcomes, since states are large."""
-        state, layer, outcomes = self._reference.states[0], 0, []
-        keys = self._keys(outputs)
-        reused = self._reusable(outputs, keys)
-        for place, (output, key) in enumerate(zip(outputs, keys, strict=True)):
-            if place < reused:
+    def fit(self, layer: int) -> None:
+        """Fit the outputs of one decoder layer; those before must be fitted."""
+        while len(self.outcomes) < len(self._outputs) and self._outputs[len(self.outcomes)].layer == layer:
+            place = len(self.outcomes)
+            output, key = self._outputs[place], self._keys[place]
+            output.prepare()
+            if place < self._reused:
                 fitted = self._reuse(output, key)
             else:
-                for between in range(layer, output.layer):
-                    state, _ = self._reference.streams.run_layer(between, state)
-                layer = output.layer
-                fitted = self._fit(output, state)
+                for between in range(self._layer, layer):
+                    self._state, _ = self._reference.streams.run_layer(between, self._state)
+                self._layer = layer
+                fitted = self._fit(output, self._state)
                 if output.next_part is not None:
                     fitted = replace(fitted, state=None)
                 if fitted.outcome is None or fitted.changes:
                     self._cache.put(key, fitted)
             if fitted.state is not None:
-                state, layer = fitted.state, output.layer + 1
-            outcomes.append(fitted.outcome)
-        return outcomes
+                self._state, self._layer = fitted.state, layer + 1
+            self.outcomes.append(fitted.outcome)
 
     def _reusable(self, outputs: Sequence[LayerOutput], keys: Sequence[str]) -> int:
         """Number of the first outputs with cached fits, and, if others follow, with the state that these begin with."""
@@ -202,7 +212,7 @@ class LayerFits:
             count = ends.pop()
         return count
 
-    def _keys(self, outputs: Sequence[LayerOutput]) -> list[str]:
+    def _keys_of(self, outputs: Sequence[LayerOutput]) -> list[str]:
         """Cache keys: hash of the layers up to an output's, and the number of the output in its layer."""
         keys: list[str] = []
         by_layer = groupby(outputs, key=lambda output: output.layer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.families.decoder import decoder_layers, decoder_of, skipped, state_of
+from moevolve.workers.families.decoder import decoder_layers, decoder_of, only_layer
 from moevolve.workers.methods.shared.outputs import Recorded
 from moevolve.workers.methods.shared.passes import PaddedBatch, padded_batches
 
@@ -42,7 +41,7 @@ class ResidualStreams:
         """Input of the first layer, [tokens, hidden]."""
         found = _InTokenOrder(self.tokens)
         for batch in self._batches:
-            found.add(batch, (self._run(batch, self.layers, self._layers[-1]),))
+            found.add(batch, (self._run(batch, self.layers),))
         return found.tensors[0]
 
     def run_layer(
@@ -57,33 +56,16 @@ class ResidualStreams:
         for batch in self._batches:
             hidden = torch.zeros(batch.ids.numel(), state.shape[1], dtype=state.dtype, device=batch.ids.device)
             hidden[batch.real] = state[batch.places.to(state.device)].to(hidden.device)
-            out = self._run(batch, layer, part or self._layers[layer], hidden.view(*batch.ids.shape, -1), part is None)
+            out = self._run(batch, layer, hidden.view(*batch.ids.shape, -1), part)
             found.add(batch, (out, *(() if records is None else records.pop())))
         release_freed_memory()  # otherwise a fit needs memory on top of the layer's activations
         return found.tensors[0], found.tensors[1:]
 
     def _run(
-        self, batch: PaddedBatch, layer: int, read: nn.Module, hidden: Tensor | None = None, after: bool = True
+        self, batch: PaddedBatch, layer: int, hidden: Tensor | None = None, part: nn.Module | None = None
     ) -> Tensor:
-        """Run one layer of the decoder on `hidden` [rows, columns, hidden], None for the embeddings; skip all others.
-
-        Returns what the module `read` gives, or, unless `after`, its first input, [rows * columns, hidden]. With the
-        number of layers as `layer` all are skipped.
-        """
-        found: list[Tensor] = []
-
-        def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
-            found.append(state_of(output) if after else args[0])
-
-        first = self._layers[:layer]
-        with ExitStack() as stack:
-            stack.callback(read.register_forward_hook(keep).remove)
-            stack.enter_context(skipped(first, hidden))
-            stack.enter_context(skipped(self._layers[layer + 1 :]))
-            if hidden is not None and not first:
-                # There is no layer before that could pass it on.
-                handle = self._layers[0].register_forward_pre_hook(lambda _module, args: (hidden, *args[1:]))
-                stack.callback(handle.remove)
+        """Run one layer of the decoder as `only_layer` does, [rows * columns, hidden]."""
+        with only_layer(self._layers, layer, hidden, part) as found:
             self._decoder(input_ids=batch.ids, use_cache=False)
         return found[0].flatten(0, 1)
 

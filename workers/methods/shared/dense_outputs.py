@@ -119,6 +119,9 @@ class _DenseOutput:
     def layer(self) -> int:
         return self._layer.index
 
+    def prepare(self) -> None:
+        """Weights are copied at their first change."""
+
     def recording(self) -> AbstractContextManager[list[Recorded]]:
         return recording(self._input_module, lambda inputs, _: (inputs,))
 

@@ -47,8 +47,7 @@ def run_watched(resident: Resident, sequences: Sequence[Tokens], watches: Sequen
             else:
                 handle = module.register_forward_pre_hook(lambda _m, args, call=callback: call(args[0].flatten(0, -2)))
             stack.callback(handle.remove)
-        for row in resident.rows(sequences):
-            resident.run(row)
+        resident.run(resident.rows(sequences))
 
 
 def watch_networks(

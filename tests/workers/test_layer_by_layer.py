@@ -1,0 +1,73 @@
+"""Experts that aren't on the device: splits are scored one layer at a time, with the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from families import VARIANTS, edit_of_kind, representatives
+from repair_samples import rows_of, sequences_of
+
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.workers.checkpoints.stored_experts import StoredExperts
+from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
+from moevolve.workers.worker import EvaluationWorker
+
+EXAMPLES = tuple(
+    Example(f"the fox {' '.join(words)} is larger :", (words[0],), ("fox", "dog", "cat"))
+    for words in (("fox", "dog"), ("dog",), ("cat", "fox", "dog", "cat", "dog"), ("cat",), ("dog", "cat", "cat"))
+)
+RANKED = PreparedSplit("a", "search", "rank", "accuracy", Matching(), 1, " ", EXAMPLES)
+TEXTS = replace(RANKED, task="b", fitness="perplexity", metric="inverse_perplexity", positions="text")
+AGREED = replace(RANKED, task="c", fitness="agreement", metric="agreement", positions="text")
+SPLITS = (RANKED, TEXTS, AGREED)
+
+
+def scored(worker: EvaluationWorker, edit: Edit) -> EvaluationReply:
+    return worker.evaluate(EvaluationRequest(edit, tuple(split.ref for split in SPLITS)), SPLITS)
+
+
+# The tokenizer that transformers takes for qwen3_5_moe_text has none of these words.
+@pytest.mark.parametrize(
+    "family", representatives(("mixtral", "qwen2_moe", "gpt_oss"), VARIANTS.keys() - {"qwen3_5_moe_text"})
+)
+def test_scores_are_those_of_a_model_on_the_device(family: str, checkpoint: Callable[[str], Path]) -> None:
+    config = ModelConfig(str(checkpoint(family)), device="cpu", dtype="float32")
+    # As many columns as several passes take.
+    engine = EngineConfig(batch_tokens=16)
+    whole = EvaluationWorker(config, engine)
+    parts = EvaluationWorker(replace(config, expert_offload="disk"), engine)
+    layers = whole.resident.layers
+    retained = 4 if layers[0].rule.groups.fault(3) else 3
+    space = "probs" if layers[0].rule.has_scores else "logits"
+    pruned = edit_of_kind(len(layers), layers[0].count, "prune", retained, space=space)
+    rows = rows_of(sequences_of((9, 14, 11, 17)))
+    edits: list[Edit] = [IdentityEdit(), pruned]
+    if layers[0].unrepairable is None:
+        edits += [RepairedEdit(pruned, RepairSettings((0.1,), neurons=neurons), rows) for neurons in (False, True)]
+    for edit in edits:
+        expected, found = scored(whole, edit), scored(parts, edit)
+        assert expected.failure is None and found.failure is None
+        for split in SPLITS:
+            one, other = (each.results[split.fingerprint] for each in (expected, found))
+            assert one.gold_logprob == other.gold_logprob
+            np.testing.assert_array_equal(one.outcomes, other.outcomes)
+        if parts.resident.one_layer_at_a_time:
+            assert isinstance(parts.resident.applied, IdentityEdit)
+
+
+def test_a_layers_experts_are_read_once_for_all_splits(checkpoint: Callable[[str], Path]) -> None:
+    config = ModelConfig(str(checkpoint("mixtral")), device="cpu", dtype="float32", expert_offload="disk")
+    worker = EvaluationWorker(config, EngineConfig(batch_tokens=16))
+    edit = edit_of_kind(3, 6, "prune", 3)
+    scored(worker, edit)
+    with patch.object(StoredExperts, "read", autospec=True, side_effect=StoredExperts.read) as read:
+        scored(worker, edit)
+    assert [call.args[1] for call in read.call_args_list] == [0, 1, 2]
