@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
@@ -97,7 +97,7 @@ class Forward:
         return self._run(columns, places, None, hidden=True)
 
     @contextmanager
-    def finished(self, layers: Iterator[int], passes: Sequence[Columns]) -> Iterator[None]:
+    def finished(self, layers: Generator[int], passes: Sequence[Columns]) -> Iterator[None]:
         """Run passes through one decoder layer after the other; within a `with` block they are then complete.
 
         Only the final norm and the output head remain to be computed for them. Results are those of whole passes, bit

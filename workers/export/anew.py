@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -69,10 +69,12 @@ def patterns(names: set[str]) -> str:
     return ", ".join(f"{count} of {pattern}" for pattern, count in sorted(counts.items()))
 
 
-def rewrite(resident: Resident, blueprint: Blueprint, rewriter: Rewriter) -> tuple[list[KeptTensor], Rewritten]:
+def rewrite(
+    resident: Resident, layers: Iterator[int], blueprint: Blueprint, rewriter: Rewriter
+) -> tuple[list[KeptTensor], Rewritten]:
     """Write the tensors that an edit changes to a scratch file.
 
-    The resident model has the edit applied, and the blueprint is that of its stock checkpoint.
+    The edit is on every one of the decoder `layers` when it comes, and the blueprint is of the stock checkpoint.
 
     Returns:
         The tensors of the export, with changed ones read from the scratch file, and a summary.
@@ -84,7 +86,8 @@ def rewrite(resident: Resident, blueprint: Blueprint, rewriter: Rewriter) -> tup
     """
     names, prefix = SavedNames(blueprint.model), layers_prefix(blueprint.model)
     experts = experts_prefix(blueprint.model)
-    for layer in resident.layers:
+    by_index = {layer.index: layer for layer in resident.layers}
+    for layer in (by_index[index] for index in layers if index in by_index):
         family = layer.family
         outputs = experts, f"{family.prefix}{layer.shared_name}.down_proj."
         changeable = *outputs, f"{family.prefix}{family.router}.", f"{family.prefix}{family.correction}"

@@ -20,7 +20,7 @@ from moevolve.workers.contract.methods import Blueprint, Exporter
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.config_files import copy_unpacked, write_config
 from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
-from moevolve.workers.export.verify import record_activations, verify
+from moevolve.workers.export.verify import Recorder, verify
 from moevolve.workers.families.decoder import decoder_layers
 from moevolve.workers.families.registry import only_inside
 from moevolve.workers.methods.registry import exporter_of
@@ -62,12 +62,12 @@ def export_model(
         if only_inside(alone):
             raise UserError(f"transformers has no class for {alone} models alone; export the individual as source")
         resident = ResidentModel.load(model) if isinstance(model, ModelConfig) else model
-        with resident.edited(edit):
+        with resident.layers_with(edit) as layers:
             obstacle = exporter.obstacle(resident, underlying(edit))
             if form == "stock" and obstacle is not None:
                 raise UserError(f"--form stock: {obstacle}; export it as native")
             exact: CheckpointForm = "stock" if obstacle is None else "native"
-            report = _export(resident, exporter, form or exact, part, card)
+            report = _export(resident, edit, layers, exporter, form or exact, part, card)
     return finished(report, directory)
 
 
@@ -82,21 +82,29 @@ def write_stock(resident: ResidentModel, directory: Path) -> None:
     obstacle = exporter.obstacle(resident, base)
     if obstacle is not None:
         raise UserError(f"this model has no stock checkpoint: {obstacle}")
-    _write_files(resident, exporter, "stock", directory)
+    layers = iter(range(len(decoder_layers(resident.model))))
+    _write_files(resident, resident.applied, layers, exporter, "stock", directory)
 
 
 def _export(
-    resident: ResidentModel, exporter: Exporter, form: CheckpointForm, part: Path, card: ExportCard
+    resident: ResidentModel,
+    edit: Edit,
+    layers: Iterator[int],
+    exporter: Exporter,
+    form: CheckpointForm,
+    part: Path,
+    card: ExportCard,
 ) -> ExportReport:
-    """Write and verify the checkpoint in the folder `part`, with the edit applied."""
-    summary = exporter.summary(resident, underlying(resident.applied), form)
-    model, checksums = _write_files(resident, exporter, form, part)
+    """Write and verify the checkpoint in the folder `part`; the edit is on every layer when it comes."""
+    summary = exporter.summary(resident, underlying(edit), form)
+    recorder = Recorder(resident)
+    model, checksums = _write_files(resident, edit, _recorded(layers, recorder), exporter, form, part)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    shown = replace(summary, rows=(*summary.rows, *resident.report()))
-    facts = CardFacts(shown, form, parameters, resident.applied.phenotype_hash)
+    shown = replace(summary, rows=(*summary.rows, *resident.report(edit)))
+    facts = CardFacts(shown, form, parameters, edit.phenotype_hash)
     write_card(part, card, facts, checkpoint_folder(resident.config))
     try:
-        agreement = verify(part, form, resident, record_activations(resident), checksums)
+        agreement = verify(part, form, resident, recorder.recorded(), checksums)
     except torch.OutOfMemoryError as error:
         raise VerificationError(
             f"{resident.device} has no room for a layer of it beside the model; export with --device cpu"
@@ -104,11 +112,18 @@ def _export(
     return ExportReport(part, form, summary.experts, summary.active, parameters, 0, agreement)
 
 
+def _recorded(layers: Iterator[int], recorder: Recorder) -> Iterator[int]:
+    """Record the activations of every layer before it is written."""
+    for index in layers:
+        recorder.layer(index)
+        yield index
+
+
 def _write_files(
-    resident: ResidentModel, exporter: Exporter, form: CheckpointForm, part: Path
+    resident: ResidentModel, edit: Edit, layers: Iterator[int], exporter: Exporter, form: CheckpointForm, part: Path
 ) -> tuple[PreTrainedModel, dict[str, int]]:
     """Write all that `transformers` reads; returns the model on the meta device, and tensors' checksums by name."""
-    blueprint = exporter.build(resident, underlying(resident.applied), form, part)
+    blueprint = exporter.build(resident, underlying(edit), form, part)
     config = blueprint.model.config
     config.architectures = [type(blueprint.model).__name__]
     # Code that came with a stock model's checkpoint isn't exported, and it isn't what the search ran.
@@ -116,26 +131,26 @@ def _write_files(
         del config.auto_map
     write_config(resident.config, config, part)
     copy_unpacked(resident.config, resident.tokenizer, part)
-    return blueprint.model, _write_weights(resident, blueprint, part)
+    return blueprint.model, _write_weights(resident, layers, blueprint, part)
 
 
-def _write_weights(resident: ResidentModel, blueprint: Blueprint, part: Path) -> dict[str, int]:
+def _write_weights(resident: ResidentModel, layers: Iterator[int], blueprint: Blueprint, part: Path) -> dict[str, int]:
     """Write all tensors; returns their checksums by name."""
     names = SavedNames(blueprint.model)
     planned = {name: tensor.nbytes for saved in names.tensors.values() for name, tensor in saved.items()}
     check_room(part, sum(planned.values()))
     writer = ShardWriter(part, planned)
-    for name, tensor in _tensors(resident, blueprint):
+    for name, tensor in _tensors(resident, layers, blueprint):
         for saved, values in names.saved(name, tensor).items():
             writer.write(saved, values)
     writer.finish()
     return writer.checksums
 
 
-def _tensors(resident: ResidentModel, blueprint: Blueprint) -> Iterator[tuple[str, Tensor]]:
+def _tensors(resident: ResidentModel, layers: Iterator[int], blueprint: Blueprint) -> Iterator[tuple[str, Tensor]]:
     """Yield all tensors of the exported model with their names, created on demand."""
     yield from frame_state(resident.model).items()
     prefix = layers_prefix(blueprint.model)
-    for index in range(len(decoder_layers(blueprint.model))):
+    for index in layers:
         for name, tensor in blueprint.layer(index):
             yield f"{prefix}{index}.{name}", tensor

@@ -193,7 +193,7 @@ def _rewritten(
 ) -> tuple[SourceExport, Rewritten]:
     """Apply the edit, and write what it changes to a scratch file; see `rewrite`."""
     exporter, base = pruning_exporter(edit), underlying(edit)
-    with scratch.open("wb") as stream, resident.edited(edit):
+    with scratch.open("wb") as stream, resident.layers_with(edit) as layers:
         blueprint = exporter.build(resident, base, "stock", scratch.parent)
         rewriter: Rewriter
         if plan.source.gguf is None:
@@ -205,7 +205,7 @@ def _rewritten(
             names = GgufNames(ARCHITECTURES[config.model_type], config.num_hidden_layers)
             rewriter = GgufRewriter(plan.kept, names, stream, requantise)
         with naming(model):
-            kept, found = rewrite(resident, blueprint, rewriter)
+            kept, found = rewrite(resident, layers, blueprint, rewriter)
     return replace(plan, kept=kept), found
 
 

@@ -7,7 +7,7 @@ conversion of `transformers`, it is run on the inputs that the same part of the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,7 +28,15 @@ from moevolve.workers.checkpoints.state import (
 )
 from moevolve.workers.contract.card import Agreement, CheckpointForm
 from moevolve.workers.export.folder import VerificationError
-from moevolve.workers.families.decoder import CARRIED, carries, decoder_layers, decoder_of, skipped, state_of
+from moevolve.workers.families.decoder import (
+    CARRIED,
+    carries,
+    decoder_layers,
+    decoder_of,
+    only_layer,
+    skipped,
+    state_of,
+)
 from moevolve.workers.model.resident import ResidentModel
 
 # Largest accepted difference at a position, relative to the largest value that the part adds to its input there.
@@ -62,13 +70,47 @@ class Activations:
     logits: Tensor = field(repr=False)
 
 
-@torch.inference_mode()
-def record_activations(resident: ResidentModel) -> tuple[Activations, ...]:
-    """Run the edited resident model on `PROMPTS` and on a sequence of arbitrary tokens, and record its activations."""
-    texts = [resident.tokenizer(text, return_tensors="pt")["input_ids"][:, :64] for text in PROMPTS]
-    # Large steps cover the vocabulary; sentences have little of it.
-    stride = (torch.arange(48) * 7919 + 13) % int(resident.model.config.vocab_size)
-    return tuple(_record(resident, tokens) for tokens in (*texts, stride[None]) if tokens.numel())
+class Recorder:
+    """Records the edited resident model's activations on `PROMPTS` and on a sequence of arbitrary tokens.
+
+    Where layers are edited one at a time, `layer` is called with each of them.
+    """
+
+    def __init__(self, resident: ResidentModel) -> None:
+        self._resident = resident
+        texts = [resident.tokenizer(text, return_tensors="pt")["input_ids"][:, :64] for text in PROMPTS]
+        # Large steps cover the vocabulary; sentences have little of it.
+        stride = (torch.arange(48) * 7919 + 13) % int(resident.model.config.vocab_size)
+        self._tokens = [tokens for tokens in (*texts, stride[None]) if tokens.numel()]
+        self._by_layer = resident.one_layer_at_a_time
+        self._states: list[list[Tensor]] = [[] for _ in self._tokens]
+
+    @torch.inference_mode()
+    def layer(self, index: int) -> None:
+        """Run a decoder layer, which has the edit now."""
+        if self._by_layer:
+            layers = decoder_layers(self._resident.model)
+            for tokens, states in zip(self._tokens, self._states, strict=True):
+                if not states:
+                    states.append(self._only(tokens, len(layers), None))
+                states.append(self._only(tokens, index, states[-1]))
+
+    @torch.inference_mode()
+    def recorded(self) -> tuple[Activations, ...]:
+        """Return the activations, after the last layer."""
+        layers = decoder_layers(self._resident.model)
+        found = []
+        for tokens, states in zip(self._tokens, self._states, strict=True):
+            with skipped(layers, states[-1].to(self._resident.device)) if self._by_layer else nullcontext():
+                whole = _record(self._resident, tokens)
+            found.append(replace(whole, states=tuple(states)) if self._by_layer else whole)
+        return tuple(found)
+
+    def _only(self, tokens: Tensor, index: int, state: Tensor | None) -> Tensor:
+        device, model = self._resident.device, self._resident.model
+        with only_layer(decoder_layers(model), index, None if state is None else state.to(device)) as found:
+            decoder_of(model)(input_ids=tokens.to(device), use_cache=False)
+        return found[0].cpu()
 
 
 def _record(resident: ResidentModel, tokens: Tensor) -> Activations:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,7 +110,7 @@ class ResidentModel:
             raise
         self.applied = edit
 
-    def by_layer(self, edit: Edit) -> Iterator[int]:
+    def by_layer(self, edit: Edit) -> Generator[int]:
         """Apply an edit to one decoder layer at a time, in place of the one that is applied.
 
         Yields the index of every layer once it may run, and gives the layer up when the next one is asked for.
@@ -136,9 +137,9 @@ class ResidentModel:
             applicator.revert()
         self.applied = IdentityEdit()
 
-    def report(self) -> tuple[tuple[str, str], ...]:
-        """Return the details of the edit as (title, value); empty for most kinds of edits."""
-        applicator = self._applicators.get(type(self.applied))
+    def report(self, edit: Edit) -> tuple[tuple[str, str], ...]:
+        """Return the details of the last edit of this type as (title, value); empty for most types."""
+        applicator = self._applicators.get(type(edit))
         return () if applicator is None else applicator.report()
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
@@ -163,6 +164,19 @@ class ResidentModel:
             raise
         if not keep:
             self.revert()
+
+    @contextmanager
+    def layers_with(self, edit: Edit) -> Iterator[Iterator[int]]:
+        """Context manager that gives every decoder layer with an edit: one after the other, or else all at once.
+
+        Before the first layer is asked for, all that isn't within layers can be read. Afterwards the model is unedited.
+        """
+        if self.one_layer_at_a_time:
+            with closing(self.by_layer(edit)) as layers:
+                yield chain((next(layers),), layers)
+        else:
+            with self.edited(edit):
+                yield iter(range(len(decoder_layers(self.model))))
 
     def rows(self, sequences: Sequence[Tokens]) -> list[tuple[Tokens, ...]]:
         limit = ROW_TOKENS if family_of(self.model.config, self.config.path).packs else 0

@@ -57,7 +57,8 @@ class _EditedModel:
     @classmethod
     def of(cls, resident: Resident, edit: Edit) -> _EditedModel:
         layers = resident.layers
-        width = ExpertNeurons(layers[0].experts, layers[0].expert_tensors()).width
+        # A layer that isn't at work may not have the edit's width yet.
+        width = getattr(edit, "width", None) or ExpertNeurons(layers[0].experts, layers[0].expert_tensors()).width
         plans = [_router(layer).plan for layer in layers]
         thresholds = [plan.skip_below for plan in plans if plan is not None and plan.skip_below is not None]
         whole = len(layers), layers[0].count, active_experts(resident.model.config)

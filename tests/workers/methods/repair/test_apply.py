@@ -99,7 +99,7 @@ def test_an_edit_that_changes_nothing_is_not_changed_either(resident: Residents)
 
 def in_report(model: ResidentModel, edit: RepairedEdit) -> tuple[tuple[str, str], ...]:
     with model.edited(edit):
-        return model.report()
+        return model.report(edit)
 
 
 @pytest.mark.parametrize("room", [1.0, 0.5, 0.0])
