@@ -7,7 +7,7 @@ A driver imports this module, so torch, and what imports it, is imported within 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -74,6 +74,18 @@ def describe_search(config: RunConfig) -> ModelDescription:
     costs = costs_of(space, outline)
     needed = launch_memory(config, outline, costs)
     return ModelDescription(config.model, facts, needed)
+
+
+def needed_memory(config: RunConfig, calibration: Iterable[PreparedSplit]) -> NeededMemory:
+    """Count the memory that a worker must find, with the calibration rows that there are; the model must be pinned."""
+    from moevolve.search.running.plan.memory import launch_memory
+    from moevolve.workers.profiling.outline import outline_model
+    from moevolve.workers.profiling.passes import PromptMeter
+
+    outline = outline_model(config.model)
+    costs = costs_of(config.space(outline.facts), outline)
+    meter = PromptMeter(config.model, config.engine)
+    return launch_memory(config, outline, costs, max(2, sum(map(meter.most_tokens, calibration))))
 
 
 def over_context(config: RunConfig, splits: tuple[PreparedSplit, ...]) -> tuple[str, ...]:
@@ -167,4 +179,7 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     every = (*(split for splits in prepared.values() for split in splits), *held_out)
     for note in call(over_context, config, every):
         _LOG.warning("%s", note)
-    return SearchSetup(config, search_id, description.facts, space, schedule, prepared, held_out, description.needed)
+    needed = description.needed
+    if any(phase.repair is not None for phase in config.phases):
+        needed = call(needed_memory, config, prepared["calibration"])
+    return SearchSetup(config, search_id, description.facts, space, schedule, prepared, held_out, needed)

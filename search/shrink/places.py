@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.running.set_up import pinned
+from moevolve.search.running.set_up import needed_memory, pinned
 from moevolve.search.shrink.goal import Goal
 from moevolve.search.strategies.schedule import largest_window
 from moevolve.workers.contract.settings import ExpertOffload
@@ -57,21 +57,19 @@ def room_for(config: RunConfig) -> tuple[ExpertOffload, int]:
     Raises:
         NoRoomError: None of them fits; the message says what is missing.
     """
-    from moevolve.search.genomes.registry import costs_of
-    from moevolve.search.running.plan.memory import launch_memory
     from moevolve.workers.checkpoints.loading import resolve_device
     from moevolve.workers.contract.capacity import NoRoomError, check_room, free_bytes
     from moevolve.workers.profiling.outline import outline_model
 
     config = config.model_copy(update={"model": pinned(config.model)})
     outline = outline_model(config.model)
-    costs = costs_of(config.space(outline.facts), outline)
     device = resolve_device(config.model)
+    calibration = [section.prepared("calibration", calibrating=True) for section in config.tasks]
     places: tuple[ExpertOffload, ...] = ("device", "host", "disk") if config.on_gpu else ("device", "disk")
     places = places if outline.facts.experts else places[:1]
     for place in places:
         placed = config.model_copy(update={"model": replace(config.model, expert_offload=place)})
-        needed = launch_memory(placed, outline, costs)
+        needed = needed_memory(placed, calibration)
         try:
             check_room(needed, device)
             break

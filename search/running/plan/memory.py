@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.kernels.expert_merge import staged_bytes
-from moevolve.search.config.run import RunConfig
+from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.contract.costs import SpaceCosts
 from moevolve.search.running.plan.counts import described_as
 from moevolve.search.running.plan.repairs import RepairWork, repair_works
@@ -47,27 +48,17 @@ def worker_memory(
         place: Place of the original experts, whatever the run says.
         repairs: Memory of its phases' repairs.
     """
-    experts, passes, host = outline.experts_bytes, tuple(passes), place != "device"
-    items = [MemoryItem("weights outside of experts", outline.weight_bytes - experts, 0)]
-    at_once = 0
+    passes = tuple(passes)
+    host = place != "device" and outline.experts_bytes > 0
+    # Where answers are decoded, every pass needs all of a candidate's layers; else layers follow one another.
+    by_layer = host and not any(map(_decodes, config.tasks))
+    items = [MemoryItem("weights outside of experts", outline.weight_bytes - outline.experts_bytes, 0)]
     buffers = costs.buffer_bytes([phase.kind for phase in config.phases], host, bool(repairs))
-    if not experts:
-        items.append(MemoryItem("candidates' own weights", buffers, 0))
-    else:
-        layers = len(outline.facts.moe_layers)
-        in_host = outline.pinned_bytes if config.on_gpu else experts
-        items.append(
-            MemoryItem("original experts", experts if place == "device" else 0, in_host if place == "host" else 0)
-        )
-        at_once = max(experts, buffers) if host else 0
-        # With originals on the host, layers take turns in one buffer, but repaired layers stay in buffers of their own.
-        items.append(MemoryItem("buffers for candidates' experts", 0 if host and not repairs else buffers, 0))
-        layer = experts // layers
-        items.append(MemoryItem("one layer's original experts", layer if host else 0, layer if place == "disk" else 0))
+    items += _experts(config, outline, place, buffers, by_layer, bool(repairs))
     activations = _activations(outline, passes, config.on_gpu)
     longest = max((one.longest for one in passes), default=0)
     between = max(_merging(config, outline), costs.calibration_bytes(longest))
-    cached = max((_cached(outline, one) for one in passes), default=0)
+    cached = 0 if by_layer else max((_cached(outline, one) for one in passes), default=0)
     beyond = max(0, between - activations)
     needed = [
         MemoryItem("keys and values of a batch", cached, 0),
@@ -76,27 +67,60 @@ def worker_memory(
         # scored, so that none adds to another or to a batch's activations.
         MemoryItem("what merging or calibrating takes beyond these", beyond, costs.calibration_host_bytes()),
     ]
+    if by_layer:
+        states = sum(one.tokens for one in passes) * outline.hidden * outline.facts.dtype_bytes
+        needed.append(MemoryItem("states of the texts that are scored", 0, states))
     if repairs:
         # A fit may use what scoring takes.
         fit = max(0, max(each.taken for each in repairs) - cached - activations - beyond)
+        kept = 0 if host else max(each.kept for each in repairs)
         needed += [
             MemoryItem("what a layer's fit, with states of its tokens, takes beyond these", fit, 0),
-            MemoryItem("fitted layers kept for other candidates", max(each.kept for each in repairs), 0),
+            MemoryItem("fitted layers kept for other candidates", kept, 0),
             MemoryItem("states of all layers to fit to", 0, max(each.streams for each in repairs)),
         ]
     beside = sum(item.device for item in needed)
     exporting = 0
-    if experts:
-        kept, *_ = costs.counts(described_as(config.phases)[config.phases[-1].kind])
-        exporting = sum(item.device for item in items) + _exported(outline, kept)
+    if outline.experts_bytes:
+        kept_experts, *_ = costs.counts(described_as(config.phases)[config.phases[-1].kind])
+        exporting = sum(item.device for item in items) + _exported(outline, kept_experts)
+    at_once = max(outline.experts_bytes, buffers) if host and not by_layer else 0
     return WorkerMemory((*items, *needed), _loading(config, outline, place), beside, at_once, exporting)
 
 
-def launch_memory(config: RunConfig, outline: ModelOutline, costs: SpaceCosts) -> NeededMemory:
+def _experts(
+    config: RunConfig, outline: ModelOutline, place: ExpertOffload, buffers: int, by_layer: bool, repaired: bool
+) -> list[MemoryItem]:
+    """Count original experts and those of a candidate, all of whose layers take `buffers` bytes."""
+    experts = outline.experts_bytes
+    if not experts:
+        return [MemoryItem("candidates' own weights", buffers, 0)]
+    layers = len(outline.facts.moe_layers)
+    in_host = outline.pinned_bytes if config.on_gpu else experts
+    layer, host = experts // layers, place != "device"
+    # Layers take turns in one buffer, but repaired ones that stay are in buffers of their own.
+    own = buffers // layers if by_layer else 0 if host and not repaired else buffers
+    # A candidate's layer takes the place of the unedited one, and on a CPU is filled from what was read of the disk.
+    here = 0 if by_layer and not config.on_gpu else layer if host else 0
+    return [
+        MemoryItem("original experts", 0 if host else experts, in_host if place == "host" else 0),
+        MemoryItem("buffers for candidates' experts", own, 0),
+        MemoryItem("one layer's original experts", here, layer if place == "disk" else 0),
+    ]
+
+
+def _decodes(section: TaskSection) -> bool:
+    return FITNESSES[section.task().fitness].reads not in ("texts", "choices")
+
+
+def launch_memory(
+    config: RunConfig, outline: ModelOutline, costs: SpaceCosts, tokens: int | None = None
+) -> NeededMemory:
     """Count the memory that a worker must find when it starts, with passes of the largest size instead of real prompts.
 
     Args:
         config, outline, costs: The run, its model, and the costs of its candidates.
+        tokens: Number of tokens in all calibration rows; None if it isn't known.
     """
 
     def taken(place: ExpertOffload, batch_tokens: int) -> WorkerMemory:
@@ -107,10 +131,10 @@ def launch_memory(config: RunConfig, outline: ModelOutline, costs: SpaceCosts) -
         slow = way.settings.count("num_gpus") + 2 * way.settings.count("expert_offload=disk")
         return way.settings.count("--set") + 10 * slow
 
-    repairs = repair_works(config, costs, outline)
-    own, tokens = config.model.expert_offload, config.engine.batch_tokens
+    repairs = repair_works(config, costs, outline, tokens)
+    own, batch = config.model.expert_offload, config.engine.batch_tokens
     ways: list[SmallerSettings] = []
-    halves = [tokens, *(tokens >> power for power in range(1, 32) if tokens >> power >= _LEAST_BATCH)]
+    halves = [batch, *(batch >> power for power in range(1, 32) if batch >> power >= _LEAST_BATCH)]
     places: list[ExpertOffload] = [own]
     if outline.experts_bytes and own == "device" and config.workers.num_gpus > 0:
         places.append("host")
@@ -119,9 +143,9 @@ def launch_memory(config: RunConfig, outline: ModelOutline, costs: SpaceCosts) -
     for place in places:
         named = (f"model.expert_offload={place}",) if place != own else ()
         for size in halves:
-            settings = (*named, *(() if size == tokens else (f"engine.batch_tokens={size}",)))
+            settings = (*named, *(() if size == batch else (f"engine.batch_tokens={size}",)))
             ways += _ways(settings, taken(place, size), config)
-    return NeededMemory(taken(own, tokens), config.workers.num_gpus, tuple(sorted(ways, key=rank)))
+    return NeededMemory(taken(own, batch), config.workers.num_gpus, tuple(sorted(ways, key=rank)))
 
 
 def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) -> Iterator[SmallerSettings]:

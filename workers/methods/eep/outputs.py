@@ -54,14 +54,15 @@ class ExpertOutputs:
         self._layer, self._experts, self._shared, self._edit = layer, experts, shared, edit
         self._router, self._ordinal = router, ordinal
 
-    def prepare(self) -> None:
+    def prepare(self, selects: bool) -> None:
         plan = self._router.plan
         assert plan is not None
         if plan.positions is not None:
             # The routing points at resident originals, which must not change.
             self._experts.use_selected(self._edit.expert_merging[self._ordinal].argmax(axis=1).tolist())
             self._router.plan = replace(plan, positions=None)
-        self._experts.make_writable()
+        if not selects or self._neurons().output_biases:  # which those of selected neurons keep
+            self._experts.make_writable()
 
     @property
     def layer(self) -> int:

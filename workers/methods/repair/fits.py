@@ -124,16 +124,21 @@ class _Trial:
 
 
 class FitCache:
-    """Fitted layers by key, of at most `FIT_CACHE_BYTES`.
+    """Fitted layers by key, of at most `FIT_CACHE_BYTES`, or none unless it `keeps` them.
 
     A candidate that is scored on another split needs the changes of all its layers, and none of the states after them:
     beyond the limit the states that were used least recently are dropped first, then layers.
     """
 
-    def __init__(self) -> None:
-        self._nbytes = 0
+    def __init__(self, keeps: bool = True) -> None:
+        self._keeps, self._nbytes = keeps, 0
         self._layers: OrderedDict[str, FittedLayer] = OrderedDict()
         self._states: OrderedDict[str, Tensor] = OrderedDict()
+
+    @property
+    def limit(self) -> int:
+        """Bytes that may be kept."""
+        return FIT_CACHE_BYTES if self._keeps else 0
 
     def __contains__(self, key: str) -> bool:
         return key in self._layers
@@ -150,7 +155,7 @@ class FitCache:
 
     def put(self, key: str, fitted: FittedLayer) -> None:
         layer, state = replace(fitted, state=None), fitted.state
-        if layer.nbytes > FIT_CACHE_BYTES:
+        if layer.nbytes > self.limit:
             return
         for kept in (self._layers, self._states):  # a layer whose state was dropped is fitted again
             old = kept.pop(key, None)
@@ -159,7 +164,7 @@ class FitCache:
         self._layers[key] = layer
         if state is not None:
             self._states[key] = state
-        while self._nbytes > FIT_CACHE_BYTES:
+        while self._nbytes > self.limit:
             _, dropped = (self._states or self._layers).popitem(last=False)
             self._nbytes -= dropped.nbytes
 
@@ -188,7 +193,7 @@ class LayerFits:
         while len(self.outcomes) < len(self._outputs) and self._outputs[len(self.outcomes)].layer == layer:
             place = len(self.outcomes)
             output, key = self._outputs[place], self._keys[place]
-            output.prepare()
+            output.prepare(self._settings.neurons)
             if place < self._reused:
                 fitted = self._reuse(output, key)
             else:
@@ -301,7 +306,7 @@ class LayerFits:
         after, fit, features = trial.after, trial.fit, trial.features
         if fit is None:
             return FittedLayer(trial.selection, (), after.to(dtype), None)
-        cacheable = 4 * features.width * after.shape[1] <= FIT_CACHE_BYTES
+        cacheable = 4 * features.width * after.shape[1] <= self._cache.limit
         changes, stream = [], after.clone()
         for block in features.blocks:
             change = fit.change[block.columns]

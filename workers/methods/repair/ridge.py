@@ -34,7 +34,7 @@ _LEAST_GAIN = 1e-3
 # compared on the same combinations, so that few suffice.
 _COMBINATIONS = 32
 # Columns of the change that are solved at once, because every vector of the iteration has width x columns numbers.
-_COLUMNS = 1024
+_COLUMNS = 512
 
 
 @dataclass(frozen=True, slots=True)

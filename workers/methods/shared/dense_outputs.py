@@ -119,7 +119,7 @@ class _DenseOutput:
     def layer(self) -> int:
         return self._layer.index
 
-    def prepare(self) -> None:
+    def prepare(self, selects: bool) -> None:
         """Weights are copied at their first change."""
 
     def recording(self) -> AbstractContextManager[list[Recorded]]:

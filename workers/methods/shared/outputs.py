@@ -137,8 +137,8 @@ class LayerOutput(Protocol):
     def next_part(self) -> nn.Module | None:
         """The module that takes the residual stream after this part; None if the decoder layer ends with the part."""
 
-    def prepare(self) -> None:
-        """Have weights in use that can be changed; call it before all else."""
+    def prepare(self, selects: bool) -> None:
+        """Have weights in use that can be changed, unless `selects` says that neurons will be; call it first."""
 
     def recording(self) -> AbstractContextManager[list[Recorded]]:
         """Record passes through the layer within a `with` block, as the inputs of `features`.

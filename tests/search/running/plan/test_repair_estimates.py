@@ -63,7 +63,7 @@ def test_a_whole_mixtral_by_hand() -> None:
     features = tokens * 2 * NEURONS * 2  # a token uses two experts, in bfloat16
     states = tokens * HIDDEN * (2 * 2 + 4 + 4)
     change, panels = 4 * KEPT * NEURONS * HIDDEN, 2 * 4 * 1024 * KEPT * NEURONS
-    solving = 4 * 1024 * (5 * KEPT * NEURONS + 3 * tokens)
+    solving = 4 * 512 * (5 * KEPT * NEURONS + 3 * tokens)
     assert work.taken == features + states + change + panels + solving < 14 << 30
     (all_projections,) = planned(settings(tokens, input_rounds=2)).repairs
     assert all_projections.taken > 4 * HIDDEN * 10 * 2 * NEURONS
