@@ -92,7 +92,7 @@ class TaskCheck:
         """The numbers as texts of a table: prompts, loops, broken answers, agreement, perplexity and recovery."""
         return (
             str(self.prompts),
-            f"{self.loops} (full model {self.loops_full})",
+            f"{self.loops} (full model {self.loops_full})" if self.prompts else "-",
             f"{self.broken} of {self.structured}" if self.structured else "-",
             percent(self.agreement),
             "-" if self.perplexity is None else f"{self.perplexity:.2f} times",

@@ -110,13 +110,17 @@ def check_edit(
     probes: Sequence[Probe],
     seconds: float,
     on_stage: OnStage = lambda _: None,
-) -> tuple[tuple[TaskCheck, ...], Loops]:
-    """Compare an edited model with the unedited one on each domain."""
+) -> tuple[tuple[TaskCheck, ...], Loops | None]:
+    """Compare an edited model with the unedited one on each domain, answers only where experts are on the device."""
     # What is compared with the unedited model's predictions needs these first.
     before, after = (_scores(worker, each, probes) for each in (IdentityEdit(), edit))
     known = [not probe.check.general or texts * _KNOWN >= 1 for probe, (_, texts) in zip(probes, before, strict=True)]
     asked = [probe.split if each else probe.split.head(0) for probe, each in zip(probes, known, strict=True)]
-    pairs, loops = _pairs(worker, edit, asked, seconds, on_stage)
+    if worker.resident.one_layer_at_a_time:
+        # Every token of an answer would take all experts from the disk.
+        pairs, loops = [[] for _ in asked], None
+    else:
+        pairs, loops = _pairs(worker, edit, asked, seconds, on_stage)
     checks = []
     for probe, each, (_, old), (agreement, new), answers in zip(probes, known, before, after, pairs, strict=True):
         # What is behind thoughts can be compared if both answers have come to the end of theirs, or neither has. Texts
@@ -331,7 +335,7 @@ def checks_table(checks: Checks) -> str:
     for check in checks.tasks:
         name = check.task if check.known else f"{check.task} (unknown to the full model)"
         lines.append(f"| {' | '.join((name, *check.cells))} |")
-    return "\n".join([*lines, "", f"{checks.loops}."])
+    return "\n".join([*lines, "", f"{checks.about_loops}."])
 
 
 def structure_of(answer: str) -> Literal["call", "json"] | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from moevolve.search.config.run import RunConfig
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.fitness.kinds import FITNESSES
+from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.set_up import needed_memory, pinned
 from moevolve.search.shrink.goal import Goal
@@ -38,6 +40,8 @@ class Place:
 def placed(goal: Goal, config: RunConfig, place: Place, probe: ModelProbe) -> Place:
     """Choose where candidates are evaluated: places for this machine, and as many at once as it has workers for."""
     experts, most_workers = probe.call(room_for, config)
+    if experts == "disk":
+        refuse_decoding(config.tasks)
     cores, gpus = len(os.sched_getaffinity(0)), config.workers.least if config.workers.num_gpus else 0
     # How many candidates there is time for isn't known yet, and more at once than workers are no gain.
     most = _WINDOW if goal.seconds is None else min(_WINDOW, gpus or cores)
@@ -47,6 +51,26 @@ def placed(goal: Goal, config: RunConfig, place: Place, probe: ModelProbe) -> Pl
     count = max(1, min(window, cores, most_workers))
     threads = max(1, cores // count)
     return Place(experts, window, {"count": count, "num_cpus": threads}, threads)
+
+
+def refuse_decoding(tasks: Sequence[TaskSection]) -> None:
+    """Refuse tasks that a model with its experts on the disk can't be scored on, which reads them for every token.
+
+    Raises:
+        UserError: Answers would have to be generated; the message names the task.
+    """
+    for section in tasks:
+        task = section.task()
+        fitness = FITNESSES[task.fitness]
+        decoded = fitness.reads not in ("texts", "choices") or (
+            fitness.compares and task.resolved_positions == "greedy"
+        )
+        if decoded:
+            raise UserError(
+                f"task {task.name}: models have to generate answers to it, and the full model, whose experts don't fit "
+                "into memory, would read them from the disk for every token; give rows with long answers or choices, "
+                "or texts (.txt), or use a machine with more memory"
+            )
 
 
 def room_for(config: RunConfig) -> tuple[ExpertOffload, int]:

@@ -70,19 +70,30 @@ class Checks:
         winner: The individual that was checked.
         seconds: Longest time for the answers.
         tasks: By task, then by domain of the general set.
-        loops: Of all prompts together.
+        loops: Of all prompts together; None if no answers were compared.
     """
 
     winner: str
     seconds: float
     tasks: tuple[TaskCheck, ...]
-    loops: Loops
+    loops: Loops | None
+
+    @property
+    def about_loops(self) -> str:
+        """What is known of loops, as a sentence without its full stop."""
+        if self.loops is None:
+            return "Answers weren't compared, since the full model doesn't fit on the device: loops are unknown"
+        return str(self.loops)
 
     @property
     def faults(self) -> list[str]:
         """What exceeds the limits, each as a sentence."""
         found = [f"{check.task}: the candidate {fault}" for check in self.tasks for fault in check.faults]
-        return found if self.loops.fault is None else [*found, f"all prompts: the candidate {self.loops.fault}"]
+        return (
+            found
+            if self.loops is None or self.loops.fault is None
+            else [*found, f"all prompts: the candidate {self.loops.fault}"]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ class ShrinkResult:
                 lines.append(f"not judged, since the full model doesn't know them: {', '.join(unknown)}")
             if judged:
                 lines.append(f"least like the full model: {min(judged, key=lambda check: check.agreement).task}")
-            lines += [*record.checks.faults, *advice(record.checks.tasks), str(record.checks.loops)]
+            lines += [*record.checks.faults, *advice(record.checks.tasks), record.checks.about_loops]
         if self.table.best is None:
             lines.append("every candidate failed; see `moevolve searches` and `moevolve show` for the reasons")
         elif record.written is None:

@@ -1,0 +1,82 @@
+"""A shrink of a model whose experts stay on the disk: the same winner and checkpoint, and a guard without answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands_here import run_command, worker_here
+from safetensors.torch import load_file
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import TaskSection
+from moevolve.search.shrink import checkpoint, guard
+from moevolve.search.shrink.places import refuse_decoding
+
+DEMO = Path(__file__).parents[3] / "configs" / "demo"
+COUNTS = "tasks.0.counts={calibration: 8, search: 4, dev: 4, test: 4}"
+
+
+def shrunk(folder: Path, name: str, *more: str) -> dict[str, Any]:
+    asked = (
+        "--task",
+        "text-manual",
+        "--neurons",
+        "50%",
+        "--evaluations",
+        "4",
+        "-o",
+        name,
+        "--force",
+        "--guard-time",
+        "1s",
+    )
+    settings = (COUNTS, "workers.count=1", "final.random_baselines=1", *more)
+    few = [replace(probe, split=probe.split.head(1)) for probe in guard.general_set()]
+    with worker_here(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guard, "general_set", lambda: few)
+        patch.setattr(checkpoint, "measured_speed", lambda *_: None)
+        done = run_command(
+            folder,
+            "shrink",
+            str(DEMO / "text"),
+            *asked,
+            *(word for each in settings for word in ("--set", each)),
+            "--json",
+        )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_where_experts_are_changes_nothing_but_the_guard(tmp_path: Path) -> None:
+    pages = [shrunk(tmp_path, "device"), shrunk(tmp_path, "disk", "model.expert_offload=disk")]
+    tables = [[entry["scores"] for entry in page["table"]["entries"]] for page in pages]
+    assert tables[0] == tables[1]
+    written = [load_file(tmp_path / name / "model.safetensors") for name in ("device", "disk")]
+    assert written[0].keys() == written[1].keys()
+    assert all(tensor.equal(written[1][name]) for name, tensor in written[0].items())
+    checks = [page["record"]["checks"] for page in pages]
+    for one, other in zip(*(each["tasks"] for each in checks), strict=True):
+        assert (one["task"], one["agreement"], one["perplexity"]) == (
+            other["task"],
+            other["agreement"],
+            other["perplexity"],
+        )
+    assert checks[0]["loops"]["prompts"] > 0 and checks[1]["loops"] is None
+
+
+@pytest.mark.parametrize(
+    ("task", "decoded"),
+    [("demo-span", True), ("text-manual", False), ("text-manual@agreement", False)],
+)
+def test_answers_to_generate_are_refused(task: str, decoded: bool) -> None:
+    section = TaskSection(name=task)
+    if decoded:
+        with pytest.raises(UserError, match=f"task {task}: models have to generate answers to it"):
+            refuse_decoding([section])
+    else:
+        refuse_decoding([section])
