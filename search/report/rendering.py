@@ -65,7 +65,9 @@ def environment(folder: Path | None = None) -> Environment:
         "when": when,
         "handle": handle,
         "shell": shlex.quote,
-        "typeset": lambda line: line.replace("+-", "\N{PLUS-MINUS SIGN}").replace(" - ", " \N{EN DASH} "),
+        "typeset": lambda line: (
+            line.replace("+-", "\N{PLUS-MINUS SIGN}").replace(" - ", " \N{EN DASH} ").replace("`", "")
+        ),
     }
     found.globals.update(version=version("moevolve"), linked=folder is not None)
     return found

@@ -86,6 +86,11 @@ class ShrinkState:
         return tones.get(self.state, "bad")
 
     @property
+    def stage(self) -> str:
+        """What was being done last."""
+        return "" if self.record is None else STAGES[self.record.stage]
+
+    @property
     def stages(self) -> list[tuple[str, float | None]]:
         """What was done, each with the seconds that it took, and what is being done, without."""
         if self.record is None:

@@ -259,7 +259,7 @@ class Journal:
         """Record how the block ends, unless it has recorded that itself."""
         try:
             yield
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # the latter by Ray's own handler of SIGTERM, while it starts
             self.note(status="interrupted")
             raise
         except Exception as error:

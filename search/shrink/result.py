@@ -99,8 +99,10 @@ class ShrinkResult:
             lines += [*record.checks.faults, *advice(record.checks.tasks), record.checks.about_loops]
         if self.table.best is None:
             lines.append("every candidate failed; see `moevolve searches` and `moevolve show` for the reasons")
-        elif record.written is None:
+        elif record.status == "refused":
             lines.append(f"{self.table.winner} was not exported; --force exports it all the same")
+        elif record.written is None:
+            lines.append(f"{self.table.winner} isn't exported yet")
         else:
             lines += self._written_lines(record.written)
         lines.append(f"the search is {self.table.search} in {self.store}; its settings are in {record.run_file}")
