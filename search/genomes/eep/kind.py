@@ -50,7 +50,10 @@ class EepCosts(GenomeCosts[EepSpace]):
         if repaired:
             total += len(facts.moe_layers) * facts.shared_neurons * self.outline.hidden * facts.dtype_bytes
         if host or repaired or "merge" in phases:
-            total += self.outline.experts_bytes * self.space.retained // self.space.experts
+            kept = self.outline.experts_bytes * self.space.retained // self.space.experts
+            if self.space.neuron_share is not None:
+                kept = kept * self.space.width // self.outline.intermediate
+            total += kept
         return total
 
     def calibration_bytes(self, longest: int) -> int:

@@ -54,7 +54,8 @@ def worker_memory(
     by_layer = host and not any(map(_decodes, config.tasks))
     items = [MemoryItem("weights outside of experts", outline.weight_bytes - outline.experts_bytes, 0)]
     buffers = costs.buffer_bytes([phase.kind for phase in config.phases], host, bool(repairs))
-    items += _experts(config, outline, place, buffers, by_layer, bool(repairs))
+    experts, spare = _experts(config, outline, place, buffers, by_layer, bool(repairs))
+    items += experts
     activations = _activations(outline, passes, config.on_gpu)
     longest = max((one.longest for one in passes), default=0)
     between = max(_merging(config, outline), costs.calibration_bytes(longest))
@@ -71,11 +72,11 @@ def worker_memory(
         states = sum(one.tokens for one in passes) * outline.hidden * outline.facts.dtype_bytes
         needed.append(MemoryItem("states of the texts that are scored", 0, states))
     if repairs:
-        # A fit may use what scoring takes.
-        fit = max(0, max(each.taken for each in repairs) - cached - activations - beyond)
+        # A fit may use what scoring takes, and on a GPU the room of the unedited layer, which has run by then.
+        fit = max(each.taken for each in repairs) - cached - activations - beyond
         kept = 0 if host else max(each.kept for each in repairs)
         needed += [
-            MemoryItem("what a layer's fit, with states of its tokens, takes beyond these", fit, 0),
+            MemoryItem("what a layer's fit, with states of its tokens, takes beyond these", max(0, fit - spare), 0),
             MemoryItem("fitted layers kept for other candidates", kept, 0),
             MemoryItem("states of all layers to fit to", 0, max(each.streams for each in repairs)),
         ]
@@ -90,23 +91,34 @@ def worker_memory(
 
 def _experts(
     config: RunConfig, outline: ModelOutline, place: ExpertOffload, buffers: int, by_layer: bool, repaired: bool
-) -> list[MemoryItem]:
-    """Count original experts and those of a candidate, all of whose layers take `buffers` bytes."""
+) -> tuple[list[MemoryItem], int]:
+    """Count original experts and those of a candidate, all of whose layers take `buffers` bytes.
+
+    Returns the device bytes that are free again while a candidate is fitted, as well.
+    """
     experts = outline.experts_bytes
     if not experts:
-        return [MemoryItem("candidates' own weights", buffers, 0)]
+        return [MemoryItem("candidates' own weights", buffers, 0)], 0
     layers = len(outline.facts.moe_layers)
     in_host = outline.pinned_bytes if config.on_gpu else experts
     layer, host = experts // layers, place != "device"
-    # Layers take turns in one buffer, but repaired ones that stay are in buffers of their own.
-    own = buffers // layers if by_layer else 0 if host and not repaired else buffers
-    # A candidate's layer takes the place of the unedited one, and on a CPU is filled from what was read of the disk.
-    here = 0 if by_layer and not config.on_gpu else layer if host else 0
+    if by_layer:
+        own, spare = buffers // layers, 0
+        if config.on_gpu:
+            # An edited layer takes the place of the unedited one, of which its experts are read one by one.
+            own, spare = max(0, own - layer), max(0, layer - own)
+        items = [
+            MemoryItem("original experts", 0, in_host if place == "host" else 0),
+            MemoryItem("buffers for candidates' experts", own, 0),
+            MemoryItem("one layer's original experts", layer if config.on_gpu else 0, layer if place == "disk" else 0),
+        ]
+        return items, spare
+    # Layers take turns in one buffer, but repaired ones stay in buffers of their own.
     return [
         MemoryItem("original experts", 0 if host else experts, in_host if place == "host" else 0),
-        MemoryItem("buffers for candidates' experts", own, 0),
-        MemoryItem("one layer's original experts", here, layer if place == "disk" else 0),
-    ]
+        MemoryItem("buffers for candidates' experts", 0 if host and not repaired else buffers, 0),
+        MemoryItem("one layer's original experts", layer if host else 0, layer if place == "disk" else 0),
+    ], 0
 
 
 def _decodes(section: TaskSection) -> bool:
