@@ -17,6 +17,7 @@ from moevolve.workers.checkpoints.stored_experts import StoredExperts
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.methods.repair import fits
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.worker import EvaluationWorker
 
@@ -71,3 +72,17 @@ def test_a_layers_experts_are_read_once_for_all_splits(checkpoint: Callable[[str
     with patch.object(StoredExperts, "read", autospec=True, side_effect=StoredExperts.read) as read:
         scored(worker, edit)
     assert [call.args[1] for call in read.call_args_list] == [0, 1, 2]
+
+
+def test_a_candidate_is_fitted_once_for_all_its_requests(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig(str(checkpoint("mixtral")), device="cpu", dtype="float32", expert_offload="disk")
+    worker = EvaluationWorker(config, EngineConfig())
+    settings = RepairSettings((0.1,), neurons=True, input_rounds=1)
+    edit = RepairedEdit(edit_of_kind(3, 6, "prune", 3), settings, rows_of(sequences_of((9, 14, 11, 17))))
+    first = scored(worker, edit)
+    monkeypatch.setattr(fits, "fit_ridge", None)
+    again = scored(worker, edit)
+    assert first.failure is None and again.failure is None
+    assert [each.score for each in again.results.values()] == [each.score for each in first.results.values()]

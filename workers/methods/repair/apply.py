@@ -34,8 +34,7 @@ class RepairApplicator(Applicator):
         self._base: Applicator | None = None
         self._edit: RepairedEdit | None = None
         self._reference: Reference | None = None
-        # Where memory is short, all that a request needs of a layer is computed while it is at work.
-        self._cache = FitCache(keeps=not parts.on_host)
+        self._cache = FitCache(in_files=parts.on_host)
         self.outcomes: list[FitOutcome | None] = []
 
     def apply(self, edit: Edit) -> None:

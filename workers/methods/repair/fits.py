@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryFile, gettempdir
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +33,10 @@ from moevolve.workers.methods.shared.outputs import (
 
 # One sequence in this many is held out: it isn't fitted, but used to check fits.
 _CHECKED = 8
-# Limit on the bytes of fitted layers that are cached for later candidates.
+# Limit on the bytes of fitted layers that are cached in memory for later candidates.
 FIT_CACHE_BYTES = 512 << 20
+# Folder of those that are cached in files: /tmp is in memory on many systems.
+_FOLDER = "/var/tmp" if Path("/var/tmp").is_dir() else gettempdir()
 
 
 class Reference:
@@ -124,21 +130,23 @@ class _Trial:
 
 
 class FitCache:
-    """Fitted layers by key, of at most `FIT_CACHE_BYTES`, or none unless it `keeps` them.
+    """Fitted layers by key, in memory or in temporary files.
 
-    A candidate that is scored on another split needs the changes of all its layers, and none of the states after them:
-    beyond the limit the states that were used least recently are dropped first, then layers.
+    A candidate that is scored on another split, or exported, needs the changes of all its layers, and none of the
+    states after them: beyond the limit the states that were used least recently are dropped first, then layers. Files,
+    which may take a quarter of the disk's free space, have no states.
     """
 
-    def __init__(self, keeps: bool = True) -> None:
-        self._keeps, self._nbytes = keeps, 0
+    def __init__(self, in_files: bool = False) -> None:
+        self._in_files, self._nbytes = in_files, 0
         self._layers: OrderedDict[str, FittedLayer] = OrderedDict()
         self._states: OrderedDict[str, Tensor] = OrderedDict()
+        self._most = shutil.disk_usage(_FOLDER).free // 4 if in_files else None
 
     @property
     def limit(self) -> int:
         """Bytes that may be kept."""
-        return FIT_CACHE_BYTES if self._keeps else 0
+        return FIT_CACHE_BYTES if self._most is None else self._most
 
     def __contains__(self, key: str) -> bool:
         return key in self._layers
@@ -157,16 +165,40 @@ class FitCache:
         layer, state = replace(fitted, state=None), fitted.state
         if layer.nbytes > self.limit:
             return
+        if self._in_files:
+            state = None
+            try:
+                layer = _in_files(layer)
+            except OSError:  # other programs have filled the disk since; it will be fitted again
+                return
         for kept in (self._layers, self._states):  # a layer whose state was dropped is fitted again
             old = kept.pop(key, None)
             self._nbytes -= 0 if old is None else old.nbytes
-        self._nbytes += fitted.nbytes
+        self._nbytes += layer.nbytes + (0 if state is None else state.nbytes)
         self._layers[key] = layer
         if state is not None:
             self._states[key] = state
         while self._nbytes > self.limit:
             _, dropped = (self._states or self._layers).popitem(last=False)
             self._nbytes -= dropped.nbytes
+
+
+def _in_files(layer: FittedLayer) -> FittedLayer:
+    """Move the tensors of a fitted layer to files without names, from which they are mapped."""
+    return replace(
+        layer,
+        selection=None if layer.selection is None else _in_file(layer.selection),
+        changes=tuple((columns, _in_file(change)) for columns, change in layer.changes),
+        inputs=tuple(map(_in_file, layer.inputs)),
+    )
+
+
+def _in_file(tensor: Tensor) -> Tensor:
+    raw = tensor.cpu().contiguous().flatten().view(torch.uint8)
+    with TemporaryFile(dir=_FOLDER) as file:
+        raw.numpy().tofile(file)
+        held = np.memmap(file, dtype=np.uint8, mode="c", shape=raw.shape)
+    return torch.from_numpy(held).view(tensor.dtype).view(tensor.shape)
 
 
 class LayerFits:
@@ -227,15 +259,15 @@ class LayerFits:
 
     def _reuse(self, output: LayerOutput, key: str) -> FittedLayer:
         """Apply a cached fit."""
-        fitted = self._cache.get(key)
+        fitted, device = self._cache.get(key), self._reference.streams.device
         if fitted.selection is not None:
             assert isinstance(output, NeuronSelectingOutput)
-            output.use_neurons(fitted.selection)
+            output.use_neurons(fitted.selection.to(device))
         if fitted.inputs:
             assert isinstance(output, NetworksOutput)
             output.use_inputs(fitted.inputs)
         for columns, change in fitted.changes:
-            output.add(columns, change)
+            output.add(columns, change.to(device))
         return fitted
 
     def _fit(self, output: LayerOutput, state: Tensor) -> FittedLayer:

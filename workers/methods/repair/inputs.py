@@ -20,6 +20,7 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
+from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.methods.repair.ridge import conjugate_gradients, squared_norm
 from moevolve.workers.methods.shared.outputs import Network
 
@@ -29,6 +30,8 @@ _ITERATIONS = 6
 # Damping as a multiple of the mean square of a weight's unit effect, and of the mean second moment of inputs.
 _DAMPING = 0.01
 _STEPS = (1.0, 0.5, 0.25)
+# Entries of gate and up projections from which on it takes less time to give memory back than to fit one of them.
+_LARGE = 1 << 20
 # Bytes that an expert's activations, slopes and their products take at once.
 _CHUNK_BYTES = 1 << 30
 
@@ -62,6 +65,8 @@ def fit_inputs(networks: Iterable[Network], residual: Tensor, checked: Tensor, t
                 least, best, weight = error, trial, network.weight.clone()
         network.weight.copy_(weight)
         residual[network.tokens] = best
+        if network.weight.numel() >= _LARGE:
+            release_freed_memory()  # otherwise what experts of different numbers of tokens took adds up
 
 
 def inputs_bytes(rows: int, tokens: int, hidden: int) -> int:

@@ -24,6 +24,7 @@ class ResidualStreams:
     Tokens are those of all sequences, one after the other.
 
     Attributes:
+        device: Device of the batches.
         tokens: Number of tokens.
         layers: Number of decoder layers.
     """
@@ -32,8 +33,8 @@ class ResidualStreams:
         self._model = model
         self._decoder = decoder_of(model)
         self._layers = decoder_layers(model)
-        device = next(model.get_input_embeddings().parameters()).device
-        self._batches = tuple(padded_batches(sequences, device))
+        self.device = next(model.get_input_embeddings().parameters()).device
+        self._batches = tuple(padded_batches(sequences, self.device))
         self.tokens = sum(map(len, sequences))
         self.layers = len(self._layers)
 
