@@ -24,6 +24,8 @@ _FLOAT_LOGITS = 1 << 22
 
 # Assumed number of tokens in a pass for each position whose logits are computed, as long as no prompt is known.
 _TOKENS_PER_LOGITS = 32
+# Bytes of a worker's process that has loaded torch, transformers and Ray, and no model.
+_PROCESS = 600 << 20
 # Fewest `engine.batch_tokens` that a refusal suggests.
 _LEAST_BATCH = 1024
 
@@ -39,8 +41,8 @@ def worker_memory(
     """Count the memory of a search's worker.
 
     Weights and buffers are exact. Activations are counted along the code that runs
-    (`moevolve.workers.profiling.activations`). The CUDA context, the allocator's reserve and the process itself are
-    not counted.
+    (`moevolve.workers.profiling.activations`). The CUDA context, the allocator's reserve and, beside a GPU, the process
+    itself are not counted.
 
     Args:
         config, outline, costs: The run, its model, and the costs of its candidates.
@@ -72,8 +74,9 @@ def worker_memory(
         states = sum(one.tokens for one in passes) * outline.hidden * outline.facts.dtype_bytes
         needed.append(MemoryItem("states of the texts that are scored", 0, states))
     if repairs:
-        # A fit may use what scoring takes, and on a GPU the room of the unedited layer, which has run by then.
-        fit = max(each.taken for each in repairs) - cached - activations - beyond
+        # On a GPU a fit may use what scoring takes, and the room of the unedited layer, which has run by then. On a CPU
+        # the process keeps most of what passes freed, in pieces too small for a fit.
+        fit = max(each.taken for each in repairs) - (cached + activations + beyond if config.on_gpu else 0)
         kept = 0 if host else max(each.kept for each in repairs)
         needed += [
             MemoryItem("what a layer's fit, with states of its tokens, takes beyond these", max(0, fit - spare), 0),
@@ -86,7 +89,8 @@ def worker_memory(
         kept_experts, *_ = costs.counts(described_as(config.phases)[config.phases[-1].kind])
         exporting = sum(item.device for item in items) + _exported(outline, kept_experts)
     at_once = max(outline.experts_bytes, buffers) if host and not by_layer else 0
-    return WorkerMemory((*items, *needed), _loading(config, outline, place), beside, at_once, exporting)
+    own = () if config.on_gpu else (MemoryItem("the process and its libraries", _PROCESS, 0),)
+    return WorkerMemory((*items, *needed, *own), _loading(config, outline, place), beside, at_once, exporting)
 
 
 def _experts(

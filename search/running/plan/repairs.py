@@ -87,10 +87,9 @@ class _RepairCounter:
         )
 
     def _changed(self, fit: FitOutline) -> int:
-        """Bytes of a fit's changes of the output projections, one by round, and of the gate and up projections."""
-        hidden, rounds = self._outline.hidden, self._settings.input_rounds
-        inputs = fit.blocks * self._rows(fit) * hidden * self._outline.facts.dtype_bytes if rounds else 0
-        return 4 * fit.width * hidden * (1 + rounds) + inputs
+        """Bytes of the output projections that a fit changes, and of the gate and up projections."""
+        rows = fit.blocks * self._rows(fit) if self._settings.input_rounds else 0
+        return (fit.width + rows) * self._outline.hidden * self._outline.facts.dtype_bytes
 
     def _rows(self, fit: FitOutline) -> int:
         """Return the rows of the gate and up projections of an expert or a dense network."""

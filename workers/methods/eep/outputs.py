@@ -19,6 +19,7 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.experts import LayerExperts, SharedExpert
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter
+from moevolve.workers.methods.shared.dense_outputs import CopyOnWriteWeights
 from moevolve.workers.methods.shared.outputs import (
     BLOCK_COLUMNS,
     FeatureBlock,
@@ -77,13 +78,30 @@ class ExpertOutputs:
         return expert_features(self._neurons(), hidden, self._added(weights), chosen, self._shared)
 
     def add(self, columns: slice, change: Tensor) -> Tensor:
-        if self._shared is not None and columns.start >= self._routed:
-            own = slice(columns.start - self._routed, columns.stop - self._routed)
-            return self._shared.weights.add(own, change)
+        shared = self._of_shared(columns)
+        if shared is not None:
+            return shared[0].add(shared[1], change)
         down = self._down(columns)
         before = down.to(torch.float32, copy=True)
         down.copy_(before + change)
         return down.float() - before
+
+    def weights(self, columns: slice) -> Tensor:
+        shared = self._of_shared(columns)
+        return self._down(columns) if shared is None else shared[0].part(shared[1])
+
+    def use(self, columns: slice, weights: Tensor) -> None:
+        shared = self._of_shared(columns)
+        if shared is None:
+            self._down(columns).copy_(weights)
+        else:
+            shared[0].use(shared[1], weights)
+
+    def _of_shared(self, columns: slice) -> tuple[CopyOnWriteWeights, slice] | None:
+        """Return the shared expert's weights and its own columns, if the columns are its."""
+        if self._shared is None or columns.start < self._routed:
+            return None
+        return self._shared.weights, slice(columns.start - self._routed, columns.stop - self._routed)
 
     def _down(self, columns: slice) -> Tensor:
         """A view of the output weights of some columns of the features, neurons of one expert: [columns, hidden]."""

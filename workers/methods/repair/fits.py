@@ -73,14 +73,14 @@ class FittedLayer:
 
     Attributes:
         selection: Neurons in place, int64 [n', neurons]; None for the edit's own.
-        changes: Changes of the weights by columns of the features, in the order in which they were made.
+        weights: Fitted weights by columns of the features, in the model's dtype.
         inputs: Gate and up projections, as `NetworksOutput.inputs` has them; empty if they weren't fitted.
         state: Residual stream after the layer, [tokens, hidden]; None if a later part of the layer is fitted, too.
         outcome: Result of the fit; None if it changed nothing.
     """
 
     selection: Tensor | None
-    changes: tuple[tuple[slice, Tensor], ...]
+    weights: tuple[tuple[slice, Tensor], ...]
     state: Tensor | None
     outcome: FitOutcome | None
     inputs: tuple[Tensor, ...] = ()
@@ -88,7 +88,7 @@ class FittedLayer:
     @property
     def nbytes(self) -> int:
         held = sum(each.nbytes for each in (self.state, self.selection, *self.inputs) if each is not None)
-        return held + sum(change.nbytes for _, change in self.changes)
+        return held + sum(weights.nbytes for _, weights in self.weights)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,7 +132,7 @@ class _Trial:
 class FitCache:
     """Fitted layers by key, in memory or in temporary files.
 
-    A candidate that is scored on another split, or exported, needs the changes of all its layers, and none of the
+    A candidate that is scored on another split, or exported, needs the weights of all its layers, and none of the
     states after them: beyond the limit the states that were used least recently are dropped first, then layers. Files,
     which may take a quarter of the disk's free space, have no states.
     """
@@ -188,7 +188,7 @@ def _in_files(layer: FittedLayer) -> FittedLayer:
     return replace(
         layer,
         selection=None if layer.selection is None else _in_file(layer.selection),
-        changes=tuple((columns, _in_file(change)) for columns, change in layer.changes),
+        weights=tuple((columns, _in_file(weights)) for columns, weights in layer.weights),
         inputs=tuple(map(_in_file, layer.inputs)),
     )
 
@@ -235,8 +235,7 @@ class LayerFits:
                 fitted = self._fit(output, self._state)
                 if output.next_part is not None:
                     fitted = replace(fitted, state=None)
-                if fitted.outcome is None or fitted.changes:
-                    self._cache.put(key, fitted)
+                self._cache.put(key, fitted)
             if fitted.state is not None:
                 self._state, self._layer = fitted.state, layer + 1
             self.outcomes.append(fitted.outcome)
@@ -266,8 +265,8 @@ class LayerFits:
         if fitted.inputs:
             assert isinstance(output, NetworksOutput)
             output.use_inputs(fitted.inputs)
-        for columns, change in fitted.changes:
-            output.add(columns, change.to(device))
+        for columns, weights in fitted.weights:
+            output.use(columns, weights.to(device))
         return fitted
 
     def _fit(self, output: LayerOutput, state: Tensor) -> FittedLayer:
@@ -285,19 +284,17 @@ class LayerFits:
         """Apply a fit, then fit inputs and outputs in turn."""
         first, target = trial, tokens.target.float()
         fitted = self._apply(trial, output, torch.float32)
-        changes = fitted.changes
         for _ in range(self._settings.input_rounds):
             assert fitted.state is not None
             residual = target - fitted.state
             fit_inputs(output.networks(tokens.recorded), residual, tokens.checked, tokens.weights)
             trial = self._try_fit(output, replace(tokens, after=target - residual), None)
             fitted = self._apply(trial, output, torch.float32)
-            changes += fitted.changes
         assert fitted.state is not None
         before = first.error if first.fit is None else first.fit.outcome.before
         outcome = FitOutcome(None if trial.fit is None else trial.fit.outcome.ridge_lambda, before, trial.error)
         inputs = tuple(each.clone() for each in output.inputs())
-        return FittedLayer(first.selection, changes, fitted.state.to(dtype), outcome, inputs)
+        return FittedLayer(first.selection, _weights(output, trial.features), fitted.state.to(dtype), outcome, inputs)
 
     def _run(self, output: LayerOutput, state: Tensor) -> tuple[Tensor | None, Recorded, Tensor]:
         """Run the layer, and put the neurons of largest importance in place, unless the experts keep their own."""
@@ -338,11 +335,12 @@ class LayerFits:
         after, fit, features = trial.after, trial.fit, trial.features
         if fit is None:
             return FittedLayer(trial.selection, (), after.to(dtype), None)
-        cacheable = 4 * features.width * after.shape[1] <= self._cache.limit
-        changes, stream = [], after.clone()
+        stream = after.clone()
         for block in features.blocks:
-            change = fit.change[block.columns]
-            block.add_to(stream, output.add(block.columns, change))
-            if cacheable:
-                changes.append((block.columns, change))
-        return FittedLayer(trial.selection, tuple(changes), stream.to(dtype), fit.outcome)
+            block.add_to(stream, output.add(block.columns, fit.change[block.columns]))
+        return FittedLayer(trial.selection, _weights(output, features), stream.to(dtype), fit.outcome)
+
+
+def _weights(output: LayerOutput, features: Features) -> tuple[tuple[slice, Tensor], ...]:
+    """Copy the weights of all features that aren't zero for all tokens, by columns."""
+    return tuple((block.columns, output.weights(block.columns).clone()) for block in features.blocks)

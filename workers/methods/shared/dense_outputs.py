@@ -35,6 +35,15 @@ class CopyOnWriteWeights:
         part.copy_(before + change.t())
         return (part.float() - before).t()
 
+    def part(self, columns: slice) -> Tensor:
+        """Return a view of the weights in use of some inputs, [columns, outputs]."""
+        return self._linear.weight.data[:, columns].t()
+
+    def use(self, columns: slice, weights: Tensor) -> None:
+        """Use weights [columns, outputs] of some inputs in place of the loaded ones."""
+        self._use_copy()
+        self.part(columns).copy_(weights)
+
     @property
     def weight(self) -> Tensor:
         """The weight in use, [outputs, inputs]."""
@@ -113,7 +122,7 @@ class _DenseOutput:
 
     def __init__(self, layer: DenseLayer, weights: CopyOnWriteWeights, input_module: nn.Module) -> None:
         self._layer, self._input_module = layer, input_module
-        self.add = weights.add
+        self.add, self.weights, self.use = weights.add, weights.part, weights.use
 
     @property
     def layer(self) -> int:

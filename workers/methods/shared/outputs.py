@@ -154,6 +154,12 @@ class LayerOutput(Protocol):
         Returns the change after rounding the weights to their dtype.
         """
 
+    def weights(self, columns: slice) -> Tensor:
+        """Return a view of the weights of some columns, [columns, hidden] in the model's dtype."""
+
+    def use(self, columns: slice, weights: Tensor) -> None:
+        """Use weights of an earlier fit for some columns."""
+
 
 @runtime_checkable
 class PartOutput(LayerOutput, Protocol):

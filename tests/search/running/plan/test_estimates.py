@@ -96,4 +96,4 @@ def test_worker_memory_of_a_tiny_model_is_what_is_loaded(tiny: Any, tmp_path: Pa
     loaded = sum(each.nbytes for each in (*resident.model.parameters(), *resident.model.buffers()))
     assert sum(item.device for item in found.items[:2]) == loaded
     assert found.items[2].device == outline.experts_bytes * 2 // outline.facts.experts
-    assert (found.host, found.loading) == (0, 0)
+    assert found.items[-1].title == "the process and its libraries" and (found.host, found.loading) == (0, 0)
