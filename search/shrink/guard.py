@@ -116,10 +116,9 @@ def check_edit(
     before, after = (_scores(worker, each, probes) for each in (IdentityEdit(), edit))
     known = [not probe.check.general or texts * _KNOWN >= 1 for probe, (_, texts) in zip(probes, before, strict=True)]
     asked = [probe.split if each else probe.split.head(0) for probe, each in zip(probes, known, strict=True)]
-    if worker.resident.one_layer_at_a_time:
-        # Every token of an answer would take all experts from the disk.
-        pairs, loops = [[] for _ in asked], None
-    else:
+    pairs: list[list[tuple[_Answer, _Answer]]] = [[] for _ in asked]
+    loops: Loops | None = None
+    if not worker.resident.one_layer_at_a_time:  # else every token of an answer would take all experts from the disk
         pairs, loops = _pairs(worker, edit, asked, seconds, on_stage)
     checks = []
     for probe, each, (_, old), (agreement, new), answers in zip(probes, known, before, after, pairs, strict=True):
