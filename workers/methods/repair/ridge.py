@@ -22,10 +22,12 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from moevolve.workers.methods.shared.outputs import BLOCK_COLUMNS, FeatureBlock, Features
+from moevolve.workers.methods.shared.outputs import FeatureBlock, Features
 
-# Most columns of a panel of the preconditioner, whose inverse takes the cube of this in operations.
+# Most columns of a panel of the preconditioner, whose inverse takes the cube of this in operations; and most columns
+# that are one panel, so that the first iteration solves the system.
 _PANEL = 1024
+_ONE_PANEL = 1536
 # Most iterations. A third of the neurons of 32 experts come within 0.1 % of the solution in six.
 _ITERATIONS = 8
 # An iteration that reduces the held-out error by a smaller share than this is the last.
@@ -138,7 +140,7 @@ def fit_bytes(width: int, block_tokens: int, block: int, tokens: int, hidden: in
         tokens, hidden: Shape of the residual.
         lambdas: Number of ridge lambdas.
     """
-    panel = min(width, max(min(block, BLOCK_COLUMNS), _PANEL))
+    panel = width if width <= _ONE_PANEL else _PANEL
     panels = 4 * panel * width
     # Rows of a panel in float32, twice, or in float64 the panel, its factor and its inverse.
     making = max(8 * min(tokens, block_tokens * max(1, panel // block)) * panel, 3 * 8 * panel * panel)
@@ -215,7 +217,7 @@ class _NormalEquations:
         self.width, self._blocks = layer.features.width, layer.features.blocks
         fitted = (~layer.checked).float()
         self._weights = fitted if layer.token_weights is None else fitted * layer.token_weights
-        self.panels = [(_columns(panel), self._products(panel)) for panel in _panels(self._blocks)]
+        self.panels = [(_columns(panel), self._products(panel)) for panel in _panels(self._blocks, self.width)]
         self.mean_square = sum(float(products.diagonal().sum()) for _, products in self.panels) / self.width
 
     def give(self, change: Tensor, stream: Tensor) -> None:
@@ -320,11 +322,12 @@ def _columns(panel: Sequence[FeatureBlock]) -> slice:
     return slice(panel[0].columns.start, panel[-1].columns.stop)
 
 
-def _panels(blocks: Sequence[FeatureBlock]) -> list[list[FeatureBlock]]:
-    """Group consecutive blocks into panels of at most `_PANEL` columns, or of one block."""
+def _panels(blocks: Sequence[FeatureBlock], width: int) -> list[list[FeatureBlock]]:
+    """Group consecutive blocks of so many columns in all into panels."""
+    most = width if width <= _ONE_PANEL else _PANEL
     panels: list[list[FeatureBlock]] = []
     for block in blocks:
-        if panels and block.columns.stop - panels[-1][0].columns.start <= _PANEL:
+        if panels and block.columns.stop - panels[-1][0].columns.start <= most:
             panels[-1].append(block)
         else:
             panels.append([block])

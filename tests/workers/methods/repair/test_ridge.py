@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moevolve.workers.methods.repair import ridge
 from moevolve.workers.methods.repair.ridge import Fit, LayerSystem, fit_ridge
+from moevolve.workers.methods.shared import outputs
 from moevolve.workers.methods.shared.outputs import FeatureBlock, Features
 
 Floats = NDArray[np.float64]
@@ -162,3 +164,24 @@ def test_what_is_not_finite_is_not_fitted(tokens: int, value: float, where: str)
 def test_features_that_are_all_zero_are_not_fitted() -> None:
     zero = Problem(Features(6, []), np.zeros((9, 6)), np.ones((9, 2)), np.arange(9) == 8)
     assert zero.fit((0.1,)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_iterations_over_panels_come_near_to_the_solution(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in layers of published width: several panels, outputs in parts, and products of bfloat16."""
+    for name, value in (("_PANEL", 24), ("_ONE_PANEL", 24), ("_COLUMNS", 3), ("_COMBINATIONS", 4)):
+        monkeypatch.setattr(ridge, name, value)
+    monkeypatch.setattr(outputs, "_WIDE", 1)
+    case = problem(5, 600, (20, 12, 20, 30), 8, 0.4, noise=2.0)
+    parts = [FeatureBlock(each.columns, each.tokens, each.values.to(dtype)) for each in case.features.blocks]
+    rounded = Features(case.features.width, parts)
+    for block in parts:
+        case.phi[block.tokens.numpy(), block.columns] = block.values.double().numpy()
+    case = Problem(rounded, case.phi, case.residual, case.checked)
+    fit = case.fit((1e-2, 1e-1, 10.0))
+    assert fit is not None and fit.outcome.ridge_lambda is not None
+    expected = case.solved(fit.outcome.ridge_lambda)
+    precision = 2e-3 if dtype == torch.float32 else 2e-2
+    assert case.error(fit.change.double().numpy()) < (1 + precision) * case.error(expected)
+    assert np.linalg.norm(fit.change.numpy() - expected) < 10 * precision * np.linalg.norm(expected)
+    assert fit.outcome.after == pytest.approx(case.error(fit.change.double().numpy()), rel=5 * precision)
