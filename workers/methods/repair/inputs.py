@@ -97,7 +97,7 @@ class _System:
     def solve(self, residual: Tensor) -> Tensor:
         """Return the change of the weight, float32 [rows, hidden], that leaves least of a residual [tokens, hidden]."""
         rest, diagonal = self._right(residual)
-        factor = self._moments()
+        inverse = self._inverse_moments()
         change, image = torch.zeros_like(rest), torch.empty_like(rest)
 
         def curvature(direction: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class _System:
         steps = conjugate_gradients(
             lambda: rest,
             curvature,
-            lambda left: torch.cholesky_solve(left.t(), factor).t(),
+            lambda left: left @ inverse,
             lambda first, second: (first * second).sum(),
         )
         for direction, length in islice(steps, _ITERATIONS):
@@ -146,8 +146,8 @@ class _System:
             diagonal += (moved * inputs.square().mean(dim=1)).sum()
         return right, diagonal / len(neurons)
 
-    def _moments(self) -> Tensor:
-        """Cholesky factor of the inputs' damped second moments, float32 [hidden, hidden]."""
+    def _inverse_moments(self) -> Tensor:
+        """Inverse of the inputs' damped second moments, float32 [hidden, hidden]."""
         hidden = self._network.weight.shape[1]
         moments = torch.zeros(hidden, hidden, device=self._network.weight.device)
         for _, inputs, _, factor in self._parts():
@@ -155,7 +155,7 @@ class _System:
             moments += scaled.t() @ scaled
         moments.diagonal().add_(_DAMPING * moments.diagonal().mean())
         factor, failed = torch.linalg.cholesky_ex(moments)
-        return factor if not failed else torch.eye(hidden, device=moments.device)
+        return torch.eye(hidden, device=moments.device) if failed else torch.cholesky_inverse(factor)
 
     def _normal(self, change: Tensor) -> Tensor:
         neurons, image = self._network.neurons, torch.zeros_like(change)
