@@ -84,6 +84,8 @@ def needed_memory(config: RunConfig, calibration: Iterable[PreparedSplit]) -> Ne
 
     outline = outline_model(config.model)
     costs = costs_of(config.space(outline.facts), outline)
+    if all(phase.repair is None for phase in config.phases):
+        return launch_memory(config, outline, costs)
     meter = PromptMeter(config.model, config.engine)
     return launch_memory(config, outline, costs, max(2, sum(map(meter.most_tokens, calibration))))
 

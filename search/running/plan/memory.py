@@ -70,9 +70,9 @@ def worker_memory(
         # scored, so that none adds to another or to a batch's activations.
         MemoryItem("what merging or calibrating takes beyond these", beyond, costs.calibration_host_bytes()),
     ]
-    if by_layer:
+    if outline.experts_bytes:
         states = sum(one.tokens for one in passes) * outline.hidden * outline.facts.dtype_bytes
-        needed.append(MemoryItem("states of the texts that are scored", 0, states))
+        needed.append(MemoryItem("states of the texts that are scored", 0, states if by_layer else 0))
     if repairs:
         # On a GPU a fit may use what scoring takes, and the room of the unedited layer, which has run by then. On a CPU
         # the process keeps most of what passes freed, in pieces too small for a fit.

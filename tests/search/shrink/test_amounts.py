@@ -194,7 +194,7 @@ def test_with_many_experts_only_formulas_are_compared(
 
 def test_experts_of_text_models_that_nothing_loads_alone_keep_their_width(tmp_path: Path, in_process: Any) -> None:
     random_model("step3p5", seed=0).save_pretrained(tmp_path / "model")
-    word_tokenizer(["word"]).save_pretrained(tmp_path / "model")
+    word_tokenizer(["word", *map(str, range(9))]).save_pretrained(tmp_path / "model")
     (tmp_path / "text.txt").write_text("\n\n".join(f"{n} " + "word " * 90 for n in range(100)))
     command = ("shrink", "model", "--data", "text.txt", "-o", "small", "--dry-run", "--set", "model.device=cpu")
     done = in_process(*command, "--experts", "4", cwd=tmp_path)

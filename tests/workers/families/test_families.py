@@ -226,7 +226,7 @@ def test_experts_are_measured_on_their_own_inputs(family: str, resident: Residen
     model, given, count = resident(family), [], VARIANTS[family].experts
     experts = [layer.experts for layer in model.layers]
     handles = [each.register_forward_pre_hook(lambda _, args: given.append(args)) for each in experts]
-    model.run([tuple(tokens[0].tolist())])
+    model.run([[tuple(tokens[0].tolist())]])
     for handle in handles:
         handle.remove()
     measurement = ExpertsMeasurement(("importance",), None, 99)

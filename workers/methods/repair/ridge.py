@@ -285,7 +285,7 @@ class _Shifted:
         normal, count = self._normal, residual.shape[1]
         change = residual.new_zeros(normal.width, count)
         left, given = residual.clone(), torch.empty_like(residual)
-        shifts = residual.new_tensor(self._shifts).repeat_interleave(count // len(self._shifts))
+        shifts = torch.tensor(self._shifts, device=residual.device).repeat_interleave(count // len(self._shifts))
 
         def rest() -> Tensor:
             return normal.back(left).addcmul_(change, shifts, value=-1)
