@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -145,6 +146,10 @@ class ExpertsOwner(Applicator):
 
         They must not be modified.
         """
+
+    @abstractmethod
+    def one_layer(self) -> AbstractContextManager[None]:
+        """Context manager in which experts that can be loaded again leave the device when another layer runs."""
 
 
 # Measures an unedited resident model on token sequences, as a measurement says.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +119,8 @@ class ResidentModel:
         self.revert()
         layers = range(len(decoder_layers(self.model)))
         if isinstance(edit, IdentityEdit):
-            yield from layers
+            with self._one_layer():
+                yield from layers
             return
         applicator = self._applicator(type(edit))
         try:
@@ -204,8 +205,13 @@ class ResidentModel:
                 decoder(**each)
             return
         states: list[Tensor | None] = [None] * len(rows)
-        for layer in (len(layers), *range(len(layers))):
-            for place, each in enumerate(inputs):
-                with only_layer(layers, layer, states[place]) as found:
-                    decoder(**each)
-                states[place] = found[0]
+        with self._one_layer():
+            for layer in (len(layers), *range(len(layers))):
+                for place, each in enumerate(inputs):
+                    with only_layer(layers, layer, states[place]) as found:
+                        decoder(**each)
+                    states[place] = found[0]
+
+    def _one_layer(self) -> AbstractContextManager[None]:
+        owner = self._applicators.get(experts_owner().edit)
+        return owner.one_layer() if isinstance(owner, ExpertsOwner) else nullcontext()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -71,12 +71,15 @@ class EepApplicator(ExpertsOwner, Repairable):
 
     def by_layer(self, edit: Edit, layers: Sequence[int]) -> Iterator[int]:
         numbers = {layer.index: ordinal for ordinal, layer in enumerate(self._layers)}
-        with nullcontext() if self._memory is None else self._memory.one_layer():
+        with self.one_layer():
             self.apply(edit)
             for index in layers:
                 yield index
                 if index in numbers:
                     self.experts[numbers[index]].release()
+
+    def one_layer(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._memory is None else self._memory.one_layer()
 
     def outputs(self) -> tuple[ExpertOutputs, ...]:
         assert self._edit is not None, "no edit is applied to the model"
