@@ -89,11 +89,9 @@ class Checks:
     def faults(self) -> list[str]:
         """What exceeds the limits, each as a sentence."""
         found = [f"{check.task}: the candidate {fault}" for check in self.tasks for fault in check.faults]
-        return (
-            found
-            if self.loops is None or self.loops.fault is None
-            else [*found, f"all prompts: the candidate {self.loops.fault}"]
-        )
+        if self.loops is not None and self.loops.fault is not None:
+            found.append(f"all prompts: the candidate {self.loops.fault}")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ It writes a checkpoint of the published config with all layers and random weight
 MXFP4: 13 GB), and a file of texts from the manual that Python installs. Then it runs `moevolve shrink` with the options
 behind `--`, as a user would, with workers limited by `MOEVOLVE_DEVICE_GB`. Printed are the time of every stage, the
 largest anonymous memory of all its processes together (pages of mapped files go where memory is short) beside that of a
-worker by `plan`, bytes read from the disk, and the size of what was written.
+worker by `plan`, bytes read from the disk, and the size of the new checkpoint.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def rewrite(
 ) -> tuple[list[KeptTensor], Rewritten]:
     """Write the tensors that an edit changes to a scratch file.
 
-    The edit is on every one of the decoder `layers` when it comes, and the blueprint is of the stock checkpoint.
+    Each of the decoder `layers` has the edit when it is yielded; the blueprint describes the stock checkpoint.
 
     Returns:
         The tensors of the export, with changed ones read from the scratch file, and a summary.

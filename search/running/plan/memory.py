@@ -75,7 +75,7 @@ def worker_memory(
         needed.append(MemoryItem("states of the texts that are scored", 0, states if by_layer else 0))
     if repairs:
         # On a GPU a fit may use what scoring takes, and the room of the unedited layer, which has run by then. On a CPU
-        # the process keeps most of what passes freed, in pieces too small for a fit.
+        # the process keeps most of the memory that passes freed, but a fit needs larger pieces.
         fit = max(each.taken for each in repairs) - (cached + activations + beyond if config.on_gpu else 0)
         kept = 0 if host else max(each.kept for each in repairs)
         needed += [
@@ -109,7 +109,7 @@ def _experts(
     if by_layer:
         own, spare = buffers // layers, 0
         if config.on_gpu:
-            # An edited layer takes the place of the unedited one, of which its experts are read one by one.
+            # An edited layer replaces the unedited one, whose experts are then read one by one.
             own, spare = max(0, own - layer), max(0, layer - own)
         items = [
             MemoryItem("original experts", 0, in_host if place == "host" else 0),

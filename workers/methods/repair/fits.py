@@ -312,7 +312,7 @@ class LayerFits:
     def _try_fit(self, output: LayerOutput, tokens: _Tokens, selection: Tensor | None) -> _Trial:
         """Fit the neurons in place without changing them."""
         features, after = output.features(tokens.recorded), tokens.after.float()
-        release_freed_memory()  # otherwise the fit needs memory on top of what making the features took
+        release_freed_memory()  # so that the fit can use the memory that making the features took
         if selection is not None:
             assert isinstance(output, NeuronSelectingOutput)
             after = after + output.experts_output(tokens.recorded, features)

@@ -113,7 +113,7 @@ def fit_ridge(layer: LayerSystem, ridge_lambdas: Sequence[float]) -> Fit | None:
 def _best(layer: LayerSystem, systems: _Shifted, count: int) -> tuple[int, int] | None:
     """Return the place of the system and the number of iterations with the least held-out error; None for no fit.
 
-    All systems, of which there are `count`, are solved at once for the same random combinations of columns.
+    All `count` systems are solved at once, for the same random combinations of columns.
     """
     combined = _combined(layer.residual)
     least, best = layer.held_out_error(combined), None
