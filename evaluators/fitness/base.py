@@ -42,6 +42,11 @@ class Fitness(ABC):
     positions: ClassVar[Positions] = "text"
     tie_break: ClassVar[str] = "gold log-probability"
 
+    @property
+    def decodes(self) -> bool:
+        """Whether a model has to generate answers to be scored."""
+        return self.reads not in ("texts", "choices")
+
     @abstractmethod
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
         """Score the engine's model, in its present state, on every example of a split.

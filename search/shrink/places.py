@@ -62,10 +62,7 @@ def refuse_decoding(tasks: Sequence[TaskSection]) -> None:
     for section in tasks:
         task = section.task()
         fitness = FITNESSES[task.fitness]
-        decoded = fitness.reads not in ("texts", "choices") or (
-            fitness.compares and task.resolved_positions == "greedy"
-        )
-        if decoded:
+        if fitness.decodes or (fitness.compares and task.resolved_positions == "greedy"):
             raise UserError(
                 f"task {task.name}: models have to generate answers to it, and the full model, whose experts don't fit "
                 "into memory, would read them from the disk for every token; give rows with long answers or choices, "

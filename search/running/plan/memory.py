@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.kernels.expert_merge import staged_bytes
-from moevolve.search.config.run import RunConfig, TaskSection
+from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import SpaceCosts
 from moevolve.search.running.plan.counts import described_as
 from moevolve.search.running.plan.repairs import RepairWork, repair_works
@@ -53,7 +53,7 @@ def worker_memory(
     passes = tuple(passes)
     host = place != "device" and outline.experts_bytes > 0
     # Where answers are decoded, every pass needs all of a candidate's layers; else layers follow one another.
-    by_layer = host and not any(map(_decodes, config.tasks))
+    by_layer = host and not any(FITNESSES[section.task().fitness].decodes for section in config.tasks)
     items = [MemoryItem("weights outside of experts", outline.weight_bytes - outline.experts_bytes, 0)]
     buffers = costs.buffer_bytes([phase.kind for phase in config.phases], host, bool(repairs))
     experts, spare = _experts(config, outline, place, buffers, by_layer, bool(repairs))
@@ -123,10 +123,6 @@ def _experts(
         MemoryItem("buffers for candidates' experts", 0 if host and not repaired else buffers, 0),
         MemoryItem("one layer's original experts", layer if host else 0, layer if place == "disk" else 0),
     ], 0
-
-
-def _decodes(section: TaskSection) -> bool:
-    return FITNESSES[section.task().fitness].reads not in ("texts", "choices")
 
 
 def launch_memory(
