@@ -1,43 +1,47 @@
-"""What fitting takes: one layer of Mixtral-8x7B's shape, a narrow layer, and candidates in plain forward passes.
+"""What candidates cost in plain forward passes: of one layer at published width, and of a small model.
 
-    python tests/benchmarks/bench_repair.py [--threads 2] [--tokens 4096] [--device cpu]
+    python tests/benchmarks/bench_repair.py [--layers olmoe-1b-7b qwen3-30b-a3b mixtral-8x7b] [--tokens 16384]
         [--model configs/demo/fine --task demo-span --experts 8]
 
-The layer has 4 kept experts of 14,336 neurons with weights and tokens drawn at random, in bfloat16 (1.3 GiB). Memory is
-what the process holds beyond what it held before; what is stated is `fit_bytes` and the features.
+Layers have random bfloat16 weights and tokens, and their experts stay on the disk. A candidate is edited, fitted, and
+run on as many tokens as it is fitted on; memory is what the process holds beyond what it held before. Its processor
+time, reading included, is compared with that of `transformers` for one forward pass of the unedited layer.
 
-Candidates are random ones of a mixture of experts, unrepaired, and repaired as in the phases of two presets. Their
-processor time is compared with that of `transformers` for one forward pass of the full model over the search split.
-Shares of a repair's time are those of its functions, without the functions listed beside them.
+Candidates of the small model are random ones, unrepaired, and repaired as in the phases of two presets, scored on the
+search split. Shares of a repair's time are those of its functions, without the functions listed beside them.
 """
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import bench
 import numpy as np
 import torch
+from real_size.checkpoint import write_checkpoint
+from real_size.published import Spec
 
 from moevolve.search.config.files import parse_run_config, with_preset
 from moevolve.search.running.set_up import set_up
-from moevolve.workers.contract.edits import Calibration, Tokens
+from moevolve.workers.contract.edits import Calibration, Edit, Tokens
+from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.contract.messages import EvaluationRequest
-from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
-from moevolve.workers.methods.eep.outputs import ExpertOutputs, expert_features
+from moevolve.workers.methods.eep.outputs import ExpertOutputs
 from moevolve.workers.methods.repair import fits
-from moevolve.workers.methods.repair.edit import RIDGE_LAMBDAS
-from moevolve.workers.methods.repair.ridge import LayerSystem, fit_bytes, fit_ridge
+from moevolve.workers.methods.repair.apply import RepairApplicator
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.methods.repair.streams import ResidualStreams
-from moevolve.workers.methods.shared.outputs import Features
 from moevolve.workers.methods.shared.passes import padded_batches
 from moevolve.workers.worker import EvaluationWorker
 
@@ -45,19 +49,19 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 PRESETS = ("repaired", "counts")
 """Presets, and the kind of their genomes."""
 PAGE = 4096
+# Number of token ids, and of tokens of a sequence.
+VOCABULARY, WINDOW = 16384, 512
 
 
 class Peak:
-    """The most memory that this process, or the device, holds within a `with` block beyond what it held before."""
+    """The most memory that this process holds within a `with` block beyond what it held before."""
 
-    def __init__(self, device: str) -> None:
-        self._device, self._ends = device, threading.Event()
+    def __init__(self) -> None:
+        self._ends = threading.Event()
         self.bytes = 0
 
     def __enter__(self) -> Self:
         self._before = self._held()
-        if self._device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
@@ -65,80 +69,70 @@ class Peak:
     def __exit__(self, *error: object) -> None:
         self._ends.set()
         self._thread.join()
-        if self._device == "cuda":
-            self.bytes = torch.cuda.max_memory_allocated() - self._before
 
     def _watch(self) -> None:
         while not self._ends.wait(0.002):
             self.bytes = max(self.bytes, self._held() - self._before)
 
     def _held(self) -> int:
-        if self._device == "cuda":
-            return torch.cuda.memory_allocated()
         return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
 def main() -> None:
     parser = bench.arguments(__doc__)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--layers", nargs="*", default=["olmoe-1b-7b"])
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--only", default="", help="candidates of layers whose title has this text")
     parser.add_argument("--model", default=str(CONFIGS / "demo" / "fine"))
     parser.add_argument("--task", default="demo-span")
     parser.add_argument("--experts", type=int, default=8)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print("repair of one layer, 4 experts of which 2 are active, random weights and tokens")
-    fit_layer("Mixtral-8x7B", 4096, 14336, options.tokens, options.device)
-    fit_layer("narrow", 256, 512, 16384, options.device)
-    for preset in PRESETS:
+    for name in options.layers:
+        layer_in_passes(name, options.tokens, options.only)
+    for preset in PRESETS if not options.only else ():
         candidates_in_passes(preset, options.model, options.task, options.experts)
 
 
-@torch.inference_mode()
-def fit_layer(name: str, hidden: int, width: int, tokens: int, device: str) -> None:
-    """Fit one layer and apply what was fitted."""
-    residual = torch.randn(tokens, hidden, device=device)
-    checked = torch.arange(tokens, device=device) % 8 == 7
-    with Peak(device) as peak:
-        started = time.perf_counter()
-        features = random_features(hidden, width, tokens, device)
-        # What some columns account for, so that there is something to find.
-        block = features.blocks[0]
-        block.add_to(residual, torch.randn(block.values.shape[1], hidden, device=device))
-        made = time.perf_counter() - started
-        fit = fit_ridge(LayerSystem(features, residual, checked), RIDGE_LAMBDAS)
-        fitted = time.perf_counter() - started - made
-        assert fit is not None
-        for block in features.blocks:
-            block.add_to(residual, -fit.change[block.columns])
-        if device == "cuda":
-            torch.cuda.synchronize()
-        whole = time.perf_counter() - started
-    held = sum(block.values.nbytes for block in features.blocks)
-    stated = held + fit_bytes(features.width, tokens // 2, width, tokens, hidden, len(RIDGE_LAMBDAS))
-    print(
-        f"  {name}: {features.width:,} features of {hidden:,}, {tokens:,} tokens, {len(RIDGE_LAMBDAS)} ridge_lambdas\n"
-        f"    features in {made:.1f} s, fitted in {fitted:.1f} s, with applying {whole:.1f} s\n"
-        f"    peak {peak.bytes / 2**20:,.0f} MiB; stated: {stated / 2**20:,.0f} MiB"
-    )
-
-
-def random_features(hidden: int, width: int, tokens: int, device: str) -> Features:
-    """Of a Mixtral layer of 4 experts, 2 active."""
-    from transformers import MixtralConfig
-    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
-
-    config = MixtralConfig(hidden_size=hidden, intermediate_size=width, num_local_experts=4)
-    config._experts_implementation = "eager"
-    with torch.device("meta"):
-        module: Any = MixtralExperts(config)
-    generator = torch.Generator(device).manual_seed(0)
-    drawn = partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
-    shapes = {"gate_up_proj": (4, 2 * width, hidden), "down_proj": (4, hidden, width)}
-    tensors = {name: drawn(shape).mul_(shape[2] ** -0.5) for name, shape in shapes.items()}
-    weights, chosen = drawn(tokens, 4).softmax(dim=1).topk(2)
-    return expert_features(ExpertNeurons(module, tensors), drawn(tokens, hidden), weights, chosen, None)
+def layer_in_passes(name: str, tokens: int, only: str) -> None:
+    """Evaluate candidates of one layer of a published config on as many tokens as they are fitted on."""
+    drawn = np.random.default_rng(0).integers(VOCABULARY, size=(tokens // WINDOW, WINDOW), dtype=np.int32)
+    sequences = [tuple(row.tolist()) for row in drawn]
+    lengths = np.full(len(drawn), WINDOW, np.int32)
+    rows = FitRows(drawn.flatten(), lengths, lengths)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        write_checkpoint(Spec(name, 1, changes={"vocab_size": VOCABULARY}), Path(folder))
+        model = ModelConfig(folder, device="cpu", expert_offload="disk", own_dtype="bfloat16")
+        plain = plain_pass(model, sequences, head=False)
+        print(f"a layer of {name}, {tokens:,} tokens; a plain forward pass: {plain:.2f} s", flush=True)
+        worker = EvaluationWorker(model, EngineConfig())
+        assert isinstance(worker._engine, GenerationEngine)
+        forward, resident = worker._engine.forward, worker.resident
+        layer, active = resident.layers[0], int(resident.model.config.num_experts_per_tok)
+        whole = np.eye(layer.count, dtype=np.float32)[None]
+        half, width = whole[:, : layer.count // 2], ExpertNeurons(layer.experts, layer.expert_tensors()).width // 2
+        experts, neurons = EepEdit(half, half, active), EepEdit(whole, whole, active, width=width)
+        settings = RepairSettings(tokens=tokens, answer_weight=1.0)
+        candidates: dict[str, Edit] = {
+            "half of the experts": experts,
+            "fitted": RepairedEdit(experts, settings, rows),
+            "half of the neurons, filled and fitted": RepairedEdit(neurons, replace(settings, neurons=True), rows),
+            "all projections": RepairedEdit(experts, replace(settings, input_rounds=2), rows),
+        }
+        passes = [batch.columns for batch in forward.batcher.batches(tuple((each,) for each in sequences))]
+        repair = resident._applicator(RepairedEdit)
+        assert isinstance(repair, RepairApplicator)
+        for title, edit in candidates.items():
+            if only and only not in title:
+                continue
+            if isinstance(edit, RepairedEdit):
+                repair._reference_for(edit)  # which all candidates share
+            started = time.process_time()
+            with Peak() as peak, forward.finished(resident.by_layer(edit), passes):
+                pass
+            taken = time.process_time() - started
+            print(f"  {title}: {taken / plain:.1f} passes, {peak.bytes / 2**30:.2f} GiB", flush=True)
 
 
 def candidates_in_passes(preset: str, model: str, task: str, experts: int) -> None:
@@ -175,16 +169,17 @@ def candidates_in_passes(preset: str, model: str, task: str, experts: int) -> No
 
 
 @torch.inference_mode()
-def plain_pass(config: ModelConfig, sequences: Sequence[Tokens]) -> float:
-    """Processor seconds of one forward pass in `transformers`, the least of three."""
+def plain_pass(config: ModelConfig, sequences: Sequence[Tokens], head: bool = True) -> float:
+    """Processor seconds of one forward pass in `transformers`, with or without the output head, the least of three."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(config.path, dtype="auto", experts_implementation="eager").eval()
+    run = model if head else model.base_model
     times = []
     for _ in range(3):
         started = time.process_time()
         for batch in padded_batches(sequences, torch.device("cpu")):
-            model(input_ids=batch.ids, use_cache=False)
+            run(input_ids=batch.ids, use_cache=False)
         times.append(time.process_time() - started)
     return min(times)
 

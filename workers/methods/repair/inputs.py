@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.methods.repair.ridge import conjugate_gradients, squared_norm
-from moevolve.workers.methods.shared.outputs import Network
+from moevolve.workers.methods.shared.outputs import Network, products_dtype
 
 # Iterations of conjugate gradients. On three domains of text, 8 of 32 experts, 3, 6 and 12 of them leave a log gap of
 # 0.275, 0.260 and 0.258 to the full model; without preconditioning 6, 12 and 24 leave 0.292, 0.268 and 0.265.
@@ -84,20 +84,28 @@ def inputs_bytes(rows: int, tokens: int, hidden: int) -> int:
 
 
 class _System:
-    """The linearised least squares of one expert: `normal` is what conjugate gradients multiply with."""
+    """The linearised least squares of one expert: `normal` is what conjugate gradients multiply with.
+
+    Rows of the gate and up projections are in the order in which a neuron's are as far from each other as possible:
+    the first of every neuron, then the second of every neuron.
+    """
 
     def __init__(self, network: Network, roots: Tensor, fitted: Tensor) -> None:
         self._network, self._roots, self._fitted = network, roots, fitted
+        self._dtype = products_dtype(network.inputs, min(network.down.shape))
         self._chunk = max(1, _CHUNK_BYTES // (4 * (6 * len(network.weight) + 4 * network.weight.shape[1])))
-        self._down = network.down.float()
-        # One or two rows of every neuron. Indices, since sums by `index_add_` differ from run to run on a GPU.
-        self._rows = network.neurons.argsort(stable=True).view(len(self._down), -1).t()
+        self._down = network.down.to(self._dtype)
+        # Where neurons are few, products of their outputs are smaller than the outputs.
+        neurons, hidden = self._down.shape
+        self._down_products = self._down @ self._down.t() if neurons < 2 * hidden else None
+        # Indices, since sums by `index_add_` differ from run to run on a GPU.
+        self._order = network.neurons.argsort(stable=True).view(neurons, -1).t().flatten()
         self._whole: list[tuple[Tensor, Tensor, Tensor, Tensor]] | None = None
 
     def solve(self, residual: Tensor) -> Tensor:
         """Return the change of the weight, float32 [rows, hidden], that leaves least of a residual [tokens, hidden]."""
         rest, diagonal = self._right(residual)
-        inverse = self._inverse_moments()
+        inverse = self._inverse_moments().to(self._dtype)
         change, image = torch.zeros_like(rest), torch.empty_like(rest)
 
         def curvature(direction: Tensor) -> Tensor:
@@ -107,19 +115,25 @@ class _System:
         steps = conjugate_gradients(
             lambda: rest,
             curvature,
-            lambda left: left @ inverse,
+            lambda left: (left.to(self._dtype) @ inverse).float(),
             lambda first, second: (first * second).sum(),
         )
         for direction, length in islice(steps, _ITERATIONS):
             change += length * direction
             rest -= length * image
-        return change if bool(change.isfinite().all()) else torch.zeros_like(change)
+        if not bool(change.isfinite().all()):
+            return torch.zeros_like(change)
+        found = torch.empty_like(change)
+        found[self._order] = change
+        return found
 
     def given(self) -> Tensor:
         """Return what the expert gives now, float32 [its tokens, hidden]."""
         network = self._network
         parts = torch.arange(len(network.tokens), device=network.tokens.device).split(self._chunk)
-        return torch.cat([(network.factor[part] * network.activated(part)) @ self._down for part in parts])
+        return torch.cat(
+            [((network.factor[part] * network.activated(part)).to(self._dtype) @ self._down).float() for part in parts]
+        )
 
     def _parts(self) -> Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Tokens of the layer, inputs, slopes and factors, of fitted tokens, some at a time; kept if once suffices."""
@@ -132,38 +146,45 @@ class _System:
 
     def _part(self, part: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         network, tokens = self._network, self._network.tokens[part]
-        return tokens, network.inputs[part].float(), network.slopes(part), network.factor[part] * self._roots[tokens]
+        slopes = network.slopes(part)[:, self._order].to(self._dtype)
+        factor = (network.factor[part] * self._roots[tokens]).to(self._dtype)
+        return tokens, network.inputs[part].to(self._dtype), slopes, factor
+
+    def _by_neuron(self, rows: Tensor) -> Tensor:
+        """View values of rows [tokens, rows] as [tokens, rows per neuron, neurons]."""
+        return rows.view(len(rows), -1, len(self._down))
 
     def _right(self, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the right side of the normal equations, and the mean of their diagonal."""
         right = torch.zeros_like(self._network.weight, dtype=torch.float32)
-        diagonal, neurons = torch.zeros((), device=right.device), self._network.neurons
-        lengths = self._down.square().sum(dim=1)[neurons]
+        diagonal, lengths = torch.zeros((), device=right.device), self._down.float().square().sum(dim=1)
         for tokens, inputs, slopes, factor in self._parts():
-            back = (residual[tokens] * self._roots[tokens]) @ self._down.t() * factor
-            right += (back[:, neurons] * slopes).t() @ inputs
-            moved = (factor.expand_as(back)[:, neurons] * slopes).square() @ lengths
-            diagonal += (moved * inputs.square().mean(dim=1)).sum()
-        return right, diagonal / len(neurons)
+            back = ((residual[tokens] * self._roots[tokens]).to(self._dtype) @ self._down.t()) * factor
+            by_neuron = self._by_neuron(slopes)
+            right += (by_neuron * back[:, None]).view_as(slopes).t() @ inputs
+            moved = (by_neuron * factor[:, None]).float().square().sum(dim=1) @ lengths
+            diagonal += (moved * inputs.float().square().mean(dim=1)).sum()
+        return right, diagonal / len(right)
 
     def _inverse_moments(self) -> Tensor:
         """Inverse of the inputs' damped second moments, float32 [hidden, hidden]."""
         hidden = self._network.weight.shape[1]
         moments = torch.zeros(hidden, hidden, device=self._network.weight.device)
         for _, inputs, _, factor in self._parts():
-            scaled = inputs * factor.square().mean(dim=1, keepdim=True).sqrt()
+            scaled = inputs.float() * factor.float().square().mean(dim=1, keepdim=True).sqrt()
             moments += scaled.t() @ scaled
         moments.diagonal().add_(_DAMPING * moments.diagonal().mean())
         factor, failed = torch.linalg.cholesky_ex(moments)
         return torch.eye(hidden, device=moments.device) if failed else torch.cholesky_inverse(factor)
 
     def _normal(self, change: Tensor) -> Tensor:
-        neurons, image = self._network.neurons, torch.zeros_like(change)
+        image, change = torch.zeros_like(change), change.to(self._dtype)
         for _, inputs, slopes, factor in self._parts():
-            by_row = slopes * nn.functional.linear(inputs, change)
-            moved = by_row[:, self._rows[0]]
-            for second in self._rows[1:]:
-                moved = moved + by_row[:, second]
-            back = ((factor * moved) @ self._down) @ self._down.t() * factor
-            image += (back[:, neurons] * slopes).t() @ inputs
+            by_neuron = self._by_neuron(slopes)
+            moved = (self._by_neuron(nn.functional.linear(inputs, change)) * by_neuron).sum(dim=1) * factor
+            if self._down_products is None:
+                back = (moved @ self._down) @ self._down.t() * factor
+            else:
+                back = moved @ self._down_products * factor
+            image += (by_neuron * back[:, None]).view_as(slopes).t() @ inputs
         return image
