@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -34,6 +35,7 @@ class EvaluationWorker:
         model: Checkpoint and settings.
         engine: Settings of the engine.
         needed: Memory that must be available before the model is loaded; None to load it without a check.
+        fits: See `moevolve.workers.contract.methods.ModelParts`.
         shortcuts: Optimisations to use.
 
     Raises:
@@ -46,6 +48,7 @@ class EvaluationWorker:
         model: ModelConfig,
         engine: EngineConfig,
         needed: NeededMemory | None = None,
+        fits: Path | None = None,
         shortcuts: Shortcuts = ALL_SHORTCUTS,
     ) -> None:
         use_threads(engine.threads)
@@ -54,7 +57,7 @@ class EvaluationWorker:
             if device.type == "cuda" and needed.gpus < 1:
                 torch.cuda.set_per_process_memory_fraction(needed.gpus, device)
             check_room(needed, device)
-        self.resident = ResidentModel.load(model, None if needed is None else needed.memory.beside)
+        self.resident = ResidentModel.load(model, None if needed is None else needed.memory.beside, fits)
         with opening(f"model {model.path}: a worker can't run it"):
             if engine.vllm is None:
                 self._engine = GenerationEngine(self.resident.model, self.resident.tokenizer, engine, shortcuts)

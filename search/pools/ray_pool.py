@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -117,6 +118,7 @@ class RayPool:
         worker: Makes the worker in its actor's process; None makes an `EvaluationWorker` (tests inject faults).
         needed: Memory that a worker must find before it loads the model; None skips the check.
         probe: Source of the first worker's actor.
+        fits: Folder of fitted layers that workers on the same machine share; None for none.
 
     `poll` raises NoRoomError if no worker is ready and every worker that got a node has found too little memory.
     """
@@ -130,6 +132,7 @@ class RayPool:
         worker: Callable[..., object] | None = None,
         needed: NeededMemory | None = None,
         probe: ModelProbe | None = None,
+        fits: Path | None = None,
     ) -> None:
         start_ray(workers)
         self._workers = workers
@@ -137,7 +140,7 @@ class RayPool:
         self.add_splits(splits)
         self._actor_class = worker_actor(workers, worker)
         self._first = None if probe is None else probe.take()
-        self._load_args = (model, engine, needed)
+        self._load_args = (model, engine, needed, fits)
         self._queue: deque[EvaluationRequest] = deque()
         # By ticket: workers that died or were replaced during the request, and workers lost with their nodes.
         self._deaths: Counter[str] = Counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.loop.evaluation_cache import EvaluationCache
@@ -33,15 +34,16 @@ _PAUSED = "paused"
 PoolFactory = Callable[[SearchSetup], Pool]
 
 
-def ray_pool(setup: SearchSetup, probe: ModelProbe | None = None) -> RayPool:
+def ray_pool(setup: SearchSetup, probe: ModelProbe | None = None, fits: Path | None = None) -> RayPool:
     """Return the pool of a search's configuration on Ray.
 
     Args:
         setup: The search.
         probe: Source of the first worker, if that is there already.
+        fits: Folder of fitted layers that workers on this machine share; None for none.
     """
-    config = setup.config
-    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, needed=setup.needed, probe=probe)
+    config, splits = setup.config, setup.all_prepared
+    return RayPool(config.workers, config.model, config.engine, splits, needed=setup.needed, probe=probe, fits=fits)
 
 
 def execute(

@@ -53,7 +53,7 @@ def finish(goal: Goal, store: Store, journal: Journal, table: FinalTable, observ
         journal.note(status="failed", failure="every candidate failed")
         return
     subject = bound_candidate(store, table.winner)
-    load = cache(partial(_worker, subject))
+    load = cache(partial(_worker, subject, goal.fits))
     checks = _checked(goal, store, journal, table, subject, load, observer)
     if checks.faults and not goal.force:
         journal.note(status="refused", failure="; ".join(checks.faults))
@@ -102,12 +102,13 @@ def _checked(
     return checks
 
 
-def _worker(subject: Candidate) -> EvaluationWorker:
-    """Make a worker in this process."""
+def _worker(subject: Candidate, fits: Path) -> EvaluationWorker:
+    """Make a worker in this process, which finds the winner's fits where it was searched for on this machine."""
     from moevolve.workers.checkpoints.loading import placed
     from moevolve.workers.worker import EvaluationWorker
 
-    return EvaluationWorker(placed(subject.config.model), replace(subject.config.engine, vllm=None))
+    engine = replace(subject.config.engine, vllm=None)
+    return EvaluationWorker(placed(subject.config.model), engine, fits=fits)
 
 
 def _exported(

@@ -94,6 +94,11 @@ class Goal:
     dry_run: bool
     asked: Mapping[str, JsonValue]
 
+    @property
+    def fits(self) -> Path:
+        """Folder of what repairs have fitted, while the shrink runs: the winner is checked and exported with it."""
+        return self.files / "fits"
+
     def announce(self, on_note: Callable[[str], None]) -> None:
         """Say when everything is to end, if that is limited."""
         if self.seconds is not None:

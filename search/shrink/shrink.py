@@ -70,7 +70,7 @@ def shrink(goal: Goal, observer: Observer, begun: float) -> ShrinkResult | Shrin
                 return found
         opened.enter_context(journal.ending())
         probe = opened.enter_context(ModelProbe())
-        workers = SharedWorkers(partial(ray_pool, probe=probe))
+        workers = SharedWorkers(partial(ray_pool, probe=probe, fits=goal.fits))
         opened.callback(workers.close)
         steps = _Steps(goal, journal, probe, workers, observer, begun)
         with _removed_if_refused(goal.files):
@@ -92,6 +92,7 @@ def shrink(goal: Goal, observer: Observer, begun: float) -> ShrinkResult | Shrin
                 return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         table = steps.search(config, store)
         finish(goal, store, journal, table, observer)
+        rmtree(goal.fits, ignore_errors=True)
         found = result_of(store, journal.record)
         assert found is not None  # its search has ended
         return found
@@ -176,6 +177,9 @@ class _Steps:
     def sized(self, config: RunConfig, store: Store | None) -> RunConfig:
         """Find the size that keeps the score, or the number of candidates that there is time for, if that is asked."""
         goal, journal = self._goal, self._journal
+        if store is not None:
+            with writing_into(goal.files):
+                goal.fits.mkdir(exist_ok=True)
         if journal.record.search is not None:
             return config
         choices = journal.record.choices

@@ -58,6 +58,7 @@ class ModelParts:
         on_host: True if the original experts stay in host memory or in files.
         stored: The original experts, if they stay in files.
         pass_bytes: Device memory that forward passes need besides weights and experts, in bytes; None if unknown.
+        fits: Folder of fitted layers that other processes of this machine find as well; None for none.
         applicator: Returns the applicator of another edit type, for edits that build on it.
     """
 
@@ -68,6 +69,7 @@ class ModelParts:
     on_host: bool
     stored: ExpertFiles | None = field(repr=False)
     pass_bytes: int | None
+    fits: Path | None
     applicator: Callable[[type], Applicator] = field(repr=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,7 @@ class ResidentModel:
         config: Settings that the model was loaded with.
         pass_bytes: Device memory that forward passes need besides weights and experts, in bytes; None if unknown.
         stored: Original experts that stay in the checkpoint's files; None if the model has them.
+        fits: See `ModelParts.fits`.
 
     Attributes:
         layers, dense_layers: See `moevolve.workers.contract.methods.Resident`.
@@ -55,6 +57,7 @@ class ResidentModel:
         config: ModelConfig,
         pass_bytes: int | None = None,
         stored: ExpertFiles | None = None,
+        fits: Path | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -66,7 +69,7 @@ class ResidentModel:
         device, on_host = resolve_device(config), config.expert_offload == "host" or stored is not None
         self.one_layer_at_a_time = on_host and not any(map(carries, decoder_layers(model)))
         self._parts = ModelParts(
-            model, self.layers, self.dense_layers, device, on_host, stored, pass_bytes, self._applicator
+            model, self.layers, self.dense_layers, device, on_host, stored, pass_bytes, fits, self._applicator
         )
         self._applicators: dict[type, Applicator] = {}
         if self.layers:
@@ -78,8 +81,8 @@ class ResidentModel:
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
 
     @classmethod
-    def load(cls, config: ModelConfig, pass_bytes: int | None = None) -> ResidentModel:
-        """Load a checkpoint; for `pass_bytes` and errors see `ResidentModel`."""
+    def load(cls, config: ModelConfig, pass_bytes: int | None = None, fits: Path | None = None) -> ResidentModel:
+        """Load a checkpoint; for the other arguments and errors see `ResidentModel`."""
         stored: ExpertFiles | None = None
         with opening(f"model {config.path}: it can't be loaded"):
             if config.expert_offload == "disk" and expert_family(load_config(config).model_type) is not None:
@@ -87,7 +90,7 @@ class ResidentModel:
             else:
                 model, tokenizer = load_model(config)
             release_freed_memory()
-            return cls(model, tokenizer, config, pass_bytes, stored)
+            return cls(model, tokenizer, config, pass_bytes, stored, fits)
 
     def apply(self, edit: Edit) -> None:
         """Apply an edit in place of the one that is applied, unless that is the same. After an error none is applied.

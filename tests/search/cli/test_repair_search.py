@@ -35,6 +35,7 @@ from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
 from moevolve.workers.methods.repair import fits as repair_fits
+from moevolve.workers.methods.repair.fit_cache import FitCache
 from moevolve.workers.worker import EvaluationWorker
 
 TOKENS = 200
@@ -141,7 +142,7 @@ def test_every_phase_repairs_as_it_says(folder: Path, expected: Any) -> None:
 def test_layers_in_common_are_fitted_once_and_change_nothing(
     run: RunConfig, folder: Path, expected: Any, snapshot: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(repair_fits, "FIT_CACHE_BYTES", 0)
+    monkeypatch.setattr(FitCache, "get", lambda *_: None)
     with Store.open(f"sqlite:///{tmp_path / 'anew.db'}") as store, counted_fits() as fits:
         finished(store, run)
     assert snapshot(tmp_path / "anew.db", "mended") == expected

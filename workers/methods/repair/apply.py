@@ -13,7 +13,8 @@ from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import Applicator, Method, ModelParts
 from moevolve.workers.methods.repair.edit import RepairedEdit
-from moevolve.workers.methods.repair.fits import FitCache, LayerFits, Reference
+from moevolve.workers.methods.repair.fit_cache import FitCache
+from moevolve.workers.methods.repair.fits import LayerFits, Reference
 from moevolve.workers.methods.repair.ridge import FitOutcome
 from moevolve.workers.methods.repair.streams import ResidualStreams
 from moevolve.workers.methods.shared.outputs import Repairable
@@ -34,7 +35,7 @@ class RepairApplicator(Applicator):
         self._base: Applicator | None = None
         self._edit: RepairedEdit | None = None
         self._reference: Reference | None = None
-        self._cache = FitCache(in_files=parts.on_host)
+        self._cache = FitCache(parts.fits, states=not parts.on_host)
         self.outcomes: list[FitOutcome | None] = []
 
     def apply(self, edit: Edit) -> None:

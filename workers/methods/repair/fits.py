@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from pathlib import Path
-from tempfile import TemporaryFile, gettempdir
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +14,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.methods.repair.edit import RepairedEdit
+from moevolve.workers.methods.repair.fit_cache import FitCache, FittedLayer
 from moevolve.workers.methods.repair.inputs import fit_inputs
 from moevolve.workers.methods.repair.ridge import Fit, FitOutcome, LayerSystem, fit_ridge
 from moevolve.workers.methods.repair.streams import ResidualStreams
@@ -33,10 +29,6 @@ from moevolve.workers.methods.shared.outputs import (
 
 # One sequence in this many is held out: it isn't fitted, but used to check fits.
 _CHECKED = 8
-# Limit on the bytes of fitted layers that are cached in memory for later candidates.
-FIT_CACHE_BYTES = 512 << 20
-# Folder of those that are cached in files: /tmp is in memory on many systems.
-_FOLDER = "/var/tmp" if Path("/var/tmp").is_dir() else gettempdir()
 
 
 class Reference:
@@ -65,30 +57,6 @@ class Reference:
             return None
         weights = torch.where(self.answering, answer_weight, 1.0)
         return weights / weights.mean()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FittedLayer:
-    """A fitted layer output, with all that is needed to apply the fit again.
-
-    Attributes:
-        selection: Neurons in place, int64 [n', neurons]; None for the edit's own.
-        weights: Fitted weights by columns of the features, in the model's dtype.
-        inputs: Gate and up projections, as `NetworksOutput.inputs` has them; empty if they weren't fitted.
-        state: Residual stream after the layer, [tokens, hidden]; None if a later part of the layer is fitted, too.
-        outcome: Result of the fit; None if it changed nothing.
-    """
-
-    selection: Tensor | None
-    weights: tuple[tuple[slice, Tensor], ...]
-    state: Tensor | None
-    outcome: FitOutcome | None
-    inputs: tuple[Tensor, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        held = sum(each.nbytes for each in (self.state, self.selection, *self.inputs) if each is not None)
-        return held + sum(weights.nbytes for _, weights in self.weights)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,78 +97,6 @@ class _Trial:
     error: float
 
 
-class FitCache:
-    """Fitted layers by key, in memory or in temporary files.
-
-    A candidate that is scored on another split, or exported, needs the weights of all its layers, and none of the
-    states after them: beyond the limit the states that were used least recently are dropped first, then layers. Files,
-    which may take a quarter of the disk's free space, have no states.
-    """
-
-    def __init__(self, in_files: bool = False) -> None:
-        self._in_files, self._nbytes = in_files, 0
-        self._layers: OrderedDict[str, FittedLayer] = OrderedDict()
-        self._states: OrderedDict[str, Tensor] = OrderedDict()
-        self._most = shutil.disk_usage(_FOLDER).free // 4 if in_files else None
-
-    @property
-    def limit(self) -> int:
-        """Bytes that may be kept."""
-        return FIT_CACHE_BYTES if self._most is None else self._most
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._layers
-
-    def has_state(self, key: str) -> bool:
-        return key in self._states
-
-    def get(self, key: str) -> FittedLayer:
-        """Return the fit of a layer output; its state is None if that was dropped."""
-        self._layers.move_to_end(key)
-        if key in self._states:
-            self._states.move_to_end(key)
-        return replace(self._layers[key], state=self._states.get(key))
-
-    def put(self, key: str, fitted: FittedLayer) -> None:
-        layer, state = replace(fitted, state=None), fitted.state
-        if layer.nbytes > self.limit:
-            return
-        if self._in_files:
-            state = None
-            try:
-                layer = _in_files(layer)
-            except OSError:  # other programs have filled the disk since; it will be fitted again
-                return
-        for kept in (self._layers, self._states):  # a layer whose state was dropped is fitted again
-            old = kept.pop(key, None)
-            self._nbytes -= 0 if old is None else old.nbytes
-        self._nbytes += layer.nbytes + (0 if state is None else state.nbytes)
-        self._layers[key] = layer
-        if state is not None:
-            self._states[key] = state
-        while self._nbytes > self.limit:
-            _, dropped = (self._states or self._layers).popitem(last=False)
-            self._nbytes -= dropped.nbytes
-
-
-def _in_files(layer: FittedLayer) -> FittedLayer:
-    """Move the tensors of a fitted layer to files without names, from which they are mapped."""
-    return replace(
-        layer,
-        selection=None if layer.selection is None else _in_file(layer.selection),
-        weights=tuple((columns, _in_file(weights)) for columns, weights in layer.weights),
-        inputs=tuple(map(_in_file, layer.inputs)),
-    )
-
-
-def _in_file(tensor: Tensor) -> Tensor:
-    raw = tensor.cpu().contiguous().flatten().view(torch.uint8)
-    with TemporaryFile(dir=_FOLDER) as file:
-        raw.numpy().tofile(file)
-        held = np.memmap(file, dtype=np.uint8, mode="c", shape=raw.shape)
-    return torch.from_numpy(held).view(tensor.dtype).view(tensor.shape)
-
-
 class LayerFits:
     """The fits of one edit, from the first layer to the last; `cache` has those of other candidates.
 
@@ -216,7 +112,7 @@ class LayerFits:
         self._weights = reference.token_weights(edit.settings.answer_weight)
         self.outcomes: list[FitOutcome | None] = []
         self._outputs, self._keys = outputs, self._keys_of(outputs)
-        self._reused = self._reusable(outputs, self._keys)
+        self._reused = self._reusable()
         # The residual stream before a layer.
         self._state, self._layer = reference.states[0], 0
 
@@ -224,10 +120,11 @@ class LayerFits:
         """Fit the outputs of one decoder layer; those before must be fitted."""
         while len(self.outcomes) < len(self._outputs) and self._outputs[len(self.outcomes)].layer == layer:
             place = len(self.outcomes)
-            output, key = self._outputs[place], self._keys[place]
+            output = self._outputs[place]
             output.prepare(self._settings.neurons)
-            if place < self._reused:
-                fitted = self._reuse(output, key)
+            if place < len(self._reused):
+                fitted = self._reused[place]
+                self._reuse(output, fitted)
             else:
                 for between in range(self._layer, layer):
                     self._state, _ = self._reference.streams.run_layer(between, self._state)
@@ -235,30 +132,34 @@ class LayerFits:
                 fitted = self._fit(output, self._state)
                 if output.next_part is not None:
                     fitted = replace(fitted, state=None)
-                self._cache.put(key, fitted)
+                self._cache.put(self._keys[place], fitted)
             if fitted.state is not None:
                 self._state, self._layer = fitted.state, layer + 1
             self.outcomes.append(fitted.outcome)
 
-    def _reusable(self, outputs: Sequence[LayerOutput], keys: Sequence[str]) -> int:
-        """Number of the first outputs with cached fits, and, if others follow, with the state that these begin with."""
-        count = next((place for place, key in enumerate(keys) if key not in self._cache), len(keys))
-        ends = [place for place in range(count) if outputs[place].next_part is None]
-        while count < len(keys) and ends and not self._cache.has_state(keys[ends[-1]]):
-            count = ends.pop()
-        return count
+    def _reusable(self) -> list[FittedLayer]:
+        """Cached fits of the first outputs: of all, or up to one with the state that the next layer begins with."""
+        found: list[FittedLayer] = []
+        for key in self._keys:
+            fitted = self._cache.get(key)
+            if fitted is None:
+                while found and found[-1].state is None:
+                    found.pop()
+                break
+            found.append(fitted)
+        return found
 
     def _keys_of(self, outputs: Sequence[LayerOutput]) -> list[str]:
         """Cache keys: hash of the layers up to an output's, and the number of the output in its layer."""
         keys: list[str] = []
         by_layer = groupby(outputs, key=lambda output: output.layer)
         for (_, parts), layer_hash in zip(by_layer, self._layer_hashes, strict=True):
-            keys.extend(f"{layer_hash} {part}" for part, _ in enumerate(parts))
+            keys.extend(f"{layer_hash}-{part}" for part, _ in enumerate(parts))
         return keys
 
-    def _reuse(self, output: LayerOutput, key: str) -> FittedLayer:
+    def _reuse(self, output: LayerOutput, fitted: FittedLayer) -> None:
         """Apply a cached fit."""
-        fitted, device = self._cache.get(key), self._reference.streams.device
+        device = self._reference.streams.device
         if fitted.selection is not None:
             assert isinstance(output, NeuronSelectingOutput)
             output.use_neurons(fitted.selection.to(device))
@@ -267,7 +168,6 @@ class LayerFits:
             output.use_inputs(fitted.inputs)
         for columns, weights in fitted.weights:
             output.use(columns, weights.to(device))
-        return fitted
 
     def _fit(self, output: LayerOutput, state: Tensor) -> FittedLayer:
         target = self._target(output)
@@ -287,7 +187,8 @@ class LayerFits:
         for _ in range(self._settings.input_rounds):
             assert fitted.state is not None
             residual = target - fitted.state
-            fit_inputs(output.networks(tokens.recorded), residual, tokens.checked, tokens.weights)
+            networks, inputs = output.networks(tokens.recorded), tokens.recorded[0]
+            fit_inputs(networks, inputs, residual, tokens.checked, tokens.weights)
             trial = self._try_fit(output, replace(tokens, after=target - residual), None)
             fitted = self._apply(trial, output, torch.float32)
         assert fitted.state is not None

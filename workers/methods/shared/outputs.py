@@ -58,7 +58,8 @@ class FeatureBlock:
 def products_dtype(values: Tensor, width: int) -> torch.dtype:
     """Return the dtype of products with values of a model, of at least `width` rows and columns.
 
-    It is float32, but rounding the other factor of wide bfloat16 values lets matrix units compute them ten times faster.
+    It is float32, but bfloat16 for wide bfloat16 values: rounding the other factor lets matrix units compute them ten
+    times faster.
     """
     return torch.bfloat16 if values.dtype == torch.bfloat16 and width >= _WIDE else torch.float32
 

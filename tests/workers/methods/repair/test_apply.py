@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -102,21 +102,17 @@ def in_report(model: ResidentModel, edit: RepairedEdit) -> tuple[tuple[str, str]
         return model.report(edit)
 
 
-@pytest.mark.parametrize("room", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("place", ["device", "host"])
 def test_kept_layers_are_what_a_fresh_worker_gives(
-    room: float, resident: Residents, model_config: Callable[..., ModelConfig], monkeypatch: pytest.MonkeyPatch
+    place: Literal["device", "host"], model_config: Callable[..., ModelConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with room for half of the states after layers, or for none."""
-    model = ResidentModel.load(model_config("mixtral")) if room < 1 else resident("mixtral")
-    states = 4 * sum(LENGTHS) * model.model.config.hidden_size * len(KEPT)
-    changes = 4 * 3 * model.model.config.intermediate_size * model.model.config.hidden_size * len(KEPT)
-    if room < 1:
-        monkeypatch.setattr(fits, "FIT_CACHE_BYTES", changes + int(room * states))
-        counted: list[Any] = []
-        fit_ridge = fits.fit_ridge
-        monkeypatch.setattr(fits, "fit_ridge", lambda *args: counted.append(args) or fit_ridge(*args))
-        outcomes = outcomes_of(model, repaired(pruned()))
-        assert outcomes_of(model, repaired(pruned())) == outcomes and len(counted) == len(KEPT)
+    """With the states after layers, and without."""
+    model = ResidentModel.load(replace(model_config("mixtral"), expert_offload=place))
+    counted: list[Any] = []
+    fit_ridge = fits.fit_ridge
+    monkeypatch.setattr(fits, "fit_ridge", lambda *args: counted.append(args) or fit_ridge(*args))
+    outcomes = outcomes_of(model, repaired(pruned()))
+    assert outcomes_of(model, repaired(pruned())) == outcomes and len(counted) == len(KEPT)
     first, second = repaired(pruned(), (0.1, 1.0)), repaired(pruned((*KEPT[:2], (1, 3, 5))), (0.1, 1.0))
     assert first.layer_hashes[:2] == second.layer_hashes[:2] and first.layer_hashes[2] != second.layer_hashes[2]
     logits(model, first, UNSEEN)
@@ -126,6 +122,17 @@ def test_kept_layers_are_what_a_fresh_worker_gives(
         model, second
     )
     assert torch.equal(logits(fresh, first, UNSEEN), found[1])
+
+
+def test_what_one_worker_has_fitted_another_takes_from_their_folder(
+    model_config: Callable[..., ModelConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit, config = repaired(pruned()), model_config("mixtral")
+    first, second = (ResidentModel.load(config, fits=tmp_path) for _ in range(2))
+    found, outcomes = logits(first, edit, UNSEEN), outcomes_of(first, edit)
+    monkeypatch.setattr(fits, "fit_ridge", None)
+    assert torch.equal(logits(second, edit, UNSEEN), found) and outcomes_of(second, edit) == outcomes
+    assert len(list(tmp_path.iterdir())) == len(KEPT)
 
 
 def test_layers_behind_another_are_not_taken_over(resident: Residents) -> None:
