@@ -14,6 +14,7 @@ from moevolve.search.genomes.registry import costs_of
 from moevolve.search.running.plan.counts import (
     ModelSize,
     PhaseCount,
+    TokenCounts,
     described_as,
     final_models,
     model_sizes,
@@ -52,7 +53,7 @@ def preview(config: RunConfig) -> Preview:
         UserError: The model is missing or doesn't fit the genome's settings.
     """
     from moevolve.search.running.plan.estimate import estimate
-    from moevolve.search.running.plan.memory import launch_memory
+    from moevolve.search.running.plan.memory import worker_memory
     from moevolve.workers.checkpoints.files import local_directory
     from moevolve.workers.profiling.outline import outline_model
 
@@ -67,7 +68,7 @@ def preview(config: RunConfig) -> Preview:
     try:
         found = estimate(config, outline=outline)
     except UserError as error:  # `launch` may still download the data
-        memory = launch_memory(config, outline, costs).memory
+        memory = worker_memory(config, outline, costs, TokenCounts(), config.model.expert_offload)
         notes = (f"memory is that of the largest batches: {error}",)
         return replace(known, memory=memory, notes=notes)
     memory = found.memory.get(config.model.expert_offload, found.memory["device"])
