@@ -74,7 +74,8 @@ class _Count:
         self._fitnesses = [FITNESSES[section.task().fitness] for section in config.tasks]
         # Where answers are decoded, every pass needs all of a candidate's layers; else layers follow one another.
         self._elsewhere = place != "device" and outline.experts_bytes > 0
-        self._by_layer = self._elsewhere and not any(each.decodes for each in self._fitnesses)
+        self._decodes = any(each.decodes for each in self._fitnesses)
+        self._by_layer = self._elsewhere and not self._decodes
         self._repairs = [
             (phase.repair, min(phase.repair.tokens, tokens.fitted or sys.maxsize))
             for phase in config.phases
@@ -83,10 +84,13 @@ class _Count:
         self._fitted = max((tokens for _, tokens in self._repairs), default=0)
 
     def memory(self) -> WorkerMemory:
-        outside = self._outline.weight_bytes - self._outline.experts_bytes
-        originals, own = self._originals(), self._own()
-        cache, batch, calibrating = self._cache(), self._batch(), self._calibrating()
-        beyond, fit = max(0, calibrating - batch), self._fit()
+        outline, compared = self._outline, any(each.compares for each in self._fitnesses)
+        outside = outline.weight_bytes - outline.experts_bytes
+        originals, on_host, own = self._experts()
+        # Keys and values of the batch, and of the rows in which its answers are decoded on.
+        cache = 2 * self._batch_tokens * outline.cache_bytes * self._decodes
+        batch, fit = self._batch(), self._fit()
+        beyond = max(0, self._calibrating() - batch)
         # An edited layer replaces the unedited one, whose experts are then read one by one.
         spare = max(0, originals - own) if self._by_layer else 0
         own = max(0, own - originals) if self._by_layer else own
@@ -100,41 +104,34 @@ class _Count:
             MemoryItem("what a layer's fit, with states of its tokens, takes beyond these", max(0, fit), 0),
             MemoryItem("fitted layers kept for other candidates", self._kept(), 0),
         )
+        # Texts wait for the next layer; the unedited model's last states are compared with.
+        scored = self._states(self._tokens.scored) * (self._by_layer + compared)
         items = (
             MemoryItem("weights outside of experts", outside, 0),
-            MemoryItem("original experts, or one layer's", originals, self._originals_on_host()),
+            MemoryItem("original experts, or one layer's", originals, on_host),
             MemoryItem("a candidate's own weights", own, 0),
             *needed,
-            MemoryItem("states of the texts that are scored", 0, self._scored()),
-            MemoryItem("states of all layers to fit to", 0, self._targets()),
+            MemoryItem("states of the texts that are scored", 0, scored),
+            MemoryItem("states of all layers to fit to", 0, (outline.layers + 1) * self._states(self._fitted)),
             MemoryItem("the process and its libraries", 0 if self._on_gpu else _PROCESS, 0),
         )
         return WorkerMemory(items, self._loading(outside), sum(item.device for item in needed))
 
-    def _originals(self) -> int:
-        """Original experts on the device: all, or a layer's."""
-        every = self._outline.experts_bytes
-        return every // len(self._outline.facts.moe_layers) if self._elsewhere else every
+    def _experts(self) -> tuple[int, int, int]:
+        """Original experts on the device, those on the host, and a candidate's own weights: of all layers or of one.
 
-    def _originals_on_host(self) -> int:
-        """Original experts on the host: all, or the layer that was read last."""
-        if self._place == "host":
-            return self._outline.pinned_bytes if self._on_gpu else self._outline.experts_bytes
-        return self._originals() if self._elsewhere else 0
-
-    def _own(self) -> int:
-        """Weights of a candidate: all, or a layer's. Unrepaired layers take turns in the room of the originals."""
-        buffers = self._costs.buffer_bytes(
-            [phase.kind for phase in self._config.phases], self._elsewhere, bool(self._repairs)
-        )
-        if self._by_layer:
-            return buffers // len(self._outline.facts.moe_layers)
-        return 0 if self._elsewhere and not self._repairs else buffers
-
-    def _cache(self) -> int:
-        """Keys and values of the batch, and of the rows in which its answers are decoded on."""
-        decodes = any(each.decodes for each in self._fitnesses)
-        return 2 * self._batch_tokens * self._outline.cache_bytes * decodes
+        The host has the layer that was read last from the disk. Unrepaired layers of a candidate that is decoded take
+        turns in the room of the originals.
+        """
+        outline, kinds = self._outline, [phase.kind for phase in self._config.phases]
+        own = self._costs.buffer_bytes(kinds, self._elsewhere, bool(self._repairs))
+        if not self._elsewhere:
+            return outline.experts_bytes, 0, own
+        layers = len(outline.facts.moe_layers)
+        layer = outline.experts_bytes // layers
+        every = outline.pinned_bytes if self._on_gpu else outline.experts_bytes
+        own = own // layers if self._by_layer else own if self._repairs else 0
+        return layer, every if self._place == "host" else layer, own
 
     def _batch(self) -> int:
         """One layer's activations, or the logits with the last layer's states; on a CPU both, as memory is kept."""
@@ -173,15 +170,6 @@ class _Count:
             return 0
         kept = (_changed(settings, self._outline, self._costs) for settings, _ in self._repairs)
         return min(FIT_CACHE_BYTES, 2 * (max(kept, default=0) + self._outline.layers * self._states(self._fitted)))
-
-    def _scored(self) -> int:
-        """States of texts that wait for the next layer, and the unedited model's last ones, if it is compared with."""
-        compared = any(each.compares for each in self._fitnesses)
-        return self._states(self._tokens.scored) * (self._by_layer + compared)
-
-    def _targets(self) -> int:
-        """The unedited model's states of all layers, which candidates are fitted to."""
-        return (self._outline.layers + 1) * self._states(self._fitted)
 
     def _states(self, tokens: int) -> int:
         return tokens * self._outline.hidden * self._outline.facts.dtype_bytes

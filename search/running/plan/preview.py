@@ -6,7 +6,7 @@ server, which stays small, has them counted in a child process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
@@ -63,13 +63,11 @@ def preview(config: RunConfig) -> Preview:
         return Preview(phases, ranked, tested)  # a hub id
     outline = outline_model(config.model)
     costs = costs_of(config.space(outline.facts), outline)
-    sizes, phases = model_sizes(outline, costs, described_as(config.phases)), phase_counts(config, costs)
-    known = Preview(phases, ranked, tested, sizes, outline.weight_bytes)
     try:
         found = estimate(config, outline=outline)
+        memory, notes = found.memory.get(config.model.expert_offload, found.memory["device"]), found.notes
     except UserError as error:  # `launch` may still download the data
         memory = worker_memory(config, outline, costs, TokenCounts(), config.model.expert_offload)
-        notes = (f"memory is that of the largest batches: {error}",)
-        return replace(known, memory=memory, notes=notes)
-    memory = found.memory.get(config.model.expert_offload, found.memory["device"])
-    return replace(known, memory=memory, notes=found.notes)
+        notes = (f"memory is that of texts as long as a batch: {error}",)
+    sizes, phases = model_sizes(outline, costs, described_as(config.phases)), phase_counts(config, costs)
+    return Preview(phases, ranked, tested, sizes, outline.weight_bytes, memory, notes)
