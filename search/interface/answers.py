@@ -239,7 +239,7 @@ class PromptsRequest(Request):
     model: ModelPath = None
 
     def answer(self, store: StoreReader) -> list[AskedRow]:
-        from moevolve.workers.profiling.passes import PromptMeter
+        from moevolve.workers.profiling.prompts import PromptMeter
 
         candidate = find_candidate(store, self.individual, self.search, self.model, weights=False)
         prepared = prepared_split(candidate, self.task, self.split)

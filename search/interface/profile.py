@@ -219,9 +219,9 @@ def _prompts(
         model, engine = candidate.config.model, candidate.config.engine
         split = prepared_split(candidate, request.task, request.split)
 
-    from moevolve.workers.profiling.passes import PromptMeter
+    from moevolve.workers.profiling.prompts import PromptMeter
 
-    found = PromptMeter(model, engine).tokens(split).prompts
+    found = PromptMeter(model, engine).prompts(split)
     prompts = TaskPrompts(split.task, split.split, tuple(sorted(found, key=len)))
     return prompts, split.max_new_tokens if request.new_tokens is None else request.new_tokens
 

@@ -7,15 +7,17 @@ A driver imports this module, so torch, and what imports it, is imported within 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from moevolve.evaluators.errors import UserError, opening
-from moevolve.evaluators.types import SPLITS, PreparedSplit
+from moevolve.evaluators.types import SCORED, SPLITS, PreparedSplit
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.registry import KINDS, check_baselines, costs_of
 from moevolve.search.loop.setup import SearchSetup, needs_calibration
+from moevolve.search.running.plan.counts import TokenCounts
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule
 from moevolve.store.records import new_search_id
@@ -45,25 +47,21 @@ class ModelDescription:
 
     Attributes:
         model: The configured model, with the commit and the dtype that its settings stand for now.
-        needed: Memory that a worker must find before it loads the model.
     """
 
     model: ModelConfig
     facts: ModelFacts
-    needed: NeededMemory
 
 
 def describe_search(config: RunConfig) -> ModelDescription:
     """Describe the model of a search, and check the settings that depend on it."""
-    from moevolve.search.running.plan.memory import launch_memory
     from moevolve.workers.checkpoints.fingerprint import model_fingerprint
     from moevolve.workers.checkpoints.loading import load_tokenizer
     from moevolve.workers.engine.chat import chat_template
     from moevolve.workers.profiling.outline import outline_model
 
     config = config.model_copy(update={"model": pinned(config.model)})
-    outline = outline_model(config.model)
-    facts = replace(outline.facts, fingerprint=model_fingerprint(config.model))
+    facts = replace(outline_model(config.model).facts, fingerprint=model_fingerprint(config.model))
     # Workers render the prompts; a tokenizer or template that can't be used is refused before any of them starts.
     chat_template(load_tokenizer(config.model), config.engine)
     space = config.space(facts)
@@ -71,44 +69,46 @@ def describe_search(config: RunConfig) -> ModelDescription:
     for position, phase in enumerate(config.phases):
         if phase.repair is not None:
             _check_repair(phase.repair, f"phases.{position}.repair", space.kind, facts)
-    costs = costs_of(space, outline)
-    needed = launch_memory(config, outline, costs)
-    return ModelDescription(config.model, facts, needed)
+    return ModelDescription(config.model, facts)
 
 
-def needed_memory(config: RunConfig, calibration: Iterable[PreparedSplit]) -> NeededMemory:
-    """Count the memory that a worker must find, with the calibration rows that there are; the model must be pinned."""
+def needed_memory(
+    config: RunConfig, calibration: Sequence[PreparedSplit], scored: Sequence[PreparedSplit]
+) -> tuple[NeededMemory, tuple[str, ...]]:
+    """Count the memory that a worker must find, and describe what `count_tokens` does; the model must be pinned."""
     from moevolve.search.running.plan.memory import launch_memory
     from moevolve.workers.profiling.outline import outline_model
-    from moevolve.workers.profiling.passes import PromptMeter
 
     outline = outline_model(config.model)
-    costs = costs_of(config.space(outline.facts), outline)
-    if all(phase.repair is None for phase in config.phases):
-        return launch_memory(config, outline, costs)
-    meter = PromptMeter(config.model, config.engine)
-    return launch_memory(config, outline, costs, max(2, sum(map(meter.most_tokens, calibration))))
+    tokens, notes = count_tokens(config, calibration, scored)
+    return launch_memory(config, outline, costs_of(config.space(outline.facts), outline), tokens), notes
 
 
-def over_context(config: RunConfig, splits: tuple[PreparedSplit, ...]) -> tuple[str, ...]:
-    """Name the tasks whose prompts are cut for the model's context; the model must be pinned.
+def count_tokens(
+    config: RunConfig, calibration: Sequence[PreparedSplit], scored: Sequence[PreparedSplit]
+) -> tuple[TokenCounts, tuple[str, ...]]:
+    """Count a run's tokens, and name the tasks whose prompts are cut for the model's context, which must be pinned.
 
     Raises:
         UserError: An answer doesn't fit into the context.
     """
-    from moevolve.workers.profiling.passes import PromptMeter
+    from moevolve.workers.profiling.prompts import PromptMeter
 
     meter = PromptMeter(config.model, config.engine)
-    counts: dict[str, list[tuple[int, int]]] = {}
-    for split in splits:
-        counts.setdefault(split.task, []).append((meter.prompts_cut(split), len(split.examples)))
-    sums = {task: [sum(each) for each in zip(*pairs, strict=True)] for task, pairs in counts.items()}
-    return tuple(
-        f"task {task}: {cut} of {rows} prompts lose their beginning, since the model's context is shorter than they "
-        "are with their answers"
-        for task, (cut, rows) in sums.items()
-        if cut
+    fitted, found = [meter.counts(split) for split in calibration], [meter.counts(split) for split in scored]
+    cut: Counter[str] = Counter()
+    prompts: Counter[str] = Counter()
+    for split, counts in zip((*calibration, *scored), (*fitted, *found), strict=True):
+        cut[split.task] += counts.cut
+        prompts[split.task] += counts.prompts
+    notes = tuple(
+        f"task {task}: {cut[task]} of {rows} prompts lose their beginning, since the model's context is shorter than "
+        "they are with their answers"
+        for task, rows in prompts.items()
+        if cut[task]
     )
+    longest, tokens = max(each.longest for each in found), sum(each.tokens for each in found)
+    return TokenCounts(longest, tokens, sum(each.tokens for each in fitted) if calibration else None), notes
 
 
 def pinned(model: ModelConfig) -> ModelConfig:
@@ -178,10 +178,8 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     # A strategy has state and a calibrated space, so each run makes its own. This one only reports wrong settings.
     make_strategy(config, space, schedule)
     held_out = tuple(section.prepared("test") for section in held_out_tasks)
-    every = (*(split for splits in prepared.values() for split in splits), *held_out)
-    for note in call(over_context, config, every):
+    scored = (*(split for name in SCORED for split in prepared.get(name, ())), *held_out)
+    needed, notes = call(needed_memory, config, prepared.get("calibration", ()), scored)
+    for note in notes:
         _LOG.warning("%s", note)
-    needed = description.needed
-    if any(phase.repair is not None for phase in config.phases):
-        needed = call(needed_memory, config, prepared["calibration"])
     return SearchSetup(config, search_id, description.facts, space, schedule, prepared, held_out, needed)

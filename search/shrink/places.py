@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.kinds import FITNESSES
+from moevolve.evaluators.types import Split
 from moevolve.search.config.run import RunConfig, TaskSection
+from moevolve.search.genomes.registry import costs_of
 from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.running.set_up import needed_memory, pinned
+from moevolve.search.running.set_up import count_tokens, pinned
 from moevolve.search.shrink.goal import Goal
 from moevolve.search.strategies.schedule import largest_window
 from moevolve.workers.contract.settings import ExpertOffload
@@ -78,19 +80,24 @@ def room_for(config: RunConfig) -> tuple[ExpertOffload, int]:
     Raises:
         NoRoomError: None of them fits; the message says what is missing.
     """
+    from moevolve.search.running.plan.memory import launch_memory
     from moevolve.workers.checkpoints.loading import resolve_device
     from moevolve.workers.contract.capacity import NoRoomError, check_room, free_bytes
     from moevolve.workers.profiling.outline import outline_model
 
     config = config.model_copy(update={"model": pinned(config.model)})
-    outline = outline_model(config.model)
-    device = resolve_device(config.model)
-    calibration = [section.prepared("calibration", calibrating=True) for section in config.tasks]
+    outline, device = outline_model(config.model), resolve_device(config.model)
+    costs = costs_of(config.space(outline.facts), outline)
+    repaired = any(phase.repair is not None for phase in config.phases)
+    wanted: tuple[Split, ...] = ("calibration", "search") if repaired else ("search",)
+    splits = [section.prepared_splits(wanted, repaired) for section in config.tasks]
+    rows, scored = ([each[name] for each in splits if name in each] for name in ("calibration", "search"))
+    tokens, _ = count_tokens(config, rows, scored)
     places: tuple[ExpertOffload, ...] = ("device", "host", "disk") if config.on_gpu else ("device", "disk")
     places = places if outline.facts.experts else places[:1]
     for place in places:
         placed = config.model_copy(update={"model": replace(config.model, expert_offload=place)})
-        needed = needed_memory(placed, calibration)
+        needed = launch_memory(placed, outline, costs, tokens)
         try:
             check_room(needed, device)
             break

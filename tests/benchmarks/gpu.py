@@ -198,7 +198,6 @@ def pace(part: str, session: Any, card: Card) -> Iterator[Figure]:
     from moevolve.workers.contract.messages import EvaluationRequest
     from moevolve.workers.engine.engine import GenerationEngine
     from moevolve.workers.families.decoder import decoder_layers
-    from moevolve.workers.profiling.passes import PromptMeter
 
     yield Figure(part, "bf16 product of 8192", card.operations / 1e12, "TFLOP/s")
     yield Figure(part, "copy", card.bytes / 1e9, "GB/s")
@@ -207,19 +206,20 @@ def pace(part: str, session: Any, card: Card) -> Iterator[Figure]:
     worker, resident = session.held(), session.held().resident
     # The last candidate's experts are still in the model.
     worker.evaluate(EvaluationRequest(IdentityEdit(), (split.ref,)), (split,))
-    tokens = PromptMeter(config.model, config.engine).tokens(split)
+    tokens = GenerationEngine(resident.model, resident.tokenizer, config.engine).tokens_of(split)
+    read = sum(map(len, (*tokens.prompts, *tokens.golds)))
     stored = sum(each.numel() for layer in decoder_layers(resident.model) for each in layer.parameters())
     active = stored - len(facts.moe_layers) * (facts.experts - facts.active) * facts.expert_parameters
-    floor = 2 * active * tokens.read / card.operations
+    floor = 2 * active * read / card.operations
     limit = f"2 x {active / 1e6:.0f} M active parameters of the layers"
     for size in BATCH_TOKENS:
         engine = GenerationEngine(resident.model, resident.tokenizer, replace(config.engine, batch_tokens=size))
         taken = seconds(partial(run_split, engine, split))
-        what = f"evaluation of {tokens.read} tokens, {size} at once"
-        yield Figure(part, what, tokens.read / taken, "tokens/s", floor / taken, limit)
+        what = f"evaluation of {read} tokens, {size} at once"
+        yield Figure(part, what, read / taken, "tokens/s", floor / taken, limit)
 
     plain = seconds(plain_passes(resident, tokens, BATCH_TOKENS[0]))
-    yield Figure(part, "plain transformers, 4096 at once", tokens.read / plain, "tokens/s", floor / plain, limit)
+    yield Figure(part, "plain transformers, 4096 at once", read / plain, "tokens/s", floor / plain, limit)
 
     for verb in ("full", "prune", "merge", "repair"):
         setup = session.setup(verb)
@@ -261,7 +261,7 @@ def plain_passes(resident: Any, tokens: Any, batch_tokens: int) -> Callable[[], 
     state = {name.replace(".inner.", "."): tensor for name, tensor in resident.model.state_dict().items()}
     loaded.load_state_dict(state, assign=True)
     restore_buffers(loaded, resident.device)
-    texts = sorted(((*prompt, *answer) for prompt, answer in zip(tokens.prompts, tokens.answers, strict=True)), key=len)
+    texts = sorted(((*prompt, *answer) for prompt, answer in zip(tokens.prompts, tokens.golds, strict=True)), key=len)
     batches: list[list[tuple[int, ...]]] = [[]]
     for text in texts:
         if (len(batches[-1]) + 1) * len(text) > batch_tokens:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,16 +49,11 @@ class WorkerMemory:
         items: Parts that add up to the total.
         loading: Peak host memory while the model is loaded, including what stays on the host afterwards.
         beside: Device memory besides weights and experts: KV cache, activations and closed-form fits.
-        experts: Experts of all layers that candidates run on. With `expert_offload: host` as many of them as fit stay
-            on the device; they aren't part of `items`.
-        exporting: Peak device memory of exporting a candidate, which runs in a process of its own; 0 if unknown.
     """
 
     items: tuple[MemoryItem, ...]
     loading: int
     beside: int = 0
-    experts: int = 0
-    exporting: int = 0
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -75,31 +71,18 @@ class WorkerMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class SmallerSettings:
-    """Settings under which a worker takes less memory, as text for users.
-
-    Attributes:
-        device, host: Bytes that one worker then takes on each of its devices and on the host.
-    """
-
-    settings: str
-    device: int
-    host: int
-
-
-@dataclass(frozen=True, slots=True)
 class NeededMemory:
     """The memory that must be available before a worker loads its model.
 
     Attributes:
         gpus: Value of `workers.num_gpus`: the number of devices that `device_map` spreads the model over, or the
             fraction of one device.
-        alternatives: Settings that take less memory, best first.
+        smaller: Settings that take less memory, as text for users, with what they take, best first.
     """
 
     memory: WorkerMemory
     gpus: float
-    alternatives: tuple[SmallerSettings, ...] = field(default=(), repr=False)
+    smaller: tuple[tuple[str, WorkerMemory], ...] = field(default=(), repr=False)
 
 
 class NoRoomError(UserError):
@@ -114,37 +97,46 @@ def check_room(needed: NeededMemory, device: torch.device) -> None:
     Raises:
         NoRoomError: The model doesn't fit. The message lists the parts with their sizes and a setting that would fit.
     """
-    memory, host = needed.memory, available_host_bytes()
-    if device.type != "cuda":
-        free = min(host, _device_limit())
-        if memory.device + memory.host_peak > free:
-            raise NoRoomError(_refusal(needed, memory.device + memory.host_peak, "this machine", free, 0, free))
-        return
-    count = max(needed.gpus, 1.0)
-    free = int(free_bytes(device) * count)
-    if memory.device > free:
+    if device.type == "cuda":
+        count = max(needed.gpus, 1.0)
         where = str(device) if count == 1 else f"{count:g} GPUs"
-        raise NoRoomError(_refusal(needed, memory.device, where, free, host, free))
-    if memory.host_peak > host:
-        raise NoRoomError(_refusal(needed, memory.host_peak, "the host", host, host, free))
+        room = {where: int(free_bytes(device) * count), "the host": available_host_bytes()}
+    else:
+        room = {"this machine": free_bytes(device)}
+    takes = _taken(needed.memory, room)
+    short = next((place for place, free in room.items() if takes[place] > free), None)
+    if short is not None:
+        raise NoRoomError(_refusal(needed, short, room))
 
 
-def _refusal(needed: NeededMemory, takes: int, where: str, free: int, host: int, device: int) -> str:
-    """Say in one line why a model is refused that `takes` more bytes than are `free` in a place, `where`.
+def _taken(memory: WorkerMemory, room: Collection[str]) -> dict[str, int]:
+    """Bytes that a worker takes in each place: on the device and on the host, or in the one memory of a machine."""
+    parts = (memory.device, memory.host_peak)
+    return dict(zip(room, parts if len(room) == len(parts) else (sum(parts),), strict=True))
 
-    `host` and `device` are free there, to find settings that fit; on a CPU all bytes count as the device's.
-    """
-    on_device = where != "the host"
-    items = needed.memory.items
-    parts = sorted(((item.device if on_device else item.host, item.title) for item in items), reverse=True)
-    named = ", ".join(f"{title} {_gigabytes(size)}" for size, title in parts if size)
-    if needed.memory.loading > needed.memory.host and (host == 0 or not on_device):
-        named += f", loading {_gigabytes(needed.memory.loading)} of host memory"
-    fitting = next((each for each in needed.alternatives if each.device <= device and each.host <= host), None)
-    advice = f"it fits with {fitting.settings}" if fitting else "none of its settings makes it fit: give it more memory"
+
+def _refusal(needed: NeededMemory, short: str, room: Mapping[str, int]) -> str:
+    """Say in one line why a model is refused that takes more bytes than a place, `short`, has free."""
+    on_device, memory = short != "the host", needed.memory
+    on_host = not on_device or len(room) == 1
+    sizes = [(item.device * on_device + item.host * on_host, item.title) for item in memory.items]
+    named = ", ".join(f"{title} {_gigabytes(size)}" for size, title in sorted(sizes, reverse=True) if size)
+    if on_host and memory.loading > memory.host:
+        named += f", loading {_gigabytes(memory.loading)} of host memory"
+    fitting = [
+        settings
+        for settings, smaller in needed.smaller
+        if all(size <= room[place] for place, size in _taken(smaller, room).items())
+    ]
+    advice = (
+        f"it fits with {fitting[0]}"
+        if fitting
+        else "none of its settings makes it fit: give it more memory, or spread it over GPUs "
+        "(workers.num_gpus, model.device_map=balanced)"
+    )
     return (
-        f"a worker takes {_gigabytes(takes)} of memory, and {where} has {_gigabytes(free)} free ({named}); {advice}; "
-        "`moevolve plan` has the table"
+        f"a worker takes {_gigabytes(_taken(memory, room)[short])} of memory, and {short} has "
+        f"{_gigabytes(room[short])} free ({named}); {advice}; `moevolve plan` has the table"
     )
 
 
@@ -167,12 +159,11 @@ def free_bytes(device: torch.device) -> int:
 
 
 def experts_room(device: torch.device, pass_bytes: int | None = None) -> int:
-    """Bytes that experts may take on a device that already holds the rest of the model; see `experts_share`."""
-    return experts_share(free_bytes(device), pass_bytes)
+    """Bytes that experts may take on a device that already holds the rest of the model.
 
-
-def experts_share(free: int, pass_bytes: int | None) -> int:
-    """Bytes that experts may take out of `free` bytes, if forward passes need `pass_bytes` (None if unknown)."""
+    Forward passes need `pass_bytes`; None if that is unknown.
+    """
+    free = free_bytes(device)
     return int(_EXPERTS_SHARE * free) if pass_bytes is None else max(0, int(_USABLE_SHARE * free) - pass_bytes)
 
 

@@ -42,9 +42,6 @@ def print_plan(report: Estimate) -> None:
     print_table(None, headings, rows, (len(titles) - 1,))
     rows = [[s.task, s.split, f"{s.examples:,}", f"{s.tokens:,}", s.source] for s in report.splits]
     print_table(None, "evaluated on | split | >prompts | >tokens | lengths", rows)
-    if report.repairs:
-        rows = [[f"phase {one.phase}: {one.kind}", f"{one.tokens:,}", memory_size(one.taken)] for one in report.repairs]
-        print_table(None, "repair of a candidate | >tokens | >memory of the largest fit", rows)
     if report.pilot is not None:
         output.print(f"the search takes about {duration(3600 * report.pilot.hours)} here, by the pilot", soft_wrap=True)
     for note in report.notes:

@@ -60,14 +60,11 @@ class EepCosts(GenomeCosts[EepSpace]):
         """Measuring experts needs more memory than the thresholds of dynamic skipping."""
         # Imported here because it imports torch, which most users of genomes don't need.
         from moevolve.workers.methods.eep.calibrate_experts import measuring_bytes
-        from moevolve.workers.profiling.activations import expert_row_bytes
 
-        outline, facts = self.outline, self.outline.facts
-        row_bytes = expert_row_bytes(outline.hidden, outline.intermediate, facts.dtype_bytes)
-        tokens = max(longest, ROW_TOKENS)  # short sequences share a row of the batch
-        parts = measurement_parts(self.space.measurement)
-        measured = [part for part in parts if isinstance(part, ExpertsMeasurement)]
-        return max((measuring_bytes(each, facts, outline.hidden, row_bytes, tokens) for each in measured), default=0)
+        # Short sequences share a row of the batch.
+        sizes = self.outline.facts, self.outline.hidden, self.outline.row_bytes, max(longest, ROW_TOKENS)
+        measured = (part for part in measurement_parts(self.space.measurement) if isinstance(part, ExpertsMeasurement))
+        return max((measuring_bytes(part, *sizes) for part in measured), default=0)
 
     def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
         """Return the output projections of a layer's experts are fitted together."""

@@ -42,6 +42,21 @@ class PhaseCount:
     different: int
 
 
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Numbers of tokens on which a worker's memory depends.
+
+    Attributes:
+        longest: Tokens of the longest text that is run; None for as many as a batch.
+        scored: Tokens of all texts that are scored.
+        fitted: Tokens of all calibration rows; None for as many as every repair asks for.
+    """
+
+    longest: int | None = None
+    scored: int = 0
+    fitted: int | None = None
+
+
 def phase_counts(config: RunConfig, costs: SpaceCosts) -> tuple[PhaseCount, ...]:
     """Count the individuals of every phase, and how many of them can differ."""
     counts = []

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.contract.costs import SpaceCosts
 from moevolve.search.genomes.registry import costs_of
 from moevolve.search.loop.setup import needs_calibration
-from moevolve.search.running.plan.counts import described_as, final_models, model_sizes, phase_counts
+from moevolve.search.running.plan.counts import TokenCounts, described_as, final_models, model_sizes, phase_counts
 from moevolve.search.running.plan.memory import worker_memory
 from moevolve.search.running.plan.records import Estimate
-from moevolve.search.running.plan.repairs import RepairWork, repair_works
-from moevolve.search.running.plan.workload import Prompts, SplitWork, WorkloadReader
+from moevolve.search.running.plan.workload import Prompts, WorkloadReader
 from moevolve.search.strategies.schedule import rounds_notes
-from moevolve.workers.contract.capacity import WorkerMemory
 from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.profiling.outline import ModelOutline, outline_model
 
@@ -35,21 +30,24 @@ def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOu
     outline = outline or outline_model(config.model)
     space = config.space(outline.facts)
     costs = costs_of(space, outline)
-    reader = WorkloadReader(config, outline, prompts, needs_calibration(space))
+    reader = WorkloadReader(config, prompts, needs_calibration(space))
     searched, set_aside = reader.splits("search"), reader.set_aside()
     ranked = reader.splits("dev") if config.final.rerank else ()
     tested = (*reader.splits("test"), *reader.held_out()) if config.final.test else ()
     splits = (*searched, *ranked, *tested)
     for split in splits:
-        longest = max((one.longest for one in (*split.passes.required, *split.passes.decoding)), default=0)
-        if longest > outline.positions:
+        if prompts is not None and split.longest > outline.positions:
             raise UserError(
-                f"task {split.task}, split {split.split}: prompts and answers reach {longest} tokens, the model "
+                f"task {split.task}, split {split.split}: prompts and answers reach {split.longest} tokens, the model "
                 f"has {outline.positions} positions; set engine.max_prompt_tokens, or give fewer"
             )
     busy, least = config.window, config.workers.least
     idle = [f"the run's window keeps {busy} of {least} workers busy"] if busy < least else []
-    repairs = repair_works(config, costs, outline)
+    longest, scored = max(split.longest for split in splits), sum(split.tokens for split in splits)
+    tokens = TokenCounts(longest, scored, reader.calibration_tokens())
+    places: list[ExpertOffload] = ["device"]
+    if outline.experts_bytes:
+        places.append("host" if config.model.expert_offload == "device" else config.model.expert_offload)
     final = final_models(config)
     return Estimate(
         name=config.name,
@@ -60,26 +58,10 @@ def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOu
         workers=config.workers.count,
         on_gpu=config.on_gpu,
         sizes=model_sizes(outline, costs, described_as(config.phases)),
-        memory=_memory(config, outline, costs, splits, repairs),
+        memory={place: worker_memory(config, outline, costs, tokens, place) for place in places},
         splits=splits,
         phases=phase_counts(config, costs),
         ranked=len(final["dev"]),
         tested=len(final["test"]),
-        repairs=repairs,
         remarks=(*set_aside, *rounds_notes(config), *idle),
     )
-
-
-def _memory(
-    config: RunConfig,
-    outline: ModelOutline,
-    costs: SpaceCosts,
-    splits: Iterable[SplitWork],
-    repairs: Sequence[RepairWork],
-) -> dict[str, WorkerMemory]:
-    """Memory of a worker by place of the original experts: the device, and the run's other place or the host."""
-    passes = [one for split in splits for one in (*split.passes.required, *split.passes.decoding)]
-    places: list[ExpertOffload] = ["device"]
-    if outline.experts_bytes:
-        places.append("host" if config.model.expert_offload == "device" else config.model.expert_offload)
-    return {place: worker_memory(config, outline, costs, passes, place, repairs) for place in places}

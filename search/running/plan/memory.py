@@ -1,256 +1,231 @@
-"""Memory of one worker, on its device and on the host."""
+"""Memory of one worker, on its device and on the host: the same count for plans and for the check before a launch.
+
+A worker takes its weights, a candidate's own, one batch of tokens in one layer, and where candidates are repaired a
+layer's fit and the states of the tokens that it is fitted to. Bytes of weights are exact. The CUDA context, the
+allocator's reserve and, beside a GPU, the process itself are not counted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.kernels.expert_merge import staged_bytes
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.contract.costs import SpaceCosts
-from moevolve.search.running.plan.counts import described_as
-from moevolve.search.running.plan.repairs import RepairWork, repair_works
-from moevolve.workers.contract.capacity import MemoryItem, NeededMemory, SmallerSettings, WorkerMemory
-from moevolve.workers.contract.settings import LARGE_BLOCK, ExpertOffload
-from moevolve.workers.profiling.activations import STREAMS
+from moevolve.search.genomes.contract.costs import FitOutline, SpaceCosts
+from moevolve.search.running.plan.counts import TokenCounts
+from moevolve.workers.contract.capacity import MemoryItem, NeededMemory, WorkerMemory
+from moevolve.workers.contract.settings import ExpertOffload
+from moevolve.workers.methods.repair.edit import RepairSettings
+from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
+from moevolve.workers.methods.repair.inputs import inputs_bytes
+from moevolve.workers.methods.repair.ridge import fit_bytes
+from moevolve.workers.methods.shared.passes import BATCH_COLUMNS
 from moevolve.workers.profiling.outline import ModelOutline
-from moevolve.workers.profiling.passes import Pass
 
 # Number of logits that are computed at once when running text is scored (`workers/engine/texts.py`), with their
 # exponentials in float32; if two models are compared for both, with two float32 copies of each and their difference.
 _LOGITS_AT_ONCE = 1 << 24
-# Number of logits that are converted to float32 at once when single tokens are read (`workers/engine/forward.py`).
-_FLOAT_LOGITS = 1 << 22
-
-# Assumed number of tokens in a pass for each position whose logits are computed, as long as no prompt is known.
+# Assumed number of tokens in a pass for each position whose logits are read, where prompts are followed by answers.
 _TOKENS_PER_LOGITS = 32
 # Bytes of a worker's process that has loaded torch, transformers and Ray, and no model.
 _PROCESS = 600 << 20
-# Fewest `engine.batch_tokens` that a refusal suggests.
-_LEAST_BATCH = 1024
+# Smaller `engine.batch_tokens` that a refusal suggests.
+_SMALL_BATCH = 1024
+
+
+def launch_memory(config: RunConfig, outline: ModelOutline, costs: SpaceCosts, tokens: TokenCounts) -> NeededMemory:
+    """Count the memory that a worker must find when it starts; for arguments see `worker_memory`."""
+    memory = worker_memory(config, outline, costs, tokens, config.model.expert_offload)
+    smaller = tuple(_smaller(config, outline, costs, tokens))
+    return NeededMemory(memory, config.workers.num_gpus, smaller)
 
 
 def worker_memory(
-    config: RunConfig,
-    outline: ModelOutline,
-    costs: SpaceCosts,
-    passes: Iterable[Pass],
-    place: ExpertOffload,
-    repairs: Sequence[RepairWork],
+    config: RunConfig, outline: ModelOutline, costs: SpaceCosts, tokens: TokenCounts, place: ExpertOffload
 ) -> WorkerMemory:
     """Count the memory of a search's worker.
 
-    Weights and buffers are exact. Activations are counted along the code that runs
-    (`moevolve.workers.profiling.activations`). The CUDA context, the allocator's reserve and, beside a GPU, the process
-    itself are not counted.
-
     Args:
         config, outline, costs: The run, its model, and the costs of its candidates.
-        passes: All forward passes of the run.
+        tokens: Numbers of tokens in the run's data.
         place: Place of the original experts, whatever the run says.
-        repairs: Memory of its phases' repairs.
     """
-    passes = tuple(passes)
-    host = place != "device" and outline.experts_bytes > 0
-    # Where answers are decoded, every pass needs all of a candidate's layers; else layers follow one another.
-    by_layer = host and not any(FITNESSES[section.task().fitness].decodes for section in config.tasks)
-    items = [MemoryItem("weights outside of experts", outline.weight_bytes - outline.experts_bytes, 0)]
-    buffers = costs.buffer_bytes([phase.kind for phase in config.phases], host, bool(repairs))
-    experts, spare = _experts(config, outline, place, buffers, by_layer, bool(repairs))
-    items += experts
-    activations = _activations(outline, passes, config.on_gpu)
-    longest = max((one.longest for one in passes), default=0)
-    between = max(_merging(config, outline), costs.calibration_bytes(longest))
-    cached = 0 if by_layer else max((_cached(outline, one) for one in passes), default=0)
-    beyond = max(0, between - activations)
-    needed = [
-        MemoryItem("keys and values of a batch", cached, 0),
-        MemoryItem("activations and logits of a batch (estimate)", activations, 0),
-        # Merging happens between passes or between layers, calibration between batches, and fits before a candidate is
-        # scored, so that none adds to another or to a batch's activations.
-        MemoryItem("what merging or calibrating takes beyond these", beyond, costs.calibration_host_bytes()),
-    ]
-    if outline.experts_bytes:
-        states = sum(one.tokens for one in passes) * outline.hidden * outline.facts.dtype_bytes
-        needed.append(MemoryItem("states of the texts that are scored", 0, states if by_layer else 0))
-    if repairs:
-        # On a GPU a fit may use what scoring takes, and the room of the unedited layer, which has run by then. On a CPU
-        # the process keeps most of the memory that passes freed, but a fit needs larger pieces.
-        fit = max(each.taken for each in repairs) - (cached + activations + beyond if config.on_gpu else 0)
-        kept = 0 if host else max(each.kept for each in repairs)
-        needed += [
-            MemoryItem("what a layer's fit, with states of its tokens, takes beyond these", max(0, fit - spare), 0),
-            MemoryItem("fitted layers kept for other candidates", kept, 0),
-            MemoryItem("states of all layers to fit to", 0, max(each.streams for each in repairs)),
+    return _Count(config, outline, costs, tokens, place).memory()
+
+
+def candidates_kept(config: RunConfig, outline: ModelOutline, costs: SpaceCosts) -> int:
+    """Return the number of candidates that a worker need not repair again in another request; many without repairs."""
+    repairs = [phase.repair for phase in config.phases if phase.repair is not None]
+    return min((FIT_CACHE_BYTES // max(1, _changed(each, outline, costs)) for each in repairs), default=sys.maxsize)
+
+
+class _Count:
+    """Counts the memory of a worker that has the original experts in one place; see `worker_memory`."""
+
+    def __init__(
+        self, config: RunConfig, outline: ModelOutline, costs: SpaceCosts, tokens: TokenCounts, place: ExpertOffload
+    ) -> None:
+        self._config, self._outline, self._costs, self._place = config, outline, costs, place
+        self._on_gpu, self._tokens = config.on_gpu, tokens
+        self._batch_tokens = max(config.engine.batch_tokens, tokens.longest or 0)
+        self._fitnesses = [FITNESSES[section.task().fitness] for section in config.tasks]
+        # Where answers are decoded, every pass needs all of a candidate's layers; else layers follow one another.
+        self._elsewhere = place != "device" and outline.experts_bytes > 0
+        self._decodes = any(each.decodes for each in self._fitnesses)
+        self._by_layer = self._elsewhere and not self._decodes
+        self._repairs = [
+            (phase.repair, min(phase.repair.tokens, tokens.fitted or sys.maxsize))
+            for phase in config.phases
+            if phase.repair is not None
         ]
-    beside = sum(item.device for item in needed)
-    exporting = 0
-    if outline.experts_bytes:
-        kept_experts, *_ = costs.counts(described_as(config.phases)[config.phases[-1].kind])
-        exporting = sum(item.device for item in items) + _exported(outline, kept_experts)
-    at_once = max(outline.experts_bytes, buffers) if host and not by_layer else 0
-    own = () if config.on_gpu else (MemoryItem("the process and its libraries", _PROCESS, 0),)
-    return WorkerMemory((*items, *needed, *own), _loading(config, outline, place), beside, at_once, exporting)
+        self._fitted = max((tokens for _, tokens in self._repairs), default=0)
+
+    def memory(self) -> WorkerMemory:
+        outline, compared = self._outline, any(each.compares for each in self._fitnesses)
+        outside = outline.weight_bytes - outline.experts_bytes
+        originals, on_host, own = self._experts()
+        # Keys and values of the batch, and of the rows in which its answers are decoded on.
+        cache = 2 * self._batch_tokens * outline.cache_bytes * self._decodes
+        batch, fit = self._batch(), self._fit()
+        beyond = max(0, self._calibrating() - batch)
+        # An edited layer replaces the unedited one, whose experts are then read one by one.
+        spare = max(0, originals - own) if self._by_layer else 0
+        own = max(0, own - originals) if self._by_layer else own
+        if self._on_gpu:
+            # A candidate is fitted before it is scored. On a CPU the process keeps most of the memory that was freed.
+            fit -= spare + cache + batch + beyond
+        needed = (
+            MemoryItem("keys and values of a batch", cache, 0),
+            MemoryItem("activations and logits of a batch (estimate)", batch, 0),
+            MemoryItem("what merging or calibrating takes beyond these", beyond, self._costs.calibration_host_bytes()),
+            MemoryItem("what a layer's fit, with states of its tokens, takes beyond these", max(0, fit), 0),
+            MemoryItem("fitted layers kept for other candidates", self._kept(), 0),
+        )
+        # Texts wait for the next layer; the unedited model's last states are compared with.
+        scored = self._states(self._tokens.scored) * (self._by_layer + compared)
+        items = (
+            MemoryItem("weights outside of experts", outside, 0),
+            MemoryItem("original experts, or one layer's", originals, on_host),
+            MemoryItem("a candidate's own weights", own, 0),
+            *needed,
+            MemoryItem("states of the texts that are scored", 0, scored),
+            MemoryItem("states of all layers to fit to", 0, (outline.layers + 1) * self._states(self._fitted)),
+            MemoryItem("the process and its libraries", 0 if self._on_gpu else _PROCESS, 0),
+        )
+        return WorkerMemory(items, self._loading(outside), sum(item.device for item in needed))
+
+    def _experts(self) -> tuple[int, int, int]:
+        """Original experts on the device, those on the host, and a candidate's own weights: of all layers or of one.
+
+        The host has the layer that was read last from the disk. Unrepaired layers of a candidate that is decoded take
+        turns in the room of the originals.
+        """
+        outline, kinds = self._outline, [phase.kind for phase in self._config.phases]
+        own = self._costs.buffer_bytes(kinds, self._elsewhere, bool(self._repairs))
+        if not self._elsewhere:
+            return outline.experts_bytes, 0, own
+        layers = len(outline.facts.moe_layers)
+        layer = outline.experts_bytes // layers
+        every = outline.pinned_bytes if self._on_gpu else outline.experts_bytes
+        own = own // layers if self._by_layer else own if self._repairs else 0
+        return layer, every if self._place == "host" else layer, own
+
+    def _batch(self) -> int:
+        """One layer's activations, or the logits with the last layer's states; on a CPU both, as memory is kept."""
+        outline, size = self._outline, self._outline.facts.dtype_bytes
+        longest = self._tokens.longest or self._batch_tokens
+        layer = self._batch_tokens * (outline.layer_bytes + longest * outline.scores_bytes)
+        at_once = min(_LOGITS_AT_ONCE, self._batch_tokens * outline.vocabulary)
+        compared = any(each.compares for each in self._fitnesses)
+        logits = max(
+            at_once * (2 * size + 20 if compared else size + 8),
+            self._batch_tokens // _TOKENS_PER_LOGITS * outline.vocabulary * size,
+        )
+        return max(layer, 2 * self._states(self._batch_tokens) + logits) if self._on_gpu else layer + logits
+
+    def _calibrating(self) -> int:
+        """Merging experts, between passes or layers, or calibrating, between batches."""
+        outline = self._outline
+        merging = 0
+        if outline.expert_bytes and any(phase.kind == "merge" for phase in self._config.phases):
+            count, size = outline.facts.experts, outline.facts.dtype_bytes
+            merging = staged_bytes(count, count, max(outline.expert_bytes[0]) // (count * size), size)
+        return max(merging, self._costs.calibration_bytes(self._tokens.longest or self._batch_tokens))
+
+    def _fit(self) -> int:
+        """The largest fit of a layer, or running a layer to fit to: its output, what is recorded, and a batch."""
+        most = 0
+        for settings, tokens in self._repairs:
+            running = 2 * self._states(tokens) + min(tokens, BATCH_COLUMNS) * self._outline.layer_bytes
+            fits = [fit for layer in self._costs.fitted_maps() for fit in layer]
+            most = max(most, running, *(_fit_bytes(settings, fit, tokens, self._outline) for fit in fits))
+        return most
+
+    def _kept(self) -> int:
+        """Fits of candidates that stay while another is fitted, with states behind them; in files if by layer."""
+        if self._elsewhere:
+            return 0
+        kept = (_changed(settings, self._outline, self._costs) for settings, _ in self._repairs)
+        return min(FIT_CACHE_BYTES, 2 * (max(kept, default=0) + self._outline.layers * self._states(self._fitted)))
+
+    def _states(self, tokens: int) -> int:
+        return tokens * self._outline.hidden * self._outline.facts.dtype_bytes
+
+    def _loading(self, outside: int) -> int:
+        """Peak of host memory: all weights pass through it; originals that stay are copied to be pinned, by layer."""
+        if not self._on_gpu or self._config.model.device_map is not None:
+            return 0
+        outline = self._outline
+        pinning = outline.pinned_bytes + max(map(sum, outline.expert_bytes), default=0)
+        experts = {"device": outline.experts_bytes, "host": pinning, "disk": 0}
+        return outside + experts[self._place]
 
 
-def _experts(
-    config: RunConfig, outline: ModelOutline, place: ExpertOffload, buffers: int, by_layer: bool, repaired: bool
-) -> tuple[list[MemoryItem], int]:
-    """Count original experts and those of a candidate, all of whose layers take `buffers` bytes.
+def _fit_bytes(settings: RepairSettings, fit: FitOutline, tokens: int, outline: ModelOutline) -> int:
+    """Bytes of a fit with its features, and of the states before and behind the layer.
 
-    Returns the device bytes that are free again while a candidate is fitted, as well.
+    Of the states there are the network's input and the stream behind it, also in float32, and the residual.
     """
-    experts = outline.experts_bytes
-    if not experts:
-        return [MemoryItem("candidates' own weights", buffers, 0)], 0
-    layers = len(outline.facts.moe_layers)
-    in_host = outline.pinned_bytes if config.on_gpu else experts
-    layer, host = experts // layers, place != "device"
-    if by_layer:
-        own, spare = buffers // layers, 0
-        if config.on_gpu:
-            # An edited layer replaces the unedited one, whose experts are then read one by one.
-            own, spare = max(0, own - layer), max(0, layer - own)
-        items = [
-            MemoryItem("original experts", 0, in_host if place == "host" else 0),
-            MemoryItem("buffers for candidates' experts", own, 0),
-            MemoryItem("one layer's original experts", layer if config.on_gpu else 0, layer if place == "disk" else 0),
-        ]
-        return items, spare
-    # Layers take turns in one buffer, but repaired ones stay in buffers of their own.
-    return [
-        MemoryItem("original experts", 0 if host else experts, in_host if place == "host" else 0),
-        MemoryItem("buffers for candidates' experts", 0 if host and not repaired else buffers, 0),
-        MemoryItem("one layer's original experts", layer if host else 0, layer if place == "disk" else 0),
-    ], 0
+    hidden, size = outline.hidden, outline.facts.dtype_bytes
+    features = int(size * tokens * (fit.density * (fit.width - fit.dense) + fit.dense))
+    own = int(fit.density * tokens)
+    fitting = fit_bytes(fit.width, own, fit.block, tokens, hidden, len(settings.ridge_lambdas))
+    if settings.input_rounds:
+        fitting = max(fitting, inputs_bytes(_rows(fit, outline), own, hidden))
+    return features + fitting + tokens * hidden * (2 * size + (4 if size < 4 else 0) + 4)
 
 
-def launch_memory(
-    config: RunConfig, outline: ModelOutline, costs: SpaceCosts, tokens: int | None = None
-) -> NeededMemory:
-    """Count the memory that a worker must find when it starts, with passes of the largest size instead of real prompts.
+def _changed(settings: RepairSettings, outline: ModelOutline, costs: SpaceCosts) -> int:
+    """Bytes of the projections that a repair changes in all layers."""
+    fits = [fit for layer in costs.fitted_maps() for fit in layer]
+    columns = sum(fit.width + (fit.blocks * _rows(fit, outline) if settings.input_rounds else 0) for fit in fits)
+    return columns * outline.hidden * outline.facts.dtype_bytes
 
-    Args:
-        config, outline, costs: The run, its model, and the costs of its candidates.
-        tokens: Number of tokens in all calibration rows; None if it isn't known.
-    """
 
-    def taken(place: ExpertOffload, batch_tokens: int) -> WorkerMemory:
-        return worker_memory(config, outline, costs, _largest(batch_tokens, outline), place, repairs)
+def _rows(fit: FitOutline, outline: ModelOutline) -> int:
+    """Return the rows of the gate and up projections of an expert or a dense network."""
+    facts = outline.facts
+    parameters = facts.neuron_parameters if facts.dense is None else facts.dense.neuron_parameters
+    return fit.block * (parameters // outline.hidden - 1)
 
-    def rank(way: SmallerSettings) -> int:
-        # More GPUs and reading from disk count most, then the number of changed settings.
-        slow = way.settings.count("num_gpus") + 2 * way.settings.count("expert_offload=disk")
-        return way.settings.count("--set") + 10 * slow
 
-    repairs = repair_works(config, costs, outline, tokens)
+def _smaller(
+    config: RunConfig, outline: ModelOutline, costs: SpaceCosts, tokens: TokenCounts
+) -> Iterator[tuple[str, WorkerMemory]]:
+    """Yield settings with which a worker takes less, and what it takes then; those that slow it least come first."""
     own, batch = config.model.expert_offload, config.engine.batch_tokens
-    ways: list[SmallerSettings] = []
-    halves = [batch, *(batch >> power for power in range(1, 32) if batch >> power >= _LEAST_BATCH)]
     places: list[ExpertOffload] = [own]
-    if outline.experts_bytes and own == "device" and config.workers.num_gpus > 0:
-        places.append("host")
-    if outline.experts_bytes and own != "disk":
-        places.append("disk")
+    if outline.experts_bytes:
+        places += ["host"] if own == "device" and config.on_gpu else []
+        places += ["disk"] if own != "disk" else []
     for place in places:
-        named = (f"model.expert_offload={place}",) if place != own else ()
-        for size in halves:
-            settings = (*named, *(() if size == batch else (f"engine.batch_tokens={size}",)))
-            ways += _ways(settings, taken(place, size), config)
-    return NeededMemory(taken(own, batch), config.workers.num_gpus, tuple(sorted(ways, key=rank)))
-
-
-def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) -> Iterator[SmallerSettings]:
-    """Alternatives with this memory: in the run's dtype or a 16-bit one, on one GPU or several."""
-    dtypes = [(settings, 1)]
-    if config.model.dtype == "float32":
-        dtypes.append(((*settings, "model.dtype=bfloat16"), 2))
-    for names, divided in dtypes:
-        device, host = memory.device // divided, memory.host_peak // divided
-        if names:
-            yield SmallerSettings(" ".join(f"--set {name}" for name in names), device, host)
-        elsewhere = any(name.startswith("model.expert_offload=") for name in names)
-        if config.workers.num_gpus and not elsewhere and config.model.expert_offload == "device":
-            now = max(1, int(config.workers.num_gpus))
-            for count in (each for each in (2, 4, 8) if each > now):
-                spread = (*names, f"workers.num_gpus={count}", "model.device_map=balanced")
-                yield SmallerSettings(
-                    " ".join(f"--set {name}" for name in spread), device * now // count, memory.host // divided
-                )
-
-
-def _largest(batch_tokens: int, outline: ModelOutline) -> tuple[Pass, ...]:
-    """Return the largest passes that a batch of this size can need: over the prompts, and of a decoding step."""
-    read = max(1, batch_tokens // _TOKENS_PER_LOGITS)
-    first = Pass(batch_tokens, read, 0, outline.caches, 1, batch_tokens)
-    step = Pass(read, read, batch_tokens, outline.caches, 1, batch_tokens, batch_tokens)
-    return first, step
-
-
-def _loading(config: RunConfig, outline: ModelOutline, place: ExpertOffload) -> int:
-    """Peak of host memory: all weights pass through it; originals that stay are copied to be pinned, layer by layer."""
-    if not config.on_gpu or config.model.device_map is not None:
-        return 0
-    if place == "device" or not outline.expert_bytes:
-        return outline.weight_bytes
-    if place == "disk":
-        return outline.weight_bytes - outline.experts_bytes
-    return outline.weight_bytes - outline.experts_bytes + outline.pinned_bytes + max(map(sum, outline.expert_bytes))
-
-
-# Number of positions whose logits are compared at once, roughly (`workers/export/verify.py`).
-_COMPARED = 128
-
-
-def _exported(outline: ModelOutline, kept: int) -> int:
-    """Bytes of the largest part of a checkpoint that is compared with the resident model: a layer, or the embeddings.
-
-    The checkpoint has `kept` experts per layer.
-    """
-    embeddings = outline.vocabulary * outline.hidden * outline.facts.dtype_bytes
-    others = max(0, outline.weight_bytes - outline.experts_bytes - 2 * embeddings) // outline.layers
-    experts = max(map(sum, outline.expert_bytes)) * kept // outline.facts.experts
-    # Gate and up projections, two thirds of an expert, are fused first, while the single ones are still there.
-    logits = _COMPARED * outline.vocabulary * outline.facts.dtype_bytes
-    return max(embeddings + logits, experts * 4 // 3, experts + others)
-
-
-def _merging(config: RunConfig, outline: ModelOutline) -> int:
-    """Bytes of expert weights that are staged for merging, copied to the device or converted to float32, at most."""
-    if not outline.expert_bytes or all(phase.kind != "merge" for phase in config.phases):
-        return 0
-    count, itemsize = outline.facts.experts, outline.facts.dtype_bytes
-    return staged_bytes(count, count, max(outline.expert_bytes[0]) // (count * itemsize), itemsize)
-
-
-def _cached(outline: ModelOutline, one: Pass) -> int:
-    return (one.retained + one.cached + one.steps * one.tokens) * outline.cache_bytes if one.kept else 0
-
-
-def _activations(outline: ModelOutline, passes: Iterable[Pass], on_gpu: bool) -> int:
-    """Return the bytes of one layer's states, or of logits and the last layer's states, whichever is larger.
-
-    On a CPU the process keeps what layers freed, unless their tensors are large, and large logits come on top of that.
-    """
-    size, streams = outline.facts.dtype_bytes, STREAMS * outline.hidden * outline.facts.dtype_bytes
-    most = 0
-    for one in passes:
-        # A cache grows by copying one layer's keys, then its values.
-        grown = outline.cache_bytes // (2 * outline.layers)
-        attending = one.tokens * (outline.attention_bytes + one.longest * outline.scores_bytes)
-        attending += one.cached * (outline.repeated_bytes + grown)
-        network = one.tokens * outline.network_bytes
-        if one.at_once is None:
-            widened = 4 if size < 4 else 0
-            made = min(_LOGITS_AT_ONCE, one.tokens * outline.vocabulary)
-            logits = made * (2 * size + 20 if one.compares else size + 4 + widened)
-        else:
-            made = one.at_once * outline.vocabulary
-            # Decoding needs only the largest logit, not normalised ones.
-            normalised = 0 if one.cached else 2 * 4 * min(made, max(_FLOAT_LOGITS, outline.vocabulary))
-            logits = made * size + normalised
-        # On a CPU, tensors of attention and network lie beside each other; the largest has a quarter of the bytes.
-        kept = not on_gpu and size * made >= LARGE_BLOCK > network // 4
-        reading = one.tokens * streams // 2 + logits
-        most = max(most, attending + network + logits if kept else max(attending, network, reading))
-    return most
+        for size in dict.fromkeys((batch, min(batch, _SMALL_BATCH))):
+            names = [f"--set model.expert_offload={place}"] if place != own else []
+            names += [f"--set engine.batch_tokens={size}"] if size != batch else []
+            engine = replace(config.engine, batch_tokens=size)
+            changed = config.model_copy(update={"engine": engine})
+            if names:
+                yield " ".join(names), worker_memory(changed, outline, costs, tokens, place)

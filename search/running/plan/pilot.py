@@ -90,15 +90,15 @@ def measure(
 def _work_of(config: RunConfig, splits: Sequence[PreparedSplit]) -> tuple[tuple[PhaseCount, ...], Counter[Split], int]:
     """Return what a search evaluates: its phases, the tokens of all tasks by split, and what `candidates_kept` says."""
     from moevolve.search.genomes.registry import costs_of
-    from moevolve.search.running.plan.repairs import candidates_kept, repair_works
+    from moevolve.search.running.plan.memory import candidates_kept
     from moevolve.workers.profiling.outline import outline_model
-    from moevolve.workers.profiling.passes import PromptMeter
+    from moevolve.workers.profiling.prompts import PromptMeter
 
     outline, meter, tokens = outline_model(config.model), PromptMeter(config.model, config.engine), Counter[Split]()
     costs = costs_of(config.space(outline.facts), outline)
     for split in splits:
-        tokens[split.split] += meter.tokens(split).read
-    return phase_counts(config, costs), tokens, candidates_kept(repair_works(config, costs, outline))
+        tokens[split.split] += meter.counts(split).tokens
+    return phase_counts(config, costs), tokens, candidates_kept(config, outline, costs)
 
 
 def _known_calibration(short: SearchSetup, store: StoreReader, keep: StoreReader) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ server, which stays small, has them counted in a child process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
@@ -14,6 +14,7 @@ from moevolve.search.genomes.registry import costs_of
 from moevolve.search.running.plan.counts import (
     ModelSize,
     PhaseCount,
+    TokenCounts,
     described_as,
     final_models,
     model_sizes,
@@ -52,7 +53,7 @@ def preview(config: RunConfig) -> Preview:
         UserError: The model is missing or doesn't fit the genome's settings.
     """
     from moevolve.search.running.plan.estimate import estimate
-    from moevolve.search.running.plan.memory import launch_memory
+    from moevolve.search.running.plan.memory import worker_memory
     from moevolve.workers.checkpoints.files import local_directory
     from moevolve.workers.profiling.outline import outline_model
 
@@ -62,13 +63,11 @@ def preview(config: RunConfig) -> Preview:
         return Preview(phases, ranked, tested)  # a hub id
     outline = outline_model(config.model)
     costs = costs_of(config.space(outline.facts), outline)
-    sizes, phases = model_sizes(outline, costs, described_as(config.phases)), phase_counts(config, costs)
-    known = Preview(phases, ranked, tested, sizes, outline.weight_bytes)
     try:
         found = estimate(config, outline=outline)
+        memory, notes = found.memory.get(config.model.expert_offload, found.memory["device"]), found.notes
     except UserError as error:  # `launch` may still download the data
-        memory = launch_memory(config, outline, costs).memory
-        notes = (f"memory is that of the largest batches: {error}",)
-        return replace(known, memory=memory, notes=notes)
-    memory = found.memory.get(config.model.expert_offload, found.memory["device"])
-    return replace(known, memory=memory, notes=found.notes)
+        memory = worker_memory(config, outline, costs, TokenCounts(), config.model.expert_offload)
+        notes = (f"memory is that of texts as long as a batch: {error}",)
+    sizes, phases = model_sizes(outline, costs, described_as(config.phases)), phase_counts(config, costs)
+    return Preview(phases, ranked, tested, sizes, outline.weight_bytes, memory, notes)

@@ -12,7 +12,6 @@ from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.types import Split
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.running.plan.counts import ModelSize, PhaseCount
-from moevolve.search.running.plan.repairs import RepairWork
 from moevolve.search.running.plan.workload import SplitWork
 from moevolve.search.text import memory_size
 from moevolve.workers.contract.capacity import WorkerMemory
@@ -103,7 +102,6 @@ class Estimate:
         splits: Everything that is evaluated, `search` first.
         ranked: Number of models that are evaluated on `dev` at the end.
         tested: Number of models that are evaluated on `test` at the end, the full model included.
-        repairs: Memory of each phase's repairs, where it has some.
         remarks: Lines on rows set aside for calibration, phases of few rounds and workers without work.
         pilot: Measurements on this machine; None without a pilot.
     """
@@ -123,7 +121,6 @@ class Estimate:
     phases: tuple[PhaseCount, ...]
     ranked: int
     tested: int
-    repairs: tuple[RepairWork, ...] = ()
     remarks: tuple[str, ...] = ()
     pilot: Pilot | None = None
 
@@ -163,6 +160,4 @@ def _notes(found: Estimate) -> Iterator[str]:
     memory = found.memory.get(found.expert_offload)
     if memory is not None and memory.loading:
         yield f"loading takes {memory_size(memory.loading)} of host memory at its peak, in every worker"
-    if memory is not None and memory.exporting:
-        yield f"exporting a candidate takes {memory_size(memory.exporting)} of the device at its peak"
     yield "memory doesn't count the CUDA context and what the allocator keeps in reserve"

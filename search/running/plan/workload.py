@@ -1,12 +1,9 @@
-"""The prompts of a run's splits as numbers of tokens, and the forward passes that evaluate them."""
+"""The prompts of a run's splits as numbers of tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
-
-from pydantic import Field
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.prepare import prepare_split
@@ -14,13 +11,12 @@ from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import Split
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.loop.setup import calibration_rows_note
-from moevolve.workers.profiling.outline import ModelOutline
-from moevolve.workers.profiling.passes import Passes, PromptMeter, SplitTokens, passes_of
+from moevolve.workers.profiling.prompts import PromptCounts, PromptMeter
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Lengths that a user gives instead of data. Choices that are ranked count as one token each.
+    """Lengths that a user gives instead of data.
 
     Attributes:
         prompt_tokens: Length of every prompt.
@@ -35,38 +31,37 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class SplitWork:
-    """The work of evaluating a candidate on one split of a task.
+    """The prompts of one split of a task, on which every candidate is evaluated.
 
     Attributes:
         examples: Number of prompts.
-        tokens: Number of tokens of prompts and answers that the model reads, without padding.
+        tokens: Number of tokens of prompts and answers, without padding.
+        longest: Number of tokens of the longest prompt with its answer.
         source: Description of where the lengths come from.
-        passes: Forward passes of one evaluation; not in JSON.
     """
 
     task: str
     split: Split
     examples: int
     tokens: int
+    longest: int
     source: str
-    passes: Annotated[Passes, Field(exclude=True)] = field(repr=False)
 
 
 class WorkloadReader:
-    """Finds the lengths of a run's prompts, and plans the forward passes over them.
+    """Finds the lengths of a run's prompts.
 
     Args:
         config: The run.
-        outline: Outline of its model.
         given: Lengths to use instead of the tasks' data.
         calibrating: True if the run needs calibration rows.
     """
 
-    def __init__(self, config: RunConfig, outline: ModelOutline, given: Prompts | None, calibrating: bool) -> None:
-        self._config, self._outline, self._given, self._calibrating = config, outline, given, calibrating
+    def __init__(self, config: RunConfig, given: Prompts | None, calibrating: bool) -> None:
+        self._config, self._given, self._calibrating = config, given, calibrating
 
     def splits(self, name: Split) -> tuple[SplitWork, ...]:
-        """Plan one split of every task.
+        """Measure one split of every task.
 
         Raises:
             UserError: A task's data can't be read or planned, or neither a tokenizer nor lengths were given.
@@ -74,8 +69,15 @@ class WorkloadReader:
         return tuple(self._work(task, name) for task in self._config.tasks)
 
     def held_out(self) -> tuple[SplitWork, ...]:
-        """Plan the `test` splits of the held-out tasks."""
+        """Measure the `test` splits of the held-out tasks."""
         return tuple(self._work(TaskSection(name=name), "test") for name in self._config.final.held_out)
+
+    def calibration_tokens(self) -> int | None:
+        """Number of tokens in all calibration rows; None if lengths are given, or no calibration is needed."""
+        if self._given is not None or not self._calibrating:
+            return None
+        rows = [section.prepared("calibration", self._calibrating) for section in self._config.tasks]
+        return sum(self._meter.counts(split).tokens for split in rows)
 
     def set_aside(self) -> tuple[str, ...]:
         """Describe, if the run calibrates, where the rows come from for tasks without a `calibration` split."""
@@ -93,14 +95,12 @@ class WorkloadReader:
         if task.fitness_kind.reads == "harness":
             raise UserError(f"task {section.name}: tasks of lm-evaluation-harness can't be planned; use another task")
         if self._given is not None:
-            tokens, source = _given(task, split, self._given), "given"
+            found, source = _given(task, split, self._given), "given"
         else:
             prepared = prepare_split(task, split)
-            tokens = self._meter.tokens(prepared)
+            found = self._meter.counts(prepared)
             source = "data, tokenised" + (", in the chat template" if self._meter.wraps(prepared) else "")
-        outline = self._outline
-        passes = passes_of(tokens, self._config.engine.batch_tokens, outline.layout, outline.caches)
-        return SplitWork(task.name, split, len(tokens.prompts), tokens.read, source, passes)
+        return SplitWork(task.name, split, found.prompts, found.tokens, found.longest, source)
 
     @cached_property
     def _meter(self) -> PromptMeter:
@@ -110,16 +110,12 @@ class WorkloadReader:
             raise UserError(f"{error}; say how long prompts are with --prompt-tokens") from None
 
 
-def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
+def _given(task: TaskConfig, split: Split, given: Prompts) -> PromptCounts:
     if split not in task.splits:
         raise UserError(f"{task.origin}: the task has no `{split}` split; it has: {', '.join(task.splits)}")
     rows = task.splits[split]
     count = given.examples or (rows.row_count if task.window is None else None)
     if count is None:
         raise UserError(f"task {task.name}: its file doesn't say how many examples `{split}` has; give --examples")
-    new = given.new_tokens or task.max_new_tokens
-    if task.window is not None:
-        return SplitTokens.of_lengths(task.fitness, (task.window,) * count, (0,) * count, ((),) * count, new)
-    answer = 0 if task.fitness_kind.reads == "generation" else new
-    prompts, answers = (given.prompt_tokens,) * count, (answer,) * count
-    return SplitTokens.of_lengths(task.fitness, prompts, answers, ((1, 1),) * count, new)
+    length = task.window or given.prompt_tokens + (given.new_tokens or task.max_new_tokens)
+    return PromptCounts(count, count * length, length)

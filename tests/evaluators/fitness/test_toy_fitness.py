@@ -21,7 +21,7 @@ from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.profiling.passes import PromptMeter, passes_of
+from moevolve.workers.profiling.prompts import PromptMeter
 from moevolve.workers.worker import EvaluationWorker
 
 WORDS = ("red", "blue", "green", "cat", "dog", "bird", "is", "the", "a", "which")
@@ -122,11 +122,10 @@ def test_a_worker_scores_it(write_prompts: WriteTask, model: Path) -> None:
     assert len(scores) > 1
 
 
-def test_its_passes_are_planned(write_prompts: WriteTask, model: Path) -> None:
+def test_its_tokens_are_counted(write_prompts: WriteTask, model: Path) -> None:
     task = write_prompts(fitness="brevity")
     split = prepare_split(load_task(task), "search")
-    tokens = PromptMeter(ModelConfig(str(model), device="cpu"), EngineConfig()).tokens(split)
-    planned = passes_of(tokens, 4096, "unshared")
+    counts = PromptMeter(ModelConfig(str(model), device="cpu"), EngineConfig()).counts(split)
     prompts = [1 + len(example.prompt.split()) for example in split.examples]
-    assert sum(one.tokens for one in planned.required) == sum(prompts)
-    assert [(one.tokens, one.steps) for one in planned.decoding] == [(len(prompts), NEW_TOKENS - 1)]
+    assert counts.tokens == sum(prompts) + len(prompts) * NEW_TOKENS
+    assert counts.longest == max(prompts) + NEW_TOKENS

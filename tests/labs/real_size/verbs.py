@@ -33,7 +33,7 @@ from moevolve.workers.contract.facts import DTYPE_BYTES
 from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.profiling.passes import PromptMeter
+from moevolve.workers.profiling.prompts import PromptMeter
 from moevolve.workers.worker import EvaluationWorker
 from real_size.published import Spec
 
@@ -180,7 +180,7 @@ class Session:
         """
         split = prepare_split(load_task(str(self.task)), "calibration")
         meter = PromptMeter(ModelConfig(str(self.model)), EngineConfig())
-        return [meter.most_tokens(split.head(count + 1)) for count in range(len(split.examples))]
+        return [meter.counts(split.head(count + 1)).tokens for count in range(len(split.examples))]
 
     def held(self) -> EvaluationWorker:
         """The worker, which loads the model when it is first asked for."""
@@ -281,9 +281,7 @@ class Session:
         if verb in ("reload", "profile"):
             return (candidate.parameters or 0) * DTYPE_BYTES[found.dtype]
         if verb == "load":
-            return sum(items.get(title, 0) for title in ("weights outside of experts", "original experts"))
-        if verb == "export":
-            return memory.exporting
+            return sum(items[title] for title in ("weights outside of experts", "original experts, or one layer's"))
         # The full model is scored before anything is measured or merged.
         return memory.device - (items["what merging or calibrating takes beyond these"] if verb == "full" else 0)
 

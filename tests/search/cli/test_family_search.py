@@ -107,7 +107,6 @@ def test_a_launch_accepts_what_can_be_searched_and_repaired(tiny: Any, tmp_path:
         config = RunConfig.model_validate(run.model_dump(mode="json") | {"phases": phases[:1]})
     found = describe_search(config)
     assert found.facts.experts in (6, 8) and len(found.facts.moe_layers) >= 2
-    assert found.needed.memory.device > 0
 
 
 @pytest.mark.parametrize("variant", list(GENOMES))

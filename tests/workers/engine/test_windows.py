@@ -16,7 +16,6 @@ from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import token_sequences
-from moevolve.workers.profiling.passes import SplitTokens, passes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -93,10 +92,8 @@ def test_windows_are_the_text_without_its_rest(
     assert [window.count(BOS) for window in windows] == [1] + [0] * (len(windows) - 1)
     exact = replace(split, window=len(tokens))
     assert engine.tokens_of(exact).prompts == (tuple(tokens),)
-    # Methods measure on windows, too, and plans count them.
+    # Methods measure on windows, too.
     assert token_sequences(engine, [split], 3 * WINDOW) == list(windows[:3])
-    planned = SplitTokens("perplexity", windows, ((),) * len(windows), ((),) * len(windows), 4)
-    assert sum(each.tokens for each in passes_of(planned, 100).required) == len(windows) * (WINDOW - 1)
 
 
 def test_predictions_on_windows_are_compared_with_the_full_models(

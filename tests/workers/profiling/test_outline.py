@@ -52,8 +52,7 @@ def test_bytes_and_caches_are_those_of_the_loaded_model(
     assert found.expert_bytes == tuple(tuple(tensor.nbytes for tensor in each.values()) for each in originals)
     assert bool(found.experts_bytes) == (family in FAMILIES)
     assert found.pinned_bytes >= found.experts_bytes
-    assert found.caches == (family != "gpt_oss"), "a sliding window has no cache to go on from"
-    if found.caches:
+    if family != "gpt_oss":  # whose sliding windows cache less
         cache = loaded.model(input_ids=tokens, use_cache=True).past_key_values
         there = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
         assert there == found.cache_bytes * tokens.numel()
@@ -100,7 +99,7 @@ def test_models_with_recurrent_layers_are_outlined(
     cached = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
     assert 0 < len(cached) < found.layers, "recurrent layers cache no keys"
     assert sum(each.keys.nbytes + each.values.nbytes for each in cached) == found.cache_bytes * tokens.numel()
-    assert found.attention_bytes > 0
+    assert found.layer_bytes > 0
 
 
 def test_facts_are_those_of_the_checkpoint_but_for_its_fingerprint(

@@ -1,35 +1,21 @@
-"""What a plan counts, against published sizes, the engine's own passes and exported checkpoints."""
+"""What a plan counts, against published sizes and what genomes count."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from profile_lab import write_model
 from pydantic import TypeAdapter
-from search_samples import PRUNE, TUNE
+from search_samples import TUNE
 from tomoe_samples import tomoe_space
 
-from moevolve.evaluators.fitness.scoring import run_split
-from moevolve.evaluators.preparation.prepare import prepare_split
-from moevolve.evaluators.preparation.registry import load_task
-from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.files import find_model, shipped_models
 from moevolve.search.genomes.registry import AnyGenomeSection, costs_of, make_space
 from moevolve.search.running.plan.counts import model_sizes
-from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.engine.columns import Layout
-from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.profiling.outline import outline_model
-from moevolve.workers.profiling.passes import PromptMeter, SplitTokens, passes_of
 
 # Billions of parameters, all and per token, as published: announcements of Mistral AI and Qwen, DeepSeek-V2's, V3's
 # and V4's papers, OLMoE's, the model card of GPT-OSS, GLM-4.5's report. The third number says how many of the two
@@ -40,6 +26,7 @@ PUBLISHED = {
     "qwen1.5-moe-a2.7b": (14.3, 2.7, 0),
     "qwen2-57b-a14b": (57.4, 14, 0),
     "qwen3-30b-a3b": (30.5, 3.3, 0),
+    "qwen3-coder-480b-a35b": (480, 35, 0),
     "olmoe-1b-7b": (6.92, 1.3, 0),
     "deepseek-v2-lite": (15.7, 2.4, 1),
     "deepseek-v3": (671, 37, 0),
@@ -71,111 +58,6 @@ def test_shipped_dense_configs_have_the_published_parameters() -> None:
     for name, parameters in PUBLISHED_DENSE.items():
         facts = outline_model(ModelConfig(find_model(name), dtype="bfloat16")).facts
         assert facts.dense is not None and facts.parameters / 1e9 == pytest.approx(parameters, rel=0.005)
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Callable[[str], PreparedSplit]:
-    """The tiny task with choices of one and of several tokens, under any fitness."""
-    folder = tmp_path_factory.mktemp("tasks")
-    words = ("red", "the cat", "is a dog", "blue bird")
-    rows = [{"text": "which " * (1 + 5 * i % 4) + words[i % 4], "label": words[i % 4]} for i in range(23)]
-    (folder / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = ["source: {files: {all: words.jsonl}}", "splits: {search: {from: all}}", 'prompt: "{{ text }} Answer :"']
-    lines += ['answer: "{{ label }}"', f"choices: {json.dumps(words)}", "max_new_tokens: 5", "matching: {kind: exact}"]
-    (folder / "words.yaml").write_text("\n".join(lines))
-    return lambda fitness: prepare_split(load_task(f"{folder}/words.yaml").with_fitness(fitness), "search")  # type: ignore[arg-type]
-
-
-class Seen:
-    """Passes that a model ran: positions of each, and positions that were cached before."""
-
-    def __init__(self) -> None:
-        self.passes: list[tuple[int, int]] = []
-
-    def __call__(self, module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
-        if "attention_mask" not in kwargs:
-            return  # the output head by itself
-        rows, columns = kwargs["input_ids"].shape
-        mask = kwargs["attention_mask"]
-        self.passes.append((rows * columns, 0 if mask is None else rows * (mask.shape[1] - columns)))
-
-
-@contextmanager
-def watched(model: Any) -> Iterator[Seen]:
-    seen = Seen()
-    handle = model.register_forward_pre_hook(seen, with_kwargs=True)
-    yield seen
-    handle.remove()
-
-
-@pytest.fixture(scope="module")
-def resident(tiny: Any) -> ResidentModel:
-    return ResidentModel.load(ModelConfig(str(tiny.model), device="cpu"))
-
-
-@pytest.fixture
-def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Layout:
-    if request.param == "padded":
-        monkeypatch.setattr("moevolve.workers.engine.forward.packs", lambda *_: False)
-    layout: Layout = request.param
-    return layout
-
-
-ENGINE = EngineConfig(batch_tokens=40)
-KINDS = ("rank", "generate", "perplexity", "kl", "agreement", "perplexity in windows")
-
-
-@pytest.mark.parametrize(
-    ("fitness", "layout"),
-    [*((kind, "packed") for kind in KINDS), *((kind, "padded") for kind in KINDS[:3])],
-    indirect=["layout"],
-)
-def test_passes_are_those_of_the_engine(
-    resident: ResidentModel, task: Callable[[str], PreparedSplit], fitness: str, layout: Layout
-) -> None:
-    split = task(fitness.removesuffix(" in windows"))
-    if fitness.endswith(" in windows"):
-        split = replace(split, window=13)
-    outline = outline_model(resident.config)
-    assert outline.layout == "packed"
-    tokens = PromptMeter(resident.config, ENGINE).tokens(split)
-    planned = passes_of(tokens, ENGINE.batch_tokens, layout, outline.caches)
-    section: Any = TypeAdapter(AnyGenomeSection).validate_python({"experts": 2, "groups": 2})
-    space = make_space(section, outline.facts)
-    edit = space.sample(np.random.default_rng(1), PRUNE).genome.express()
-    engine = GenerationEngine(resident.model, resident.tokenizer, ENGINE)
-    engine.remember(split)
-    # No answer is decoded on: texts that read as decided at once leave only what every candidate needs.
-    run = (lambda: engine.generate(split, lambda i, text: True)) if fitness == "generate" else None
-    with resident.edited(edit), watched(resident.model) as seen:
-        run() if run is not None else run_split(engine, split)
-    if fitness == "generate":
-        planned = passes_of(replace(tokens, answers=_drafts(tokens)), ENGINE.batch_tokens, layout, outline.caches)
-    assert [(one.tokens, one.cached) for one in planned.required] == seen.passes
-
-
-def _drafts(tokens: SplitTokens) -> tuple[Tokens, ...]:
-    """Decided answers have all but the gold answer's last token fed; it is one of the choices."""
-    golds = [choices[i % 4] for i, choices in enumerate(tokens.choices)]
-    assert max(map(len, golds)) > 1
-    return tuple(gold[:-1] for gold in golds)
-
-
-def test_decoding_takes_a_pass_of_one_column_per_step(
-    resident: ResidentModel, task: Callable[[str], PreparedSplit]
-) -> None:
-    split = task("generate")
-    planned = passes_of(PromptMeter(resident.config, ENGINE).tokens(split), ENGINE.batch_tokens)
-    engine = GenerationEngine(resident.model, resident.tokenizer, ENGINE)
-    with watched(resident.model) as seen:
-        engine.generate(split, lambda i, text: False)
-    decoded = [each for each in seen.passes if each[1]]
-    # Gold answers that are met, and ends, spare some steps.
-    assert 0 < len(decoded) <= sum(one.steps for one in planned.decoding)
-    assert all(one.steps == split.max_new_tokens - 1 for one in planned.decoding)
-    assert max(tokens for tokens, _ in decoded) <= max(one.tokens for one in planned.decoding)
-    examples = len(split.examples)
-    assert sum(one.tokens for one in planned.decoding) == examples
 
 
 def test_masked_values_are_counted_as_the_genome_counts_them(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import find_model, load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import costs_of, make_space
-from moevolve.search.running.plan.counts import phase_counts
+from moevolve.search.running.plan.counts import TokenCounts, phase_counts
 from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.memory import worker_memory
 from moevolve.search.running.plan.workload import Prompts
+from moevolve.search.running.set_up import set_up
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.outline import outline_model
@@ -52,13 +53,11 @@ def test_memory_of_a_mixtral_with_originals_here_and_there() -> None:
     experts = 32 * 8 * 3 * 4096 * 14336 * 2
     assert outline.experts_bytes == experts
     cached = 2 * 32 * 8 * 128 * 2
-    rows = 4096 // 160
     # Decoding goes on from copies, beside what the batch has cached.
-    kept = (rows * 160 + rows * (160 + 7)) * cached
-    assert [item.device for item in here.items[1:5]] == [experts, experts // 2, 0, kept]
-    assert [item.device for item in there.items[1:5]] == [0, 0, experts // 32, kept]
+    kept = 2 * config.engine.batch_tokens * cached
+    assert [item.device for item in here.items[1:4]] == [experts, experts // 2, kept]
+    assert [item.device for item in there.items[1:4]] == [experts // 32, 0, kept]
     assert here.device - there.device == experts + experts // 2 - experts // 32
-    assert (here.experts, there.experts) == (0, experts)
     assert here.host == 0
     # 1.75 and 0.875 GiB per layer become 2 and 1.
     assert there.host == 32 * 3 * 2**30
@@ -67,6 +66,14 @@ def test_memory_of_a_mixtral_with_originals_here_and_there() -> None:
     assert there.loading == outline.weight_bytes - experts + there.host + experts // 32
     pruning = report(lab_config("mixtral-8x7b", phases=[{"kind": "prune", "evaluations": 50}])).memory
     assert [pruning[place].items[2].device for place in ("device", "host")] == [0, 0], "nothing is merged"
+
+
+def test_a_plan_says_what_a_launch_checks(tiny: Any, tmp_path: Path) -> None:
+    phases = [{"kind": "prune", "evaluations": 4, "initial": 4, "repair": {"tokens": 300}}]
+    config = load_run_config(tiny.write_run(tmp_path / "run.yaml", "same", phases=phases))
+    needed = set_up(config, "same").needed
+    assert needed is not None
+    assert estimate(config).memory["device"] == needed.memory
 
 
 def test_workers_beyond_the_window_are_said_to_have_no_work() -> None:
@@ -83,7 +90,7 @@ def test_subsets_bound_how_many_pruning_candidates_differ() -> None:
 
 def test_prompts_longer_than_the_model_are_refused() -> None:
     config = lab_config("qwen1.5-moe-a2.7b")
-    with pytest.raises(UserError, match=r"boolq.*9007 tokens.*8192 positions"):
+    with pytest.raises(UserError, match=r"boolq.*9008 tokens.*8192 positions"):
         estimate(config, Prompts(9000, 8, 10))
 
 
@@ -92,7 +99,7 @@ def test_worker_memory_of_a_tiny_model_is_what_is_loaded(tiny: Any, tmp_path: Pa
     config = load_run_config(tiny.write_run(tmp_path / "run.yaml", "memory"))
     outline = outline_model(config.model)
     costs = costs_of(make_space(config.genome, outline.facts), outline)
-    found = worker_memory(config, outline, costs, (), "device", ())
+    found = worker_memory(config, outline, costs, TokenCounts(), "device")
     loaded = sum(each.nbytes for each in (*resident.model.parameters(), *resident.model.buffers()))
     assert sum(item.device for item in found.items[:2]) == loaded
     assert found.items[2].device == outline.experts_bytes * 2 // outline.facts.experts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,9 @@ from moevolve.search.config.files import find_model, load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import costs_of
 from moevolve.search.genomes.repaired import base_space
+from moevolve.search.running.plan.counts import TokenCounts
 from moevolve.search.running.plan.estimate import estimate
-from moevolve.search.running.plan.repairs import repair_works
+from moevolve.search.running.plan.memory import worker_memory
 from moevolve.search.running.plan.workload import Prompts
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import measurement_parts
@@ -53,58 +53,58 @@ def settings(tokens: int, **changes: Any) -> dict[str, Any]:
 
 
 HIDDEN, NEURONS, KEPT = 4096, 14336, 4
+REPAIRING = (
+    "a candidate's own weights",
+    "what a layer's fit, with states of its tokens, takes beyond these",
+    "fitted layers kept for other candidates",
+    "states of all layers to fit to",
+)
+"""What repairing a candidate takes on a CPU beside the unedited model."""
+
+
+def fitting(plan: Any) -> int:
+    """Bytes of the largest fit: what scoring takes is free again while a candidate is fitted."""
+    return sum(item.device for item in plan.memory["device"].items if "batch" in item.title or "beyond" in item.title)
 
 
 def test_a_whole_mixtral_by_hand() -> None:
     tokens = 65536
-    (work,) = planned(settings(tokens)).repairs
-    assert (work.phase, work.kind, work.tokens) == (0, "prune", tokens)
-    assert work.streams == 33 * tokens * HIDDEN * 2 and work.kept == 512 << 20
+    plan = planned(settings(tokens))
+    *_, kept, _, targets, _ = plan.memory["device"].items
+    assert (kept.device, targets.host) == (512 << 20, 33 * tokens * HIDDEN * 2)
     features = tokens * 2 * NEURONS * 2  # a token uses two experts, in bfloat16
     states = tokens * HIDDEN * (2 * 2 + 4 + 4)
     change, panels = 4 * KEPT * NEURONS * HIDDEN, 2 * 4 * 1024 * KEPT * NEURONS
     solving = 4 * 512 * (5 * KEPT * NEURONS + 3 * tokens)
-    assert work.taken == features + states + change + panels + solving < 14 << 30
-    (all_projections,) = planned(settings(tokens, input_rounds=2)).repairs
-    assert all_projections.taken > 4 * HIDDEN * 10 * 2 * NEURONS
+    assert fitting(plan) == features + states + change + panels + solving < 14 << 30
+    assert fitting(planned(settings(tokens, input_rounds=2))) > 4 * HIDDEN * 10 * 2 * NEURONS
 
 
 def test_repaired_pruning_has_weights_of_its_own() -> None:
     plain, repaired = planned(None), planned(settings(4096))
     experts = 32 * 8 * 3 * HIDDEN * NEURONS * 2
-    for where, before in (("device", 0), ("host", 0)):
-        bare, ours = plain.memory[where], repaired.memory[where]
-        assert (bare.items[2].device, ours.items[2].device) == (before, experts // 2)
-        assert [item.title for item in ours.items[: len(bare.items)]] == [item.title for item in bare.items]
-        fit, kept, streams = ours.items[len(bare.items) :]
-        (work,) = repaired.repairs
-        # A candidate is fitted before it is scored.
-        scoring = sum(item.device for item in bare.items if "batch" in item.title or "beyond" in item.title)
-        assert (fit.device + scoring, kept.device, streams.host) == (
-            work.taken,
-            work.kept if where == "device" else 0,
-            work.streams,
-        )
-    assert plain.repairs == ()
+    for where in ("device", "host"):
+        assert (plain.memory[where].items[2].device, repaired.memory[where].items[2].device) == (0, experts // 2)
+
+
+def test_one_layer_at_a_time_takes_a_layer_and_a_fit() -> None:
+    """Mixtral, whose answers aren't decoded: a layer of its experts on the device, and of a candidate no more."""
+    plan = planned(settings(65536), tasks=[{"name": "boolq@agreement"}])
+    here, there = plan.memory["device"], plan.memory["host"]
+    layer = 8 * 3 * HIDDEN * NEURONS * 2
+    outside, originals, own, *_ = there.items
+    assert (originals.device, own.device) == (layer, 0)
+    # A candidate of half of the experts leaves the other half of a layer's room to its fit.
+    scoring = sum(item.device for item in here.items if "batch" in item.title)
+    assert there.device == outside.device + max(layer + scoring, layer // 2 + fitting(plan))
 
 
 def test_shared_experts_are_fitted_in_copies_of_their_output_projections() -> None:
     model = {"path": find_model("qwen1.5-moe-a2.7b"), "dtype": "bfloat16", "device": "cuda"}
     plan = planned(settings(4096), model=model, genome={"experts": 15, "groups": "per_layer"})
     hidden, neurons, shared, layers = 2048, 1408, 5632, 24
-    (work,) = plan.repairs
-    assert work.taken > 2 * 4096 * (4 * neurons + shared)  # of 15 experts a token uses 4
+    assert fitting(plan) > 2 * 4096 * (4 * neurons + shared)  # of 15 experts a token uses 4
     assert plan.memory["device"].items[2].device == layers * 2 * hidden * (15 * 3 * neurons + shared)
-
-
-def test_the_command_prints_and_writes_it(in_process: Any) -> None:
-    asked = ("--model", "mixtral-8x7b", "--prompt-tokens", "160", "--examples", "256")
-    repairing = ("--set", "phases.0.repair={tokens: 16384}")
-    done = in_process("plan", RUNS / "mixtral-boolq.yaml", *asked, *repairing)
-    assert done.returncode == 0, done.stderr
-    assert "repair of a candidate" in done.stdout
-    found = json.loads(in_process("plan", RUNS / "mixtral-boolq.yaml", *asked, *repairing, "--json").stdout)
-    assert found["repairs"][0]["tokens"] == 16384 and found["repairs"][0]["taken"] > 0
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,8 @@ def test_what_a_repair_of_a_dense_model_takes_is_planned(genome: dict[str, Any],
     outline = outline_model(config.model)
     space = config.space(outline.facts)
     costs = costs_of(space, outline)
-    (work,) = repair_works(config, costs, outline)
+    counted = worker_memory(config, outline, costs, TokenCounts(), "device")
+    sizes = {item.title: item.device + item.host for item in counted.items}
     model = ResidentModel.load(config.model)
     rng, count = np.random.default_rng(0), tokens // 100
     words = rng.integers(4, 4 + len(WORDS), 100 * count).astype(np.int32)
@@ -144,7 +145,7 @@ def test_what_a_repair_of_a_dense_model_takes_is_planned(genome: dict[str, Any],
             )
             with model.edited(edit):
                 pass
-    planned = work.taken + work.kept + work.streams + costs.buffer_bytes(["tune"], False, True)
+    planned = sum(size for title, size in sizes.items() if title in REPAIRING)
     assert live.peak == pytest.approx(planned, rel=0.1)
 
 
@@ -185,9 +186,8 @@ def test_fits_are_those_that_are_made(kind: str, tiny: Any, tmp_path: Path, monk
     outline = outline_model(config.model)
     costs = costs_of(config.space(outline.facts), outline)
     expected = [fit for layer in costs.fitted_maps() for fit in layer]
-    (work,) = repair_works(config, costs, outline)
     assert [width for width, _, _ in fits] == [fit.width for fit in expected] * candidates
-    assert {tokens for _, tokens, _ in fits} <= set(range(work.tokens - 20, work.tokens + 1))
+    assert {tokens for _, tokens, _ in fits} <= set(range(180, 201))
     for fit, (_, _, density) in zip(expected, fits, strict=False):
         # Random candidates' differ from the start's, and blocks are taken as wide as one of their columns needs.
         assert density == pytest.approx(fit.density, abs=1e-6 if kind == "eep" else 1.0)
