@@ -1,4 +1,4 @@
-"""A shrink of a model whose experts stay on the disk: the same winner and checkpoint, and a guard without answers."""
+"""A shrink of a model whose experts stay on the disk: the same winner and checkpoint, and a guard that it answers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,11 @@ def test_where_experts_are_changes_nothing_but_the_guard(tmp_path: Path) -> None
             other["agreement"],
             other["perplexity"],
         )
-    assert checks[0]["loops"]["prompts"] > 0 and checks[1]["loops"] is None
+    both, alone = (each["loops"] for each in checks)
+    assert both["full"] is not None and alone["full"] is None
+    assert (both["prompts"], both["shrunk"]) == (alone["prompts"], alone["shrunk"]) and alone["prompts"] > 0
+    card = " ".join((tmp_path / "disk" / "README.md").read_text(encoding="utf-8").split())
+    assert "The full model did not answer, since it doesn't fit on the device; limits are fixed." in card
 
 
 @pytest.mark.parametrize(
