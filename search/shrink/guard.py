@@ -17,6 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.fitness.base import SHORT_ANSWER
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.metrics import scale_of
 from moevolve.evaluators.preparation.registry import split_fitness
@@ -290,7 +291,8 @@ def _asked(
     for place in sorted(range(len(edits)), key=lambda place: not worker.has(edits[place])):
         one = edits[place]
         if not worker.has(one):
-            worker.answer(one, replace(splits[0].head(1), max_new_tokens=1))
+            # A shorter answer would be given layer by layer, without all of the candidate.
+            worker.answer(one, replace(splits[0].head(1), max_new_tokens=SHORT_ANSWER + 1))
         begun = time.monotonic()
         found[place] = worker.answer(one, *splits)
         seconds += time.monotonic() - begun

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.kernels.expert_merge import staged_bytes
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import SpaceCosts
@@ -52,8 +51,8 @@ def worker_memory(
     """
     passes = tuple(passes)
     host = place != "device" and outline.experts_bytes > 0
-    # Where answers are decoded, every pass needs all of a candidate's layers; else layers follow one another.
-    by_layer = host and not any(FITNESSES[section.task().fitness].decodes for section in config.tasks)
+    # Where long answers are decoded, every pass needs all of a candidate's layers; else layers follow one another.
+    by_layer = host and not any(section.decodes for section in config.tasks)
     items = [MemoryItem("weights outside of experts", outline.weight_bytes - outline.experts_bytes, 0)]
     buffers = costs.buffer_bytes([phase.kind for phase in config.phases], host, bool(repairs))
     experts, spare = _experts(config, outline, place, buffers, by_layer, bool(repairs))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from known_experts import ENDS, GERMAN, SPARE, TOOLS, known_split, save_known_model, without
 
+from moevolve.evaluators.fitness.base import SHORT_ANSWER
 from moevolve.evaluators.types import Example
 from moevolve.search.loop.scores import Score
 from moevolve.search.shrink import guard
@@ -284,7 +285,7 @@ def test_the_time_of_answers_is_counted_without_loading_and_repairing(monkeypatc
     both = [IdentityEdit().phenotype_hash, edit.phenotype_hash]
     for _ in range(2):
         assert guard._asked(worker, [IdentityEdit(), edit], [split]) == (both, 2 * 5.0 * rows)  # type: ignore[arg-type]
-    assert clock == 3 * 61.0 + 4 * 5.0 * rows
+    assert clock == 3 * (60.0 + SHORT_ANSWER + 1) + 4 * 5.0 * rows
 
 
 @pytest.mark.usefixtures("longer")
