@@ -23,13 +23,12 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.files import find_model, shipped_models
 from moevolve.search.genomes.registry import AnyGenomeSection, costs_of, make_space
 from moevolve.search.running.plan.counts import model_sizes
-from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.columns import Layout
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.outline import outline_model
-from moevolve.workers.profiling.passes import PromptMeter, SplitTokens, passes_of
+from moevolve.workers.profiling.passes import PromptMeter, passes_of
 
 # Billions of parameters, all and per token, as published: announcements of Mistral AI and Qwen, DeepSeek-V2's, V3's
 # and V4's papers, OLMoE's, the model card of GPT-OSS, GLM-4.5's report. The third number says how many of the two
@@ -145,20 +144,11 @@ def test_passes_are_those_of_the_engine(
     edit = space.sample(np.random.default_rng(1), PRUNE).genome.express()
     engine = GenerationEngine(resident.model, resident.tokenizer, ENGINE)
     engine.remember(split)
-    # No answer is decoded on: texts that read as decided at once leave only what every candidate needs.
+    # No answer is decoded on: those that are decided at once leave only what every candidate needs.
     run = (lambda: engine.generate(split, lambda i, text: True)) if fitness == "generate" else None
     with resident.edited(edit), watched(resident.model) as seen:
         run() if run is not None else run_split(engine, split)
-    if fitness == "generate":
-        planned = passes_of(replace(tokens, answers=_drafts(tokens)), ENGINE.batch_tokens, layout, outline.caches)
     assert [(one.tokens, one.cached) for one in planned.required] == seen.passes
-
-
-def _drafts(tokens: SplitTokens) -> tuple[Tokens, ...]:
-    """Decided answers have all but the gold answer's last token fed; it is one of the choices."""
-    golds = [choices[i % 4] for i, choices in enumerate(tokens.choices)]
-    assert max(map(len, golds)) > 1
-    return tuple(gold[:-1] for gold in golds)
 
 
 def test_decoding_takes_a_pass_of_one_column_per_step(
