@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -146,9 +147,12 @@ class EvaluationWorker:
         return analyse_usage(self.resident, edit, sequences, self._engine.token_text)
 
     def answer(self, edit: Edit, *splits: PreparedSplit) -> tuple[tuple[Answer, ...], ...]:
-        """Return the complete answers to each split's prompts under an edit, which stays. For errors see `analyse`."""
+        """Return the complete answers to each split's prompts under an edit; errors are those of `analyse`.
+
+        The edit stays applied unless one layer is edited at a time, as for short answers and choices.
+        """
         self._remember(splits)
-        with self.resident.edited(edit, keep=True):
+        with self._edited(edit, splits):
             return tuple(transcribe(self._engine, split) for split in splits)
 
     def has(self, edit: Edit) -> bool:
@@ -172,7 +176,7 @@ class EvaluationWorker:
                 yield
         else:
             assert isinstance(self._engine, GenerationEngine)
-            with self._engine.forward.finished(self.resident.by_layer(edit), passes):
+            with self._engine.forward.finished(passes, partial(self.resident.by_layer, edit)):
                 yield
 
     def _passes(self, splits: Sequence[PreparedSplit]) -> Sequence[Columns] | None:

@@ -17,6 +17,12 @@ prompt and answer, if there is one, as one text (`text_logprobs`, `divergences`,
 of lm-evaluation-harness (`judged`), whose passes can't be planned."""
 
 
+# Most tokens of answers that are generated one layer at a time. Gold answers run along with their prompts, and most
+# answers are decided when they leave them. But where one never is, every further token reads the whole model once, so
+# that a candidate takes up to as many times as long as one that is compared on given texts.
+SHORT_ANSWER = 16
+
+
 class Fitness(ABC):
     """One kind of fitness.
 
@@ -42,10 +48,9 @@ class Fitness(ABC):
     positions: ClassVar[Positions] = "text"
     tie_break: ClassVar[str] = "gold log-probability"
 
-    @property
-    def decodes(self) -> bool:
-        """Whether a model has to generate answers to be scored."""
-        return self.reads not in ("texts", "choices")
+    def decodes(self, tokens: int) -> bool:
+        """Whether a model needs all its layers at hand to be scored, for answers of up to so many tokens."""
+        return self.reads == "harness" or (self.reads == "generation" and tokens > SHORT_ANSWER)
 
     @abstractmethod
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.tasks.config import TaskConfig
@@ -41,6 +42,12 @@ class TaskSection(Section):
     def holds_out_calibration(self) -> bool:
         """True if the task has no `calibration` split, so that a search that calibrates sets `search` rows aside."""
         return "calibration" not in load_task(self.name).splits
+
+    @property
+    def decodes(self) -> bool:
+        """Whether models have to generate answers to the task with all their layers at hand; see `Fitness.decodes`."""
+        task = self.task()
+        return FITNESSES[task.fitness].decodes(task.max_new_tokens)
 
     def task(self, calibrating: bool = False) -> TaskConfig:
         """The task with this section's numbers of examples, which hold for all of its splits whichever is prepared.

@@ -56,8 +56,10 @@ class TaskCheck:
     Attributes:
         task: Name of the task, or `general` and a domain of the general set.
         prompts: Number of prompts that were answered, the first ones of `test`.
-        loops_full, loops: Number of the full model's and of the winner's answers that repeat themselves.
-        structured: Number of the full model's answers that have JSON or a tool call.
+        loops_full, loops: Number of the full model's and of the winner's answers that repeat themselves; the former is
+            None if the winner alone has answered.
+        structured: Number of the full model's answers that have JSON or a tool call; if it hasn't answered, of expected
+            answers that are one, to prompts that the winner has answered completely.
         broken: Number of those where the winner's answer doesn't have the same.
         agreement: Overlap with the full model's predictions on the first of these rows, in [0, 1].
         perplexity: The winner's perplexity on them as a multiple of the full model's; None if it has none.
@@ -73,7 +75,7 @@ class TaskCheck:
 
     task: str
     prompts: int = 0
-    loops_full: int = 0
+    loops_full: int | None = 0
     loops: int = 0
     structured: int = 0
     broken: int = 0
@@ -90,9 +92,10 @@ class TaskCheck:
     @property
     def cells(self) -> tuple[str, ...]:
         """The numbers as texts of a table: prompts, loops, broken answers, agreement, perplexity and recovery."""
+        loops = str(self.loops) if self.loops_full is None else f"{self.loops} (full model {self.loops_full})"
         return (
             str(self.prompts),
-            f"{self.loops} (full model {self.loops_full})" if self.prompts else "-",
+            loops if self.prompts else "-",
             f"{self.broken} of {self.structured}" if self.structured else "-",
             percent(self.agreement),
             "-" if self.perplexity is None else f"{self.perplexity:.2f} times",

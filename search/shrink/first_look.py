@@ -72,8 +72,9 @@ def _look(worker: EvaluationWorker, split: PreparedSplit) -> TaskLook:
             for row, each in zip(shown.examples, likelihoods, strict=False)
         )
         return TaskLook(split.task, len(split.examples), result.score, guessing, tuple(read), scale)
-    elif split.positions == "text":
-        return TaskLook(split.task)  # texts have no answers
+    elif split.positions == "text" or worker.resident.one_layer_at_a_time:
+        # Texts have no answers, and these long ones would read all experts for every token.
+        return TaskLook(split.task)
     else:
         answers = worker.answer(IdentityEdit(), replace(free(shown, _SHOWN_TOKENS), thinks=False))[0]
         look = TaskLook(split.task)

@@ -117,7 +117,7 @@ class Goal:
         limit = f"{self.guard_seconds():.0f} s"
         if self.guard is None and self.seconds is None:
             limit = f"{_GUARD_OF_SEARCH:.0%} of the time that the search takes, but from {limit} to {_GUARD_MOST:,} s"
-        return f"then both models answer held-out prompts: at most {limit} (--guard-time), besides loading and repairs"
+        return f"then the models answer held-out prompts: at most {limit} (--guard-time), besides loading and repairs"
 
     def signature(self) -> dict[str, str]:
         """Return what the settings of the search depend on, by option, each as text; a file by its content.

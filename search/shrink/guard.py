@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.fitness.base import SHORT_ANSWER
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.metrics import scale_of
 from moevolve.evaluators.preparation.registry import split_fitness
@@ -25,8 +26,9 @@ from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.running.candidates import Candidate, prepared_split
 from moevolve.search.shrink.findings import TaskCheck
-from moevolve.search.shrink.loops import END_TOKENS, Loops, compared, is_loop
+from moevolve.search.shrink.loops import END_TOKENS, Loops, compared, counted, is_loop
 from moevolve.search.shrink.record import Checks
+from moevolve.workers.contract.capacity import experts_room
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
 
@@ -44,6 +46,9 @@ _PROMPTS = 530
 # A tenth of the full model's answers with JSON or calls without them breaks what reads them, and a single one may be
 # chance where answers are few.
 _MOST_BROKEN, _FEWEST_BROKEN = 0.1, 2
+# Where the full model doesn't answer, of expected answers: it might itself ask back, or answer some of these prompts in
+# words. But a form that is lost is lost nearly everywhere.
+_MOST_UNLIKE = 0.5
 # A quarter of the experts, unrepaired, has 2.4 times the full model's perplexity on text that it was chosen for (the
 # README at the top): with more a domain is lost.
 _MOST_PERPLEXITY = 3.0
@@ -77,6 +82,7 @@ class Probe:
 
 
 OnStage = Callable[[str], None]
+Structure = Literal["call", "json"]
 
 
 def check_winner(
@@ -86,7 +92,7 @@ def check_winner(
     load: Callable[[], EvaluationWorker],
     on_stage: OnStage = lambda _: None,
 ) -> Checks:
-    """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
+    """Compare the winner with the full model on held-out prompts, which they answer at temperature 0.
 
     Args:
         subject: The winner.
@@ -95,10 +101,11 @@ def check_winner(
         load: Makes the worker that answers.
         on_stage: Called with a line about each step.
     """
-    assert table.winner is not None
+    assert table.winner is not None and table.best is not None and table.best.parameters is not None
+    size = table.best.parameters * subject.facts.dtype_bytes
     probes = [*_held_out(subject, table), *general_set()]
     try:
-        checks, loops = check_edit(load(), subject.edit, probes, seconds, on_stage)
+        checks, loops = check_edit(load(), subject.edit, probes, seconds, size, on_stage)
     except CandidateError as error:
         raise UserError(f"{table.winner} can't be run: {error}") from None
     return Checks(table.winner, seconds, checks, loops)
@@ -109,31 +116,33 @@ def check_edit(
     edit: Edit,
     probes: Sequence[Probe],
     seconds: float,
+    size: int,
     on_stage: OnStage = lambda _: None,
 ) -> tuple[tuple[TaskCheck, ...], Loops | None]:
-    """Compare an edited model with the unedited one on each domain, answers only where experts are on the device."""
+    """Compare an edited model, whose weights take `size` bytes, with the unedited one on each domain.
+
+    Where the unedited model's experts aren't on the device, the edited one answers alone, or neither if it doesn't fit.
+    """
     # What is compared with the unedited model's predictions needs these first.
     before, after = (_scores(worker, each, probes) for each in (IdentityEdit(), edit))
     known = [not probe.check.general or texts * _KNOWN >= 1 for probe, (_, texts) in zip(probes, before, strict=True)]
     asked = [probe.split if each else probe.split.head(0) for probe, each in zip(probes, known, strict=True)]
-    pairs: list[list[tuple[_Answer, _Answer]]] = [[] for _ in asked]
+    answered: list[list[tuple[_Answer, ...]]] = [[] for _ in asked]
     loops: Loops | None = None
-    if not worker.resident.one_layer_at_a_time:  # else every token of an answer would take all experts from the disk
-        pairs, loops = _pairs(worker, edit, asked, seconds, on_stage)
+    edits: tuple[Edit, ...] = (IdentityEdit(), edit)
+    if worker.resident.one_layer_at_a_time:
+        # Every token of the unedited model's answers would take all experts from where they are.
+        edits = (edit,) if size <= experts_room(worker.resident.device) else ()
+    if edits:
+        answered, loops = _answers(worker, edits, asked, seconds, on_stage)
     checks = []
-    for probe, each, (_, old), (agreement, new), answers in zip(probes, known, before, after, pairs, strict=True):
-        # What is behind thoughts can be compared if both answers have come to the end of theirs, or neither has. Texts
-        # that are continued are no answers: a list in code would pass for JSON.
-        structured = [
-            (structure_of(one), structure_of(other))
-            for (one, _), (other, _) in answers
-            if (_END_OF_THOUGHTS in one) == (_END_OF_THOUGHTS in other) and probe.split.positions != "text"
-        ]
+    for probe, each, (_, old), (agreement, new), answers in zip(probes, known, before, after, answered, strict=True):
+        structured = _structures(probe.split, answers, 0 if loops is None else loops.tokens)
         check = replace(
             probe.check,
             prompts=len(answers),
-            loops_full=sum(loop for (_, loop), _ in answers),
-            loops=sum(loop for _, (_, loop) in answers),
+            loops_full=sum(full.loop for full, _ in answers) if len(edits) == 2 else None,
+            loops=sum(given[-1].loop for given in answers),
             structured=sum(one is not None for one, _ in structured),
             broken=sum(one is not None and other != one for one, other in structured),
             agreement=agreement,
@@ -199,15 +208,23 @@ def _scores(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe]) -> li
     return list(zip(scores[: len(judged)], scores[len(judged) :], strict=True))
 
 
-# A free answer, and whether it is a loop.
-_Answer = tuple[str, bool]
+class _Answer(NamedTuple):
+    """A free answer, its number of tokens, and whether it is a loop."""
+
+    text: str
+    tokens: int
+    loop: bool
 
 
-def _pairs(
-    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], seconds: float, on_stage: OnStage
-) -> tuple[list[list[tuple[_Answer, _Answer]]], Loops]:
-    """Pairs of both models' answers to the same prompts by domain, and the loops among them."""
-    tokens, count = _affordable(worker, edit, splits, seconds)
+def _answers(
+    worker: EvaluationWorker,
+    edits: Sequence[Edit],
+    splits: Sequence[PreparedSplit],
+    seconds: float,
+    on_stage: OnStage,
+) -> tuple[list[list[tuple[_Answer, ...]]], Loops]:
+    """Answers of both models, or of the edited one alone, to the same prompts by domain, and the loops among them."""
+    tokens, count = _affordable(worker, edits, splits, seconds)
     on_stage(f"checking the winner's answers: {count} prompts")
     # By turns of all domains, so that each has its share of the prompts.
     turns = sorted((row, place) for place, each in enumerate(splits) for row in range(len(each.examples)))
@@ -221,48 +238,73 @@ def _pairs(
         replace(how, examples=tuple(example for place in places for example in asked[place].examples))
         for how, places in groups.items()
     ]
-    answered, _ = _of_both(worker, edit, together)
+    found, _ = _asked(worker, edits, together)
     tokenizer = worker.resident.tokenizer
 
     def judged(answer: Answer) -> _Answer:
         text = answer.text or ""
-        return text, is_loop(tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return _Answer(text, len(ids), is_loop(ids))
 
-    pairs: list[list[tuple[_Answer, _Answer]]] = [[] for _ in splits]
-    for places, *both in zip(groups.values(), *answered, strict=True):
-        found = iter([(judged(old), judged(new)) for old, new in zip(*both, strict=True)])
+    answered: list[list[tuple[_Answer, ...]]] = [[] for _ in splits]
+    for places, *given in zip(groups.values(), *found, strict=True):
+        rows = iter([tuple(map(judged, row)) for row in zip(*given, strict=True)])
         for place in places:
-            pairs[place] = list(islice(found, taken[place]))
-    return pairs, compared([(old, new) for domain in pairs for (_, old), (_, new) in domain], tokens)
+            answered[place] = list(islice(rows, taken[place]))
+    loops = [tuple(each.loop for each in row) for domain in answered for row in domain]
+    if len(edits) == 1:
+        return answered, counted([loop for (loop,) in loops], tokens)
+    return answered, compared([(old, new) for old, new in loops], tokens)
+
+
+def _structures(
+    split: PreparedSplit, answers: Sequence[tuple[_Answer, ...]], tokens: int
+) -> list[tuple[Structure | None, Structure | None]]:
+    """What the edited model's answers should have, and what they have (`structure_of`), where that can be told.
+
+    `tokens` is the length at which answers were cut off.
+    """
+    if split.positions == "text":  # what is continued is no answer: a list in code would pass for JSON
+        return []
+    found = []
+    for example, (*full, own) in zip(split.examples, answers, strict=False):
+        # What is behind thoughts can be compared if both answers have come to the end of theirs, or neither has. An
+        # answer that was cut off may still have been in its thoughts.
+        if not full and own.tokens < tokens:
+            found.append((expected_of(example), structure_of(own.text)))
+        elif full and (_END_OF_THOUGHTS in full[0].text) == (_END_OF_THOUGHTS in own.text):
+            found.append((structure_of(full[0].text), structure_of(own.text)))
+    return found
 
 
 _Answers = tuple[tuple["Answer", ...], ...]
 
 
-def _of_both(
-    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit]
-) -> tuple[tuple[_Answers, _Answers], float]:
-    """Return the unedited and the edited model's answers, and the seconds that they took without loading and repairing.
+def _asked(
+    worker: EvaluationWorker, edits: Sequence[Edit], splits: Sequence[PreparedSplit]
+) -> tuple[list[_Answers], float]:
+    """Return every edited model's answers, and the seconds that they took without loading and repairing.
 
     The model that the worker has is asked first, and all prompts before the other: an edit may be a repair.
     """
-    found, seconds = {}, 0.0
-    for edited in (True, False) if worker.has(edit) else (False, True):
-        one = edit if edited else IdentityEdit()
+    found, seconds = dict[int, _Answers](), 0.0
+    for place in sorted(range(len(edits)), key=lambda place: not worker.has(edits[place])):
+        one = edits[place]
         if not worker.has(one):
-            worker.answer(one, replace(splits[0].head(1), max_new_tokens=1))
+            # A shorter answer would be given layer by layer, without all of the candidate.
+            worker.answer(one, replace(splits[0].head(1), max_new_tokens=SHORT_ANSWER + 1))
         begun = time.monotonic()
-        found[edited] = worker.answer(one, *splits)
+        found[place] = worker.answer(one, *splits)
         seconds += time.monotonic() - begun
-    return (found[False], found[True]), seconds
+    return [found[place] for place in range(len(edits))], seconds
 
 
 def _affordable(
-    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], seconds: float
+    worker: EvaluationWorker, edits: Sequence[Edit], splits: Sequence[PreparedSplit], seconds: float
 ) -> tuple[int, int]:
     """Tokens of the longest answers, within the model's positions, and the number of prompts, for so many seconds.
 
-    What a token takes is measured on a few short answers of both models: a candidate may be far slower, where no kernel
+    What a token takes is measured on a few short answers of each model: a candidate may be far slower, where no kernel
     is made for its form.
     """
     from moevolve.workers.engine.tokenizing import context_of
@@ -275,7 +317,7 @@ def _affordable(
     )
     wanted = max(_SHORT, min(max(_LONG, answered), positions - asked))
     pilot = free(next(each for each in splits if each.examples).head(_ROWS), _SHORT)
-    _, taken = _of_both(worker, edit, [pilot])
+    _, taken = _asked(worker, edits, [pilot])
     total = seconds / max(taken, 1e-9) * len(pilot.examples) * _SHORT
     most = min(len(prompts), _PROMPTS)
     least = min(most, sum(min(_ROWS, len(each.examples)) for each in splits))
@@ -309,8 +351,10 @@ def faults_of(check: TaskCheck) -> tuple[str, ...]:
     if not check.known:
         return ()
     faults = []
-    if check.broken >= _FEWEST_BROKEN and check.broken > _MOST_BROKEN * check.structured:
-        faults.append(f"lost {check.broken} of the full model's {check.structured} answers with JSON or tool calls")
+    alone = check.loops_full is None
+    if check.broken >= _FEWEST_BROKEN and check.broken > (_MOST_UNLIKE if alone else _MOST_BROKEN) * check.structured:
+        answers = f"{check.structured} expected answers" if alone else f"the full model's {check.structured} answers"
+        faults.append(f"lost {check.broken} of {answers} with JSON or tool calls")
     if check.perplexity is None or (check.perplexity > _MOST_PERPLEXITY and not check.graded):
         times = "far more than" if check.perplexity is None else f"{check.perplexity:.1f} times"
         faults.append(f"has {times} the full model's perplexity, more than {_MOST_PERPLEXITY:g} times")
@@ -337,7 +381,14 @@ def checks_table(checks: Checks) -> str:
     return "\n".join([*lines, "", f"{checks.about_loops}."])
 
 
-def structure_of(answer: str) -> Literal["call", "json"] | None:
+def expected_of(example: Example) -> Structure | None:
+    """Tell what a prompt's expected answer is; None for one in words or code, whatever brackets are in it."""
+    answer = example.references[0].rpartition(_END_OF_THOUGHTS)[2].strip() if example.references else ""
+    found = structure_of(answer)
+    return found if found == "call" or answer.startswith(("{", "[", "```json")) else None
+
+
+def structure_of(answer: str) -> Structure | None:
     """Tell whether an answer contains a call of a tool, or another JSON object or array; None if it has neither.
 
     A call is what `_CALLS` describes, or an object with `name`, and `arguments` or `parameters` that are an object.

@@ -1,4 +1,4 @@
-"""Loops: answers that repeat themselves, and whether one model gives more of them than another to the same prompts."""
+"""Loops: answers that repeat themselves, and whether a model gives more of them than another one, or than is known."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from moevolve.evaluators.metrics import wilson
 from moevolve.search.loop.significance import mcnemar
 
 _ALPHA = 0.05
@@ -16,6 +17,11 @@ _FEWEST_TOKENS = 16
 END_TOKENS = 128
 # Share of different 4-grams of tokens below which an answer is a loop; pruned models that repeat themselves have less.
 _LOOP_RATIO = 0.55
+# Share of loops that no model is refused for, where the full model's own isn't known: GLM-5.2 has 3.6 % of them, and
+# pruned 7.2 % (`guard.py`), and another good model may have a few more. By the exact binomial test of 530 answers,
+# one-sided at 0.05, a model with 3.6 % is refused with a probability below 0.001, one with 5 % with 0.04, one with
+# 7.2 % with 0.67 and one with 10 % with 0.99.
+_MOST_LOOPS = 0.05
 
 
 def is_loop(tokens: Sequence[int]) -> bool:
@@ -29,21 +35,24 @@ def is_loop(tokens: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Loops:
-    """Loops among two models' answers to the same prompts of all domains.
+    """Loops among two models' answers to the same prompts of all domains, or among the winner's alone.
 
     Attributes:
-        prompts: Number of prompts that both have answered.
+        prompts: Number of prompts that were answered.
         tokens: Longest answer, in tokens.
-        full, shrunk: Number of answers that are loops, of the full model and of the winner.
-        low, high: 95 % confidence interval of the winner's share of loops minus the full model's.
-        p: One-sided p-value of McNemar's exact test for the winner's share being larger.
+        full, shrunk: Number of answers that are loops, of the full model and of the winner; the former is None if the
+            full model didn't answer.
+        low, high: 95 % confidence interval of the winner's share of loops minus the full model's; of its share alone
+            if that is unknown.
+        p: One-sided p-value of McNemar's exact test for the winner's share being larger than the full model's, or of
+            the exact binomial test for its being larger than a fixed limit.
         fault: That it is larger, as the end of a sentence that begins with the candidate; None if the test doesn't
             find that.
     """
 
     prompts: int
     tokens: int
-    full: int
+    full: int | None
     shrunk: int
     low: float
     high: float
@@ -51,11 +60,18 @@ class Loops:
     fault: str | None = None
 
     def __str__(self) -> str:
-        full, shrunk = self.full / self.prompts, self.shrunk / self.prompts
+        answers = f"Loops among answers of up to {self.tokens} tokens to {self.prompts} held-out prompts"
+        shrunk = self.shrunk / self.prompts
+        if self.full is None:
+            return (
+                f"The full model did not answer, since it doesn't fit on the device; limits are fixed. {answers}: the "
+                f"candidate's {shrunk:.1%} ({100 * self.low:.1f} to {100 * self.high:.1f}, p = {self.p:.2g} for more "
+                f"than {_MOST_LOOPS:.0%})"
+            )
+        full = self.full / self.prompts
         return (
-            f"Loops among answers of up to {self.tokens} tokens to {self.prompts} held-out prompts: the full model's "
-            f"{full:.1%}, the candidate's {shrunk:.1%}, which is {100 * (shrunk - full):+.1f} points "
-            f"({100 * self.low:+.1f} to {100 * self.high:+.1f}, p = {self.p:.2g})"
+            f"{answers}: the full model's {full:.1%}, the candidate's {shrunk:.1%}, which is "
+            f"{100 * (shrunk - full):+.1f} points ({100 * self.low:+.1f} to {100 * self.high:+.1f}, p = {self.p:.2g})"
         )
 
 
@@ -72,6 +88,16 @@ def compared(pairs: Sequence[tuple[bool, bool]], tokens: int) -> Loops:
     low, high = _difference(lost, gained, len(pairs))
     fault = f"repeats itself in {shrunk} of {len(pairs)} answers, the full model in {full} (p = {p:.2g})"
     return Loops(len(pairs), tokens, full, shrunk, low, high, p, fault if p <= _ALPHA else None)
+
+
+def counted(loops: Sequence[bool], tokens: int) -> Loops:
+    """Compare one model with a fixed limit, by whether its answer to each prompt is a loop; for `tokens` see above."""
+    from scipy.stats import binomtest
+
+    shrunk, prompts = sum(loops), len(loops)
+    p = float(binomtest(shrunk, prompts, _MOST_LOOPS, alternative="greater").pvalue)
+    fault = f"repeats itself in {shrunk} of {prompts} answers, more than {_MOST_LOOPS:.0%} (p = {p:.2g})"
+    return Loops(prompts, tokens, None, shrunk, *wilson(shrunk, prompts), p, fault if p <= _ALPHA else None)
 
 
 def _difference(lost: int, gained: int, prompts: int) -> tuple[float, float]:

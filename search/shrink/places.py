@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.fitness.base import SHORT_ANSWER
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.types import Split
 from moevolve.search.config.run import RunConfig, TaskSection
@@ -59,16 +60,16 @@ def refuse_decoding(tasks: Sequence[TaskSection]) -> None:
     """Refuse tasks that a model with its experts on the disk can't be scored on, which reads them for every token.
 
     Raises:
-        UserError: Answers would have to be generated; the message names the task.
+        UserError: Answers that aren't short would have to be generated; the message names the task.
     """
     for section in tasks:
         task = section.task()
-        fitness = FITNESSES[task.fitness]
-        if fitness.decodes or (fitness.compares and task.resolved_positions == "greedy"):
+        if section.decodes or (FITNESSES[task.fitness].compares and task.resolved_positions == "greedy"):
             raise UserError(
-                f"task {task.name}: models have to generate answers to it, and the full model, whose experts don't fit "
-                "into memory, would read them from the disk for every token; give rows with long answers or choices, "
-                "or texts (.txt), or use a machine with more memory"
+                f"task {task.name}: models have to generate answers of up to {task.max_new_tokens} tokens to it "
+                "(max_new_tokens), and the full model, whose experts don't fit into memory, would read them from the "
+                f"disk for every token; give rows with answers of at most {SHORT_ANSWER} tokens, with long answers or "
+                "choices, or texts (.txt), or use a machine with more memory"
             )
 
 

@@ -70,7 +70,7 @@ class Checks:
         winner: The individual that was checked.
         seconds: Longest time for the answers.
         tasks: By task, then by domain of the general set.
-        loops: Of all prompts together; None if no answers were compared.
+        loops: Of all prompts together; None if nothing was answered.
     """
 
     winner: str
@@ -82,7 +82,10 @@ class Checks:
     def about_loops(self) -> str:
         """What is known of loops, as a sentence without its full stop."""
         if self.loops is None:
-            return "Answers weren't compared, since the full model doesn't fit on the device: loops are unknown"
+            return (
+                "Nothing was answered, since neither the full model nor the candidate fits on the device: loops, "
+                "broken JSON and lost calls are unknown"
+            )
         return str(self.loops)
 
     @property

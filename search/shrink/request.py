@@ -128,7 +128,7 @@ class ShrinkRequest(Request):
     guard_time: Annotated[
         str | None,
         about(
-            "Longest time in which both models answer held-out prompts; default: a tenth of --time, or without it a "
+            "Longest time in which the models answer held-out prompts; default: a tenth of --time, or without it a "
             "quarter of the search's time."
         ),
     ] = None

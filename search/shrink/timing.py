@@ -152,7 +152,6 @@ def chosen(option: str, limit: float, config: RunConfig, found: Pilot, besides: 
     """
     phases = config.phases
     besides += found.final_seconds + _LOADS * max(0.0, found.other_seconds - found.calibration_seconds)
-    besides += found.of(phases[-1].kind)  # the winner is made once more, for the checks
 
     def takes(evaluations: int) -> float:
         counts = Counter[str]()

@@ -28,11 +28,24 @@ EXAMPLES = tuple(
 RANKED = PreparedSplit("a", "search", "rank", "accuracy", Matching(), 1, " ", EXAMPLES)
 TEXTS = replace(RANKED, task="b", fitness="perplexity", metric="inverse_perplexity", positions="text")
 AGREED = replace(RANKED, task="c", fitness="agreement", metric="agreement", positions="text")
-SPLITS = (RANKED, TEXTS, AGREED)
+# Answers are decided as soon as they can't become the expected one, or only at their end.
+EXACT, WHOLE = (
+    replace(RANKED, task=kind, fitness="generate", matching=Matching(kind, ()), max_new_tokens=tokens)
+    for kind, tokens in (("exact", 3), ("f1", 5))
+)
+SPLITS = (RANKED, TEXTS, AGREED, EXACT, WHOLE)
 
 
-def scored(worker: EvaluationWorker, edit: Edit) -> EvaluationReply:
-    return worker.evaluate(EvaluationRequest(edit, tuple(split.ref for split in SPLITS)), SPLITS)
+def scored(worker: EvaluationWorker, edit: Edit, splits: tuple[PreparedSplit, ...] = SPLITS) -> EvaluationReply:
+    return worker.evaluate(EvaluationRequest(edit, tuple(split.ref for split in splits)), splits)
+
+
+def expecting_part(worker: EvaluationWorker, edit: Edit) -> PreparedSplit:
+    """Prompts with expected answers that a model leaves after two words of its own."""
+    answers = worker.answer(edit, WHOLE)[0]
+    references = [" ".join((*(answer.text or "").split()[:2], "fox")) for answer in answers]
+    examples = tuple(replace(each, references=(one,)) for each, one in zip(EXAMPLES, references, strict=True))
+    return replace(WHOLE, task="left", examples=examples)
 
 
 # The tokenizer that transformers takes for qwen3_5_moe_text has none of these words.
@@ -54,12 +67,16 @@ def test_scores_are_those_of_a_model_on_the_device(family: str, checkpoint: Call
     if layers[0].unrepairable is None:
         edits += [RepairedEdit(pruned, RepairSettings((0.1,), neurons=neurons), rows) for neurons in (False, True)]
     for edit in edits:
-        expected, found = scored(whole, edit), scored(parts, edit)
+        left = expecting_part(whole, edit)
+        splits = (*SPLITS, left)
+        expected, found = scored(whole, edit, splits), scored(parts, edit, splits)
         assert expected.failure is None and found.failure is None
-        for split in SPLITS:
+        for split in splits:
             one, other = (each.results[split.fingerprint] for each in (expected, found))
             assert one.gold_logprob == other.gold_logprob
             np.testing.assert_array_equal(one.outcomes, other.outcomes)
+        answered = (EXACT, WHOLE, left)
+        assert whole.answer(edit, *answered) == parts.answer(edit, *answered)
         if parts.resident.one_layer_at_a_time:
             assert isinstance(parts.resident.applied, IdentityEdit)
 
@@ -68,10 +85,23 @@ def test_a_layers_experts_are_read_once_for_all_splits(checkpoint: Callable[[str
     config = ModelConfig(str(checkpoint("mixtral")), device="cpu", dtype="float32", expert_offload="disk")
     worker = EvaluationWorker(config, EngineConfig(batch_tokens=16))
     edit = edit_of_kind(3, 6, "prune", 3)
-    scored(worker, edit)
+    texts = (RANKED, TEXTS, AGREED)
+    scored(worker, edit, texts)
     with patch.object(StoredExperts, "read", autospec=True, side_effect=StoredExperts.read) as read:
-        scored(worker, edit)
+        scored(worker, edit, texts)
     assert [call.args[1] for call in read.call_args_list] == [0, 1, 2]
+
+
+def test_a_token_of_all_undecided_answers_takes_one_more_pass_through_the_layers(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    config = ModelConfig(str(checkpoint("mixtral")), device="cpu", dtype="float32", expert_offload="disk")
+    worker = EvaluationWorker(config, EngineConfig(batch_tokens=16))
+    edit = edit_of_kind(3, 6, "prune", 3)
+    for split, times in ((replace(WHOLE, max_new_tokens=1), 1), (WHOLE, 5)):
+        with patch.object(StoredExperts, "read", autospec=True, side_effect=StoredExperts.read) as read:
+            scored(worker, edit, (split,))
+        assert [call.args[1] for call in read.call_args_list] == [0, 1, 2] * times
 
 
 def test_a_candidate_is_fitted_once_for_all_its_requests(

@@ -50,7 +50,7 @@ class Batcher:
         self.layout: Layout = layout
         self._batch_tokens = batch_tokens
         self._device = device
-        self._cached = lru_cache(maxsize=1024)(self._planned)
+        self._cached = lru_cache(maxsize=1024)(self.planned)
 
     def batches(self, groups: Groups, later: int = BLOCK) -> list[Batch]:
         """Plan the batches of examples; for `later` see `lay_out`.
@@ -59,7 +59,8 @@ class Batcher:
         """
         return self._cached(groups, later)
 
-    def _planned(self, groups: Groups, later: int) -> list[Batch]:
+    def planned(self, groups: Groups, later: int = BLOCK) -> list[Batch]:
+        """Do as `batches`, but keep no plan, because the examples won't come again."""
         planned = []
         for examples in plan_batches(groups, self.layout, self._batch_tokens):
             sequences = dict.fromkeys(chain.from_iterable(groups[i] for i in examples))

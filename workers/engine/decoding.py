@@ -148,6 +148,22 @@ def decode(
         ids, mask, positions = _next_column(mask, [answers.tokens[i] for i in examples])
 
 
+def decode_by_layer(forward: Forward, prompts: Sequence[Tokens], answers: DecodedAnswers) -> None:
+    """Decode unfinished answers to all prompts, extended in place, within `Forward.finished`.
+
+    Every token of all these answers together takes one more pass of prompts and answers through all layers.
+    """
+    while unfinished := [i for i, finished in enumerate(answers.finished) if not finished]:
+        texts = [(*prompts[i], *answers.tokens[i]) for i in unfinished]
+        batches = forward.batcher.planned(tuple((text,) for text in texts))
+        with forward.finished([batch.columns for batch in batches]):
+            for batch in batches:
+                last = [batch.path(texts[row])[-1] for row in batch.examples]
+                greedy = forward.logits(batch.columns, last).argmax(dim=-1).tolist()
+                for row, token in zip(batch.examples, greedy, strict=True):
+                    answers.push(unfinished[row], token)
+
+
 def _next_column(mask: Tensor, tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
     """Ids, mask and positions of the column with each row's last token (token 0 in rows without one)."""
     last = [[row[-1] if row else 0] for row in tokens]

@@ -23,7 +23,7 @@ from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.engine.batches import Batch
 from moevolve.workers.engine.columns import Columns
-from moevolve.workers.engine.decoding import DecodedAnswers, decode, decoded_together, draft_lengths
+from moevolve.workers.engine.decoding import DecodedAnswers, decode, decode_by_layer, decoded_together, draft_lengths
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.engine.texts import (
@@ -93,22 +93,21 @@ class GenerationEngine:
         return Generation(answers.texts(), logprobs)
 
     def _answers(self, split: PreparedSplit, decided: Decided) -> tuple[DecodedAnswers, NDArray[np.float64]]:
-        tokenized = self.tokens_of(split)
-        lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, self._text)
-        answers = DecodedAnswers(len(lengths), split.max_new_tokens, self._ends, decided, self._text)
-        logprobs = np.zeros(len(lengths), dtype=np.float64)
-        drafts = [gold[:length] for gold, length in zip(tokenized.golds, lengths, strict=True)]
-        drafted = [(*prompt, *draft) for prompt, draft in zip(tokenized.prompts, drafts, strict=True)]
-        for batch in self.forward.batcher.batches(tuple((tokens,) for tokens in drafted)):
+        tokenized, by_layer = self.tokens_of(split), self.forward.layers is not None
+        drafts, batches = self._drafted(split)
+        answers = DecodedAnswers(len(drafts), split.max_new_tokens, self._ends, decided, self._text)
+        logprobs = np.zeros(len(drafts), dtype=np.float64)
+        caches = self.forward.rewinds and split.max_new_tokens > 1 and not by_layer
+        for batch in batches:
             examples = batch.examples
-            cache = self.forward.new_cache() if self.forward.rewinds and split.max_new_tokens > 1 else None
-            paths = [batch.path(drafted[i]) for i in examples]
-            read = [path[-lengths[i] - 1 :] for i, path in zip(examples, paths, strict=True)]
+            cache = self.forward.new_cache() if caches else None
+            paths = [batch.path((*tokenized.prompts[i], *drafts[i])) for i in examples]
+            read = [path[-len(drafts[i]) - 1 :] for i, path in zip(examples, paths, strict=True)]
             greedy, logprobs[examples] = self._read(batch, read, [tokenized.golds[i] for i in examples], cache)
             for i, tokens in zip(examples, greedy, strict=True):
                 answers.take(i, drafts[i] if self._draft else (), tokens)
             unfinished = {i: path for i, path in zip(examples, paths, strict=True) if not answers.finished[i]}
-            if not unfinished:
+            if not unfinished or by_layer:
                 continue
             together = {i: len(path) for i, path in unfinished.items()}
             if not self.forward.pads_left:
@@ -119,7 +118,20 @@ class GenerationEngine:
             for part in decoded_together([*together.values()], self.config.batch_tokens, equal):
                 rows = {i: unfinished[i] for i in order[part]}
                 decode(self.forward, rows, tokenized.prompts, cache, answers)
+        if by_layer:
+            decode_by_layer(self.forward, tokenized.prompts, answers)
         return answers, logprobs
+
+    def _drafted(self, split: PreparedSplit) -> tuple[list[Tokens], list[Batch]]:
+        """Return the draft of every answer, and the batches in which prompts run with them.
+
+        They depend on the split alone, and not on when decoding of an answer may stop.
+        """
+        tokenized, decided = self.tokens_of(split), FITNESSES[split.fitness].decided(split)
+        lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, self._text)
+        drafts = [gold[:length] for gold, length in zip(tokenized.golds, lengths, strict=True)]
+        pairs = zip(tokenized.prompts, drafts, strict=True)
+        return drafts, self.forward.batcher.batches(tuple(((*prompt, *draft),) for prompt, draft in pairs))
 
     @torch.inference_mode()
     def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
@@ -170,10 +182,16 @@ class GenerationEngine:
     def passes(self, split: PreparedSplit) -> Sequence[Columns] | None:
         """Return the layouts of the passes that score a split, or None where they depend on the model's answers.
 
-        If the split's fitness compares with the unedited model, that must be remembered, or must read given texts.
+        Of short answers those with the drafts, which others may follow (`decode_by_layer`). If the split's fitness
+        compares with the unedited model, that must be remembered, or must read given texts.
         """
         tokenized, reads = self.tokens_of(split), FITNESSES[split.fitness].reads
-        if reads == "choices":
+        if FITNESSES[split.fitness].decodes(split.max_new_tokens):
+            return None
+        batches: Sequence[Batch]
+        if reads == "generation":
+            batches = self._drafted(split)[1]
+        elif reads == "choices":
             batches = choice_batches(self.forward, tokenized.prompts, tokenized.choices)
         elif reads == "texts" and self._scorer.knows(split.fingerprint):
             batches = self._scorer.batches([text for text, _ in self._scorer.remembered[split.fingerprint][0]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,7 @@ class Forward:
             (`Step`).
         pads_left: True if tokens may follow padding; see `Family.pads_left`.
         batcher: Plans the passes.
+        layers: Within `finished` what makes its argument; else None.
     """
 
     def __init__(self, model: PreTrainedModel, batch_tokens: int, prefixes: bool = True) -> None:
@@ -63,8 +64,9 @@ class Forward:
         self.pads_left = pads_left(model.config.model_type)
         layout: Layout = "padded" if not packable else "packed" if prefixes else "unshared"
         self.batcher = Batcher(layout, batch_tokens, self.device)
+        self.layers: Callable[[], Generator[int]] | None = None
         # By the layout of a pass, which it keeps: what the last decoder layer gave, on the host.
-        self._finished: dict[int, tuple[Columns, Tensor]] | None = None
+        self._finished: dict[int, tuple[Columns, Tensor]] = {}
 
     def new_cache(self) -> DynamicCache:
         """Create an empty KV cache of the kind that the model needs."""
@@ -97,27 +99,33 @@ class Forward:
         return self._run(columns, places, None, hidden=True)
 
     @contextmanager
-    def finished(self, layers: Generator[int], passes: Sequence[Columns]) -> Iterator[None]:
+    def finished(self, passes: Sequence[Columns], layers: Callable[[], Generator[int]] | None = None) -> Iterator[None]:
         """Run passes through one decoder layer after the other; within a `with` block they are then complete.
 
         Only the final norm and the output head remain to be computed for them. Results are those of whole passes, bit
         for bit, and every layer is needed once.
 
         Args:
-            layers: Yields the index of every decoder layer when it may run, as `ResidentModel.by_layer`.
             passes: Layouts of the passes.
+            layers: Yields the index of every decoder layer when it may run, as `ResidentModel.by_layer`. None takes the
+                layers once more of the `with` block around this one, whose passes stay complete.
         """
+        before = self.layers, self._finished
+        self.layers = layers = layers or self.layers
+        assert layers is not None
         modules = decoder_layers(self._model)
-        states = [self._run_layer(columns, len(modules), None) for columns in passes]
-        with closing(layers):
-            for layer in layers:
-                for place, columns in enumerate(passes):
-                    states[place] = self._run_layer(columns, layer, states[place])
-        self._finished = {id(columns): (columns, state) for columns, state in zip(passes, states, strict=True)}
         try:
+            states = [self._run_layer(columns, len(modules), None) for columns in passes]
+            # What an edit makes outlives this pass.
+            with torch.inference_mode(False), closing(layers()) as found:
+                for layer in found:
+                    for place, columns in enumerate(passes):
+                        states[place] = self._run_layer(columns, layer, states[place])
+            complete = {id(columns): (columns, state) for columns, state in zip(passes, states, strict=True)}
+            self._finished = self._finished | complete
             yield
         finally:
-            self._finished = None
+            self.layers, self._finished = before
 
     @torch.inference_mode()
     def _run_layer(self, columns: Columns, layer: int, state: Tensor | None) -> Tensor:
@@ -179,7 +187,7 @@ class Forward:
         with ExitStack() as stack:
             if columns.attention is not None:
                 stack.enter_context(packed(self._model, columns.attention))
-            if self._finished is not None:
+            if self.layers is not None:
                 # Layers are given up by now, so that no other pass than those announced can run.
                 state = self._finished[id(columns)][1].to(self.device)
                 stack.enter_context(skipped(decoder_layers(self._model), state))

@@ -59,7 +59,7 @@ class PromptMeter:
     def counts(self, split: PreparedSplit) -> PromptCounts:
         found = self._prompts.split(split)
         generated = split.max_new_tokens if split.window is None else 0
-        decoded = generated if FITNESSES[split.fitness].decodes else 0
+        decoded = 0 if FITNESSES[split.fitness].reads in ("texts", "choices") else generated
         tokens = longest = 0
         for prompt, gold, choices in zip(found.prompts, found.golds, found.choices, strict=True):
             answer = len(gold) or generated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,13 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.engine import Decided, Generation
+from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.matching.registry import MATCHERS
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.messages import WorkerFault
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Shortcuts, VllmConfig
+from moevolve.workers.engine.columns import Columns
 from moevolve.workers.engine.decoding import DecodedAnswers
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.export.export import write_stock
@@ -62,6 +65,10 @@ class VllmEngine(GenerationEngine):
         self._model_config = ""
         self._served = ""
         self._probes: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+
+    def passes(self, split: PreparedSplit) -> Sequence[Columns] | None:
+        """Return None for answers, which vLLM generates with the whole edited model."""
+        return None if FITNESSES[split.fitness].reads == "generation" else super().passes(split)
 
     @torch.inference_mode()
     def generate(self, split: PreparedSplit, decided: Decided) -> Generation:

@@ -19,7 +19,6 @@ from moevolve.search.running.plan.counts import TokenCounts
 from moevolve.workers.contract.capacity import MemoryItem, NeededMemory, WorkerMemory
 from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.methods.repair.edit import RepairSettings
-from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
 from moevolve.workers.methods.repair.inputs import inputs_bytes
 from moevolve.workers.methods.repair.ridge import fit_bytes
 from moevolve.workers.methods.shared.passes import BATCH_COLUMNS
@@ -56,12 +55,6 @@ def worker_memory(
     return _Count(config, outline, costs, tokens, place).memory()
 
 
-def candidates_kept(config: RunConfig, outline: ModelOutline, costs: SpaceCosts) -> int:
-    """Return the number of candidates that a worker need not repair again in another request; many without repairs."""
-    repairs = [phase.repair for phase in config.phases if phase.repair is not None]
-    return min((FIT_CACHE_BYTES // max(1, _changed(each, outline, costs)) for each in repairs), default=sys.maxsize)
-
-
 class _Count:
     """Counts the memory of a worker that has the original experts in one place; see `worker_memory`."""
 
@@ -72,10 +65,9 @@ class _Count:
         self._on_gpu, self._tokens = config.on_gpu, tokens
         self._batch_tokens = max(config.engine.batch_tokens, tokens.longest or 0)
         self._fitnesses = [FITNESSES[section.task().fitness] for section in config.tasks]
-        # Where answers are decoded, every pass needs all of a candidate's layers; else layers follow one another.
+        # Where long answers are decoded, every pass needs all of a candidate's layers; else layers follow one another.
         self._elsewhere = place != "device" and outline.experts_bytes > 0
-        self._decodes = any(each.decodes for each in self._fitnesses)
-        self._by_layer = self._elsewhere and not self._decodes
+        self._by_layer = self._elsewhere and not any(section.decodes for section in config.tasks)
         self._repairs = [
             (phase.repair, min(phase.repair.tokens, tokens.fitted or sys.maxsize))
             for phase in config.phases
@@ -88,7 +80,8 @@ class _Count:
         outside = outline.weight_bytes - outline.experts_bytes
         originals, on_host, own = self._experts()
         # Keys and values of the batch, and of the rows in which its answers are decoded on.
-        cache = 2 * self._batch_tokens * outline.cache_bytes * self._decodes
+        generates = not self._by_layer and any(each.reads not in ("texts", "choices") for each in self._fitnesses)
+        cache = 2 * self._batch_tokens * outline.cache_bytes * generates
         batch, fit = self._batch(), self._fit()
         beyond = max(0, self._calibrating() - batch)
         # An edited layer replaces the unedited one, whose experts are then read one by one.
@@ -102,7 +95,6 @@ class _Count:
             MemoryItem("activations and logits of a batch (estimate)", batch, 0),
             MemoryItem("what merging or calibrating takes beyond these", beyond, self._costs.calibration_host_bytes()),
             MemoryItem("what a layer's fit, with states of its tokens, takes beyond these", max(0, fit), 0),
-            MemoryItem("fitted layers kept for other candidates", self._kept(), 0),
         )
         # Texts wait for the next layer; the unedited model's last states are compared with.
         scored = self._states(self._tokens.scored) * (self._by_layer + compared)
@@ -164,13 +156,6 @@ class _Count:
             most = max(most, running, *(_fit_bytes(settings, fit, tokens, self._outline) for fit in fits))
         return most
 
-    def _kept(self) -> int:
-        """Fits of candidates that stay while another is fitted, with states behind them; in files if by layer."""
-        if self._elsewhere:
-            return 0
-        kept = (_changed(settings, self._outline, self._costs) for settings, _ in self._repairs)
-        return min(FIT_CACHE_BYTES, 2 * (max(kept, default=0) + self._outline.layers * self._states(self._fitted)))
-
     def _states(self, tokens: int) -> int:
         return tokens * self._outline.hidden * self._outline.facts.dtype_bytes
 
@@ -196,13 +181,6 @@ def _fit_bytes(settings: RepairSettings, fit: FitOutline, tokens: int, outline: 
     if settings.input_rounds:
         fitting = max(fitting, inputs_bytes(_rows(fit, outline), own, hidden))
     return features + fitting + tokens * hidden * (2 * size + (4 if size < 4 else 0) + 4)
-
-
-def _changed(settings: RepairSettings, outline: ModelOutline, costs: SpaceCosts) -> int:
-    """Bytes of the projections that a repair changes in all layers."""
-    fits = [fit for layer in costs.fitted_maps() for fit in layer]
-    columns = sum(fit.width + (fit.blocks * _rows(fit, outline) if settings.input_rounds else 0) for fit in fits)
-    return columns * outline.hidden * outline.facts.dtype_bytes
 
 
 def _rows(fit: FitOutline, outline: ModelOutline) -> int:

@@ -56,7 +56,7 @@ def measure(
         call: Calls what imports torch.
     """
     scored = [split for split in setup.all_prepared.values() if split.split in SCORED]
-    phases, tokens, repairs_kept = call(_work_of, setup.config, scored)
+    phases, tokens = call(_work_of, setup.config, scored)
     with tempfile.TemporaryDirectory(prefix="moevolve-pilot-") as folder:
         short = _shortened(setup, individuals, Path(folder))
         begun = time.monotonic()
@@ -81,16 +81,15 @@ def measure(
         wall = time.monotonic() - begun
     calibrating = sum(Calibration.from_bytes(content).seconds for content in calibrations.values())
     pilot = replace(_measured(taken, wall - full), calibration_seconds=calibrating, full_seconds=full)
-    final = pilot.final(final_models(setup.config), tokens, repairs_kept)
+    final = pilot.final(final_models(setup.config), tokens)
     searching = pilot.searching((count.kind, count.different) for count in phases)
     hours = (pilot.other_seconds + full + searching + final) / 3600
     return replace(pilot, final_seconds=final, hours=hours)
 
 
-def _work_of(config: RunConfig, splits: Sequence[PreparedSplit]) -> tuple[tuple[PhaseCount, ...], Counter[Split], int]:
-    """Return what a search evaluates: its phases, the tokens of all tasks by split, and what `candidates_kept` says."""
+def _work_of(config: RunConfig, splits: Sequence[PreparedSplit]) -> tuple[tuple[PhaseCount, ...], Counter[Split]]:
+    """Return what a search evaluates: its phases, and the tokens of all tasks by split."""
     from moevolve.search.genomes.registry import costs_of
-    from moevolve.search.running.plan.memory import candidates_kept
     from moevolve.workers.profiling.outline import outline_model
     from moevolve.workers.profiling.prompts import PromptMeter
 
@@ -98,7 +97,7 @@ def _work_of(config: RunConfig, splits: Sequence[PreparedSplit]) -> tuple[tuple[
     costs = costs_of(config.space(outline.facts), outline)
     for split in splits:
         tokens[split.split] += meter.counts(split).tokens
-    return phase_counts(config, costs), tokens, candidates_kept(config, outline, costs)
+    return phase_counts(config, costs), tokens
 
 
 def _known_calibration(short: SearchSetup, store: StoreReader, keep: StoreReader) -> dict[str, bytes]:

@@ -57,30 +57,22 @@ class Pilot:
         """Return the seconds of so many evaluations of each kind of phase, on all workers."""
         return sum(self.of(kind) * max(number / self.workers, min(number, 1)) for kind, number in counts)
 
-    def final(
-        self, models: Mapping[Split, Sequence[PhaseConfig | None]], tokens: Mapping[Split, int], kept: int
-    ) -> float:
+    def final(self, models: Mapping[Split, Sequence[PhaseConfig | None]], tokens: Mapping[Split, int]) -> float:
         """Seconds until the final scores are there, on all workers.
 
         Args:
             models: See `final_models`.
             tokens: Tokens of all tasks' prompts and answers by split.
-            kept: Number of candidates that a worker need not repair again in another request.
         """
-        has_all = kept * self.workers >= max(map(len, models.values())) - 1
 
         def on_workers(split: Split, phases: Sequence[PhaseConfig | None]) -> float:
             share = tokens.get(split, 0) / max(1, tokens["search"])
 
-            def seconds(place: int, phase: PhaseConfig | None) -> float:
-                if phase is None or phase.repair is None:
-                    return share * (self.full_seconds if phase is None else self.of(phase.kind))
-                # A repair takes as long for every split; running its result, as long as the full model. The best, which
-                # is second on `test`, is scored on both splits after one repair.
-                repaired = has_all or (bool(models["dev"]) and (split, place) == ("test", 1))
-                return share * self.full_seconds + (0.0 if repaired else self.of(phase.kind) - self.full_seconds)
-
-            each = [seconds(place, phase) for place, phase in enumerate(phases)]
+            # What a repair has fitted is kept, and running the result takes about as long as the full model.
+            each = [
+                share * (self.full_seconds if phase is None or phase.repair is not None else self.of(phase.kind))
+                for phase in phases
+            ]
             return max(*each, sum(each) / self.workers)
 
         return sum(on_workers(split, phases) for split, phases in models.items() if phases)

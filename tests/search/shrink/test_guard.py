@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from known_experts import ENDS, GERMAN, SPARE, TOOLS, known_split, save_known_model, without
 
+from moevolve.evaluators.fitness.base import SHORT_ANSWER
+from moevolve.evaluators.types import Example
 from moevolve.search.loop.scores import Score
 from moevolve.search.shrink import guard
 from moevolve.search.shrink.findings import TaskCheck, advice
@@ -20,7 +22,7 @@ from moevolve.search.shrink.guard import (
     general_set,
     structure_of,
 )
-from moevolve.search.shrink.loops import Loops
+from moevolve.search.shrink.loops import Loops, counted
 from moevolve.search.shrink.record import Checks
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
@@ -28,6 +30,8 @@ from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.worker import EvaluationWorker
 
 HOUR = 3600.0
+SMALL = 1
+"""Bytes of a candidate that fits everywhere."""
 GOOD = TaskCheck("chats", 16, 0, 1, structured=16, broken=1, agreement=0.8, perplexity=1.6, recovery=0.9)
 LOOPS = Loops(16, 512, full=0, shrunk=1, low=-0.1, high=0.2, p=0.5)
 
@@ -63,19 +67,39 @@ def test_json_and_calls_are_found_in_an_answer(answer: str, structure: str | Non
     assert structure_of(answer) == structure
 
 
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ('{"a": 1}', "json"),
+        ('```json\n["red"]\n```', "json"),
+        ('Let me look. <tool_call>{"name": "weather", "arguments": {"place": 7}}</tool_call>', "call"),
+        ('<think>No brace.</think>\n{"a": 1}', "json"),
+        ("It is in [1].", None),
+        ("def first(row):\n    return row[0] or [1, 2]", None),
+        ("[see below", None),
+    ],
+)
+def test_an_expected_answer_is_json_only_as_a_whole(reference: str, expected: str | None) -> None:
+    assert guard.expected_of(Example("asked", (reference,))) == expected
+    assert guard.expected_of(Example("asked", ())) is None
+
+
 def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
     assert faults_of(GOOD) == ()
     assert faults_of(replace(GOOD, structured=0, broken=0, recovery=None)) == ()
     assert faults_of(replace(GOOD, prompts=6, structured=6)) == (), "a single answer of few is no fault"
     assert len(faults_of(replace(GOOD, prompts=6, structured=6, broken=2))) == 1
-    for loss, said in (
+    assert faults_of(replace(GOOD, broken=8, loops_full=None)) == (), "the full model may not have answered so either"
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"broken": 5}, "lost 5 of the full model's 16 answers with JSON or tool calls"),
         ({"perplexity": 8.25}, "has 8.2 times the full model's perplexity, more than 3 times"),
         ({"perplexity": None}, "far more than the full model's perplexity"),
         ({"recovery": 0.2}, "keeps 20 % of the full model's score, less than 50%"),
         ({"recovery": 0.4, "scale": "perplexity"}, "has 2.50 times the full model's perplexity on `test`, more than 2"),
-    ):
-        bad = replace(GOOD, **loss)  # type: ignore[arg-type]
+        ({"broken": 9, "loops_full": None}, "lost 9 of 16 expected answers with JSON or tool calls"),
+    ]
+    for loss, said in wrong:
+        bad = replace(GOOD, **loss)
         (fault,) = faults_of(bad)
         assert said in fault
         assert faults_of(replace(bad, known=False)) == (), "what the full model doesn't know can't be lost"
@@ -90,6 +114,10 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
     assert "general german: the data has no such text" in said and "--data FILE" in said
     table = checks_table(Checks("s:1", HOUR, (GOOD,), LOOPS))
     assert "| chats | 16 | 1 (full model 0) | 1 of 16 | 80.0 | 1.60 times | 90.0 |" in table
+    alone = checks_table(Checks("s:1", HOUR, (replace(GOOD, loops_full=None),), counted([False] * 15 + [True], 512)))
+    assert "| chats | 16 | 1 | 1 of 16 | 80.0 |" in alone and "The full model did not answer" in alone
+    nothing = checks_table(Checks("s:1", HOUR, (replace(GOOD, prompts=0, loops_full=None),), None))
+    assert "| chats | 0 | - | 1 of 16 |" in nothing and "loops, broken JSON and lost calls are unknown" in nothing
 
 
 def test_a_winner_without_a_score_on_test_is_a_fault() -> None:
@@ -139,19 +167,33 @@ def longer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> EvaluationWorker:
-    """A worker of the model whose experts are known."""
+def known(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    """The model whose experts are known."""
     folder = tmp_path_factory.mktemp("known")
     save_known_model(folder)
-    return EvaluationWorker(ModelConfig(str(folder), device="cpu"), EngineConfig())
+    return ModelConfig(str(folder), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def worker(known: ModelConfig) -> EvaluationWorker:
+    return EvaluationWorker(known, EngineConfig())
+
+
+@pytest.fixture(scope="module")
+def layered(known: ModelConfig) -> EvaluationWorker:
+    """A worker whose experts stay on the disk, so that only a candidate answers."""
+    return EvaluationWorker(replace(known, expert_offload="disk"), EngineConfig())
 
 
 def faults(worker: EvaluationWorker, edit: Edit) -> dict[str, tuple[str, ...]]:
     """The faults of a candidate, by the domains that have some; loops are one of the domains with most of them."""
     probes = [Probe(known_split(name), TaskCheck(name)) for name in ("english", "german", "calls")]
-    checks, loops = check_edit(worker, edit, probes, HOUR)
-    assert [check.structured for check in checks] == [0, 0, 8]
-    assert loops.prompts == 24 and sum(check.loops for check in checks) == loops.shrunk and loops.full == 0
+    checks, loops = check_edit(worker, edit, probes, HOUR, SMALL)
+    assert loops is not None and loops.prompts == 24 and sum(check.loops for check in checks) == loops.shrunk
+    assert loops.full == (None if worker.resident.one_layer_at_a_time else 0)
+    assert all((check.loops_full is None) == (loops.full is None) for check in checks)
+    if loops.full == 0:
+        assert [check.structured for check in checks] == [0, 0, 8]
     if isinstance(edit, IdentityEdit):
         assert all((check.agreement, check.perplexity) == pytest.approx((1, 1)) for check in checks)
     found = {check.task: each for check in checks if (each := faults_of(check))}
@@ -169,13 +211,13 @@ def test_answers_are_as_long_as_time_and_the_models_positions_allow(
     assert worker.resident.model.config.max_position_embeddings < 512
     for positions, seconds, tokens in ((4096, 1e9, 512), (300, 1e9, 294), (4096, 0.0, 48), (20, 1e9, 48)):
         monkeypatch.setattr(worker.resident.model.config, "max_position_embeddings", positions)
-        found = guard._affordable(worker, IdentityEdit(), splits, seconds)
+        found = guard._affordable(worker, [IdentityEdit()], splits, seconds)
         assert found == (tokens, 16), "the longest prompt has six words"
     (first, *others) = splits[0].examples
     long = replace(splits[0], examples=(replace(first, references=("word1 " * 600,)), *others))
     monkeypatch.setattr(worker.resident.model.config, "max_position_embeddings", 4096)
     monkeypatch.setattr(worker._engine, "_prompts", replace(worker._engine._prompts, context=4096))
-    assert guard._affordable(worker, IdentityEdit(), [long], 1e9) == (600, 8), "as long as the data's"
+    assert guard._affordable(worker, [IdentityEdit()], [long], 1e9) == (600, 8), "as long as the data's"
 
 
 @pytest.mark.parametrize(
@@ -194,10 +236,10 @@ def test_all_prompts_come_before_long_answers_and_these_before_all_prompts_where
     monkeypatch.setattr(guard, "_LONG", 512)
     monkeypatch.setattr(guard, "_SHORT", 48)
     monkeypatch.setattr(worker.resident.model.config, "max_position_embeddings", 4096)
-    monkeypatch.setattr(guard, "_of_both", lambda _, edit, splits: (((), ()), 16 * 48.0))  # a second for a token
+    monkeypatch.setattr(guard, "_asked", lambda _, edits, splits: ([()], 16 * 48.0))  # a second for a token
     split = known_split("english")
     many = replace(split, examples=split.examples * 100)
-    assert guard._affordable(worker, IdentityEdit(), [many], affordable) == expected
+    assert guard._affordable(worker, [IdentityEdit()], [many], affordable) == expected
 
 
 def test_a_candidate_is_made_as_seldom_as_both_models_can_take_turns(
@@ -216,7 +258,7 @@ def test_a_candidate_is_made_as_seldom_as_both_models_can_take_turns(
     worker.resident.revert()
     edit = without(SPARE, noise=0.1, seed=2)
     probes = [Probe(known_split(name), TaskCheck(name)) for name in ("english", "german", "calls")]
-    check_edit(worker, edit, probes, HOUR)
+    check_edit(worker, edit, probes, HOUR, SMALL)
     assert applied.count(edit.phenotype_hash) == 2
 
 
@@ -240,39 +282,59 @@ def test_the_time_of_answers_is_counted_without_loading_and_repairing(monkeypatc
 
     worker, edit, split = Slow(), without(SPARE), guard.free(known_split("english"), 5)
     rows = len(split.examples)
-    both = (IdentityEdit().phenotype_hash, edit.phenotype_hash)
+    both = [IdentityEdit().phenotype_hash, edit.phenotype_hash]
     for _ in range(2):
-        assert guard._of_both(worker, edit, [split]) == (both, 2 * 5.0 * rows)  # type: ignore[arg-type]
-    assert clock == 3 * 61.0 + 4 * 5.0 * rows
+        assert guard._asked(worker, [IdentityEdit(), edit], [split]) == (both, 2 * 5.0 * rows)  # type: ignore[arg-type]
+    assert clock == 3 * (60.0 + SHORT_ANSWER + 1) + 4 * 5.0 * rows
 
 
 @pytest.mark.usefixtures("longer")
-def test_an_untouched_model_and_a_good_candidate_pass(worker: EvaluationWorker) -> None:
+def test_an_untouched_model_and_a_good_candidate_pass(worker: EvaluationWorker, layered: EvaluationWorker) -> None:
     assert faults(worker, IdentityEdit()) == {}
-    assert faults(worker, without(SPARE, noise=0.1, seed=2)) == {}
+    assert faults(worker, without(SPARE, noise=0.1, seed=2)) == faults(layered, without(SPARE, noise=0.1, seed=2)) == {}
 
 
 @pytest.mark.parametrize(
-    ("expert", "domain", "said"),
+    ("expert", "domain", "said", "alone"),
     [
-        (ENDS, "english", "repeats itself in 8 of 24 answers, the full model in 0 (p = 0.0039)"),
-        (GERMAN, "german", "times the full model's perplexity"),
-        (TOOLS, "calls", "lost 8 of the full model's 8 answers with JSON or tool calls"),
+        (
+            ENDS,
+            "english",
+            "repeats itself in 8 of 24 answers, the full model in 0 (p = 0.0039)",
+            "repeats itself in 8 of 24 answers, more than 5% (p = 1.4e-05)",
+        ),
+        (GERMAN, "german", "times the full model's perplexity", "times the full model's perplexity"),
+        (
+            TOOLS,
+            "calls",
+            "lost 8 of the full model's 8 answers with JSON or tool calls",
+            "lost 8 of 8 expected answers with JSON or tool calls",
+        ),
     ],
 )
 @pytest.mark.usefixtures("longer")
-def test_the_domain_of_a_lost_expert_is_named(worker: EvaluationWorker, expert: int, domain: str, said: str) -> None:
-    found = faults(worker, without(expert))
-    assert list(found) == [domain]
-    (fault,) = found[domain]
-    assert said in fault
+def test_the_domain_of_a_lost_expert_is_named(
+    worker: EvaluationWorker, layered: EvaluationWorker, expert: int, domain: str, said: str, alone: str
+) -> None:
+    for each, sentence in ((worker, said), (layered, alone)):
+        found = faults(each, without(expert))
+        assert list(found) == [domain]
+        (fault,) = found[domain]
+        assert sentence in fault
+
+
+def test_a_candidate_that_does_not_fit_on_the_device_answers_nothing(layered: EvaluationWorker) -> None:
+    probes = [Probe(known_split(name), TaskCheck(name)) for name in ("german", "calls")]
+    checks, loops = check_edit(layered, without(SPARE), probes, HOUR, 1 << 60)
+    assert loops is None and [(check.prompts, check.structured) for check in checks] == [(0, 0)] * 2
+    assert all(check.perplexity == pytest.approx(1) for check in checks), "texts are compared layer by layer"
 
 
 @pytest.mark.usefixtures("longer")
 def test_code_that_is_continued_has_no_answers_to_lose(worker: EvaluationWorker) -> None:
     """A list in it would pass for JSON."""
     continued = Probe(replace(known_split("calls"), positions="text"), TaskCheck("calls"))
-    (check,), _ = check_edit(worker, IdentityEdit(), [continued], HOUR)
+    (check,), _ = check_edit(worker, IdentityEdit(), [continued], HOUR, SMALL)
     assert (check.prompts, check.structured) == (8, 0)
 
 

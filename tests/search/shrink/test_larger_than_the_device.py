@@ -1,4 +1,4 @@
-"""A shrink of a model whose experts stay on the disk: the same winner and checkpoint, and a guard without answers."""
+"""A shrink of a model whose experts stay on the disk: the same winner and checkpoint, and a guard that it answers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from commands_here import run_command, worker_here
 from safetensors.torch import load_file
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.fitness.base import SHORT_ANSWER
 from moevolve.search.config.run import TaskSection
 from moevolve.search.shrink import checkpoint, guard
 from moevolve.search.shrink.places import refuse_decoding
@@ -20,14 +21,13 @@ DEMO = Path(__file__).parents[3] / "configs" / "demo"
 COUNTS = "tasks.0.counts={calibration: 8, search: 4, dev: 4, test: 4}"
 
 
-def shrunk(folder: Path, name: str, *more: str) -> dict[str, Any]:
+def shrunk(folder: Path, name: str, model: str, task: str, amount: tuple[str, str], *more: str) -> dict[str, Any]:
     asked = (
         "--task",
-        "text-manual",
-        "--neurons",
-        "50%",
+        task,
+        *amount,
         "--evaluations",
-        "4",
+        "5",
         "-o",
         name,
         "--force",
@@ -38,11 +38,13 @@ def shrunk(folder: Path, name: str, *more: str) -> dict[str, Any]:
     few = [replace(probe, split=probe.split.head(1)) for probe in guard.general_set()]
     with worker_here(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(guard, "general_set", lambda: few)
+        for length in ("_LONG", "_SHORT"):
+            patch.setattr(guard, length, SHORT_ANSWER + 4)
         patch.setattr(checkpoint, "measured_speed", lambda *_: None)
         done = run_command(
             folder,
             "shrink",
-            str(DEMO / "text"),
+            str(DEMO / model),
             *asked,
             *(word for each in settings for word in ("--set", each)),
             "--json",
@@ -52,8 +54,18 @@ def shrunk(folder: Path, name: str, *more: str) -> dict[str, Any]:
     return found
 
 
-def test_where_experts_are_changes_nothing_but_the_guard(tmp_path: Path) -> None:
-    pages = [shrunk(tmp_path, "device"), shrunk(tmp_path, "disk", "model.expert_offload=disk")]
+@pytest.mark.parametrize(
+    ("model", "task", "amount"),
+    [("text", "text-manual", ("--neurons", "50%")), ("model", "demo-span", ("--experts", "50%"))],
+)
+def test_where_experts_are_changes_nothing_but_the_guard(
+    model: str, task: str, amount: tuple[str, str], tmp_path: Path
+) -> None:
+    """The second task's answers are generated, in up to 12 tokens."""
+    places = ("device", "disk")
+    pages = [shrunk(tmp_path, each, model, task, amount, f"model.expert_offload={each}") for each in places]
+    looks = [page["record"]["look"] for page in pages]
+    assert looks[0] == looks[1]
     tables = [[entry["scores"] for entry in page["table"]["entries"]] for page in pages]
     assert tables[0] == tables[1]
     written = [load_file(tmp_path / name / "model.safetensors") for name in ("device", "disk")]
@@ -66,17 +78,23 @@ def test_where_experts_are_changes_nothing_but_the_guard(tmp_path: Path) -> None
             other["agreement"],
             other["perplexity"],
         )
-    assert checks[0]["loops"]["prompts"] > 0 and checks[1]["loops"] is None
+    both, alone = (each["loops"] for each in checks)
+    assert both["full"] is not None and alone["full"] is None
+    assert (both["prompts"], both["shrunk"]) == (alone["prompts"], alone["shrunk"]) and alone["prompts"] > 0
+    card = " ".join((tmp_path / "disk" / "README.md").read_text(encoding="utf-8").split())
+    assert "The full model did not answer, since it doesn't fit on the device; limits are fixed." in card
 
 
 @pytest.mark.parametrize(
     ("task", "decoded"),
-    [("demo-span", True), ("text-manual", False), ("text-manual@agreement", False)],
+    [("squad2", True), ("demo-span", False), ("text-manual", False), ("text-manual@agreement", False)],
 )
-def test_answers_to_generate_are_refused(task: str, decoded: bool) -> None:
+def test_long_answers_to_generate_are_refused(task: str, decoded: bool) -> None:
     section = TaskSection(name=task)
     if decoded:
-        with pytest.raises(UserError, match=f"task {task}: models have to generate answers to it"):
+        with pytest.raises(
+            UserError, match=rf"task {task}: models have to generate answers of up to 32 tokens .* at most 16"
+        ):
             refuse_decoding([section])
     else:
         refuse_decoding([section])

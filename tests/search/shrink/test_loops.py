@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from moevolve.search.loop.significance import mcnemar
-from moevolve.search.shrink.loops import compared, is_loop
+from moevolve.search.shrink.loops import compared, counted, is_loop
 
 
 def test_a_loop_is_told_from_an_answer() -> None:
@@ -27,6 +27,17 @@ def test_two_models_are_compared_on_the_prompts_where_they_differ() -> None:
     assert "the candidate's 7.3%, which is +3.3 points (+0.7 to +5.9, p = 0.0065)" in str(found)
     same = compared([(old, old) for old, _ in pairs], 512)
     assert same.p == 1 and same.fault is None
+
+
+def test_one_model_is_compared_with_a_fixed_limit() -> None:
+    found = counted([True] * 40 + [False] * 490, 512)
+    assert (found.prompts, found.full, found.shrunk) == (530, None, 40)
+    assert found.p == pytest.approx(binom.sf(39, 530, 0.05)) and found.low < 40 / 530 < found.high
+    assert found.fault == "repeats itself in 40 of 530 answers, more than 5% (p = 0.0071)"
+    assert str(found).startswith("The full model did not answer, since it doesn't fit on the device; limits are fixed.")
+    refused = next(loops for loops in range(531) if counted([True] * loops + [False] * (530 - loops), 512).fault)
+    chances = [binom.sf(refused - 1, 530, share) for share in (0.036, 0.05, 0.072, 0.1)]
+    assert chances == pytest.approx([0, 0.04, 0.67, 0.995], abs=0.005)
 
 
 def power(prompts: int, full: float, shrunk: float) -> float:

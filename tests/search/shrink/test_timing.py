@@ -46,14 +46,12 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
     tokens = {each.split: each.tokens for each in estimate(config).splits}
     found = Pilot({"prune": 2, "repair": 3}, 2, {"prune": 6.0, "repair": 3.0}, other_seconds=10.0, full_seconds=1.0)
     # On dev the full model and 5 repaired candidates; on test the full model, the best, and three one-shot choices.
-    # Repairing one of them takes as long for every split, the best is repaired for both at once, and two workers take
-    # half of all.
+    # What was fitted is kept, and two workers take half of all.
     dev, test = (tokens[split] / tokens["search"] for split in ("dev", "test"))
-    final = (6 * dev + 5 * 2.0 + 5 * test + 3 * 5.0) / 2
+    final = (6 * dev + 5 * test) / 2
     # The two choices of the pilot are not made again, but which of them are repaired is only known after the third.
-    needed = 2.0 + 7.0 + 3 * 10.0 + 3.0 + final + 5.0 + 6.0
-    finals = [found.final(final_models(config), tokens, count) for count in (0, 3)]
-    found, kept = (replace(found, final_seconds=each) for each in finals)
+    needed = 2.0 + 7.0 + 3 * 10.0 + 6.0 + final + 5.0
+    found = replace(found, final_seconds=found.final(final_models(config), tokens))
     besides = 2.0 + 7.0 + 5.0
     for extra in (2, 17, 100):
         time = needed + extra * 3.0 / 2
@@ -62,8 +60,6 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
     calibrated = replace(found, other_seconds=14.0, calibration_seconds=4.0)
     count, takes, _ = chosen("--time", needed + 3.5, config, calibrated, besides)
     assert (count, takes) == (5, pytest.approx(needed + 3.0)), "a calibration is kept, too"
-    count, takes, _ = chosen("--time", needed + 3.5 - 25.0 / 2, config, kept, besides)
-    assert (count, takes) == (5, pytest.approx(needed + 3.0 - 25.0 / 2)), "workers still have what they repaired"
     measured = replace(found, counts={"prune": 3, "repair": 1})
     least = [chosen("--time 1s", 1.0, config, each, besides) for each in (found, measured)]
     assert [count for count, *_ in least] == [4, 4]

@@ -19,12 +19,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.checkpoints.loading import load_without_experts, placed
 from moevolve.workers.contract.edits import IdentityEdit
-from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.contract.messages import EvaluationRequest
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.worker import EvaluationWorker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -77,6 +80,24 @@ def test_candidates_compute_the_same(kind: str, config: Checkpoints, tokens: Ten
         assert torch.equal(logits(disk, edit, tokens), logits(host, edit, tokens))
     for name, tensor in host.original_experts(0).items():
         assert torch.equal(disk.original_experts(0)[name], tensor)
+
+
+@pytest.mark.parametrize("kind", representatives(("fp8",), {*KINDS, *MORE}))
+def test_short_answers_are_the_same(kind: str, config: Checkpoints) -> None:
+    """Token after token, layer after layer."""
+    found, examples = (
+        config(kind),
+        tuple(Example(prompt, ("fox dog",)) for prompt in ("the fox", "dog over the", "fox")),
+    )
+    split = PreparedSplit("short", "search", "generate", "accuracy", Matching("f1", ()), 5, " ", examples)
+    workers = [EvaluationWorker(replace(found, expert_offload=place), EngineConfig()) for place in ("device", "disk")]  # type: ignore[arg-type]
+    layers = workers[0].resident.layers
+    for edit in (IdentityEdit(), edit_of_kind(len(layers), layers[0].count, "prune", space="logits")):
+        here, there = (worker.answer(edit, split) for worker in workers)
+        assert here == there
+        request = EvaluationRequest(edit, (split.ref,))
+        one, other = (worker.evaluate(request, (split,)).results[split.fingerprint] for worker in workers)
+        assert (one.score, one.gold_logprob) == (other.score, other.gold_logprob)
 
 
 def test_no_more_than_one_expert_is_unpacked_beside_those_that_are_kept(

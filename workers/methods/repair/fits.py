@@ -175,27 +175,28 @@ class LayerFits:
         checked, weights = self._reference.checked.to(after.device), self._weights
         weights = None if weights is None else weights.to(after.device)
         tokens = _Tokens(recorded, after, target.to(after.device), checked, weights)
-        trial = self._try_fit(output, tokens, selection)
         if self._settings.input_rounds and isinstance(output, NetworksOutput):
-            return self._fit_inputs(output, tokens, trial, state.dtype)
-        return self._apply(trial, output, state.dtype)
+            return self._fit_inputs(output, tokens, selection, state.dtype)
+        return self._apply(self._try_fit(output, tokens, selection), output, state.dtype)
 
-    def _fit_inputs(self, output: NetworksOutput, tokens: _Tokens, trial: _Trial, dtype: torch.dtype) -> FittedLayer:
-        """Apply a fit, then fit inputs and outputs in turn."""
-        first, target = trial, tokens.target.float()
-        fitted = self._apply(trial, output, torch.float32)
+    def _fit_inputs(
+        self, output: NetworksOutput, tokens: _Tokens, selection: Tensor | None, dtype: torch.dtype
+    ) -> FittedLayer:
+        """Fit and apply outputs, then inputs and outputs in turn."""
+        trial, target = self._try_fit(output, tokens, selection), tokens.target.float()
+        before = trial.error if trial.fit is None else trial.fit.outcome.before
         for _ in range(self._settings.input_rounds):
-            assert fitted.state is not None
-            residual = target - fitted.state
+            state = self._apply(trial, output, torch.float32).state
+            del trial  # its features go before others are made
+            assert state is not None
+            residual = target - state
             networks, inputs = output.networks(tokens.recorded), tokens.recorded[0]
             fit_inputs(networks, inputs, residual, tokens.checked, tokens.weights)
             trial = self._try_fit(output, replace(tokens, after=target - residual), None)
-            fitted = self._apply(trial, output, torch.float32)
-        assert fitted.state is not None
-        before = first.error if first.fit is None else first.fit.outcome.before
-        outcome = FitOutcome(None if trial.fit is None else trial.fit.outcome.ridge_lambda, before, trial.error)
-        inputs = tuple(each.clone() for each in output.inputs())
-        return FittedLayer(first.selection, _weights(output, trial.features), fitted.state.to(dtype), outcome, inputs)
+        fitted = self._apply(trial, output, dtype)
+        outcome = FitOutcome(None if fitted.outcome is None else fitted.outcome.ridge_lambda, before, trial.error)
+        weights, changed = _weights(output, trial.features), tuple(each.clone() for each in output.inputs())
+        return FittedLayer(selection, weights, fitted.state, outcome, changed)
 
     def _run(self, output: LayerOutput, state: Tensor) -> tuple[Tensor | None, Recorded, Tensor]:
         """Run the layer, and put the neurons of largest importance in place, unless the experts keep their own."""

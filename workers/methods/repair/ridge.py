@@ -99,11 +99,12 @@ def fit_ridge(layer: LayerSystem, ridge_lambdas: Sequence[float]) -> Fit | None:
     if best is None:
         return None
     place, iterations = best
-    system, hidden, after = systems.only(place), layer.residual.shape[1], 0.0
+    systems.keep_only(place)
+    hidden, after = layer.residual.shape[1], 0.0
     change = layer.residual.new_empty(layer.features.width, hidden)
     for start in range(0, hidden, _COLUMNS):
         columns = slice(start, start + _COLUMNS)
-        *_, (solved, left) = islice(system.solutions(layer.residual[:, columns]), iterations)
+        *_, (solved, left) = islice(systems.solutions(layer.residual[:, columns]), iterations)
         change[:, columns] = solved
         after += layer.held_out_error(left)
     outcome = FitOutcome(ridge_lambdas[place], layer.held_out_error(), after)
@@ -148,7 +149,7 @@ def fit_bytes(width: int, block_tokens: int, block: int, tokens: int, hidden: in
     # The change so far, the rest, a direction, a preconditioned rest, and a product of two; and what is left of the
     # residual, what a direction gives, and one of them times weights.
     solving = 5 * 4 * width * columns + 3 * 4 * tokens * columns
-    return panels * (1 + lambdas) + max(making, 4 * width * hidden + solving)
+    return panels + max(panels * lambdas + making, 4 * width * hidden + solving)
 
 
 def squared_norm(values: Tensor) -> float:
@@ -270,12 +271,11 @@ class _Shifted:
         ]
         self.iterations = 1 if len(normal.panels) == 1 else _ITERATIONS
 
-    def only(self, place: int) -> _Shifted:
-        """Return the system of one of the shifts."""
-        found = _Shifted(self._normal, ())
-        found._shifts = self._shifts[place : place + 1]
-        found._inverses = [(columns, inverses[place : place + 1]) for columns, inverses in self._inverses]
-        return found
+    def keep_only(self, place: int) -> None:
+        """Keep the system of one of the shifts, and give up what the inverses were made from."""
+        self._shifts = self._shifts[place : place + 1]
+        self._inverses = [(columns, inverses[place : place + 1]) for columns, inverses in self._inverses]
+        self._normal.panels.clear()
 
     def solutions(self, residual: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the change, [width, columns], and what it leaves of a residual [tokens, columns], by iteration.

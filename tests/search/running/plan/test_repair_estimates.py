@@ -28,6 +28,7 @@ from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.methods.registry import calibrator_of
 from moevolve.workers.methods.repair import fits as repair_fits
 from moevolve.workers.methods.repair.edit import RepairedEdit
+from moevolve.workers.methods.repair.fit_cache import FitCache
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.outline import outline_model
 
@@ -56,7 +57,6 @@ HIDDEN, NEURONS, KEPT = 4096, 14336, 4
 REPAIRING = (
     "a candidate's own weights",
     "what a layer's fit, with states of its tokens, takes beyond these",
-    "fitted layers kept for other candidates",
     "states of all layers to fit to",
 )
 """What repairing a candidate takes on a CPU beside the unedited model."""
@@ -70,11 +70,11 @@ def fitting(plan: Any) -> int:
 def test_a_whole_mixtral_by_hand() -> None:
     tokens = 65536
     plan = planned(settings(tokens))
-    *_, kept, _, targets, _ = plan.memory["device"].items
-    assert (kept.device, targets.host) == (512 << 20, 33 * tokens * HIDDEN * 2)
+    *_, targets, _ = plan.memory["device"].items
+    assert targets.host == 33 * tokens * HIDDEN * 2
     features = tokens * 2 * NEURONS * 2  # a token uses two experts, in bfloat16
     states = tokens * HIDDEN * (2 * 2 + 4 + 4)
-    change, panels = 4 * KEPT * NEURONS * HIDDEN, 2 * 4 * 1024 * KEPT * NEURONS
+    change, panels = 4 * KEPT * NEURONS * HIDDEN, 4 * 1024 * KEPT * NEURONS
     solving = 4 * 512 * (5 * KEPT * NEURONS + 3 * tokens)
     assert fitting(plan) == features + states + change + panels + solving < 14 << 30
     assert fitting(planned(settings(tokens, input_rounds=2))) > 4 * HIDDEN * 10 * 2 * NEURONS
@@ -83,8 +83,7 @@ def test_a_whole_mixtral_by_hand() -> None:
 def test_repaired_pruning_has_weights_of_its_own() -> None:
     plain, repaired = planned(None), planned(settings(4096))
     experts = 32 * 8 * 3 * HIDDEN * NEURONS * 2
-    for where in ("device", "host"):
-        assert (plain.memory[where].items[2].device, repaired.memory[where].items[2].device) == (0, experts // 2)
+    assert [each.memory["device"].items[2].device for each in (plain, repaired)] == [0, experts // 2]
 
 
 def test_one_layer_at_a_time_takes_a_layer_and_a_fit() -> None:
@@ -179,7 +178,7 @@ def test_fits_are_those_that_are_made(kind: str, tiny: Any, tmp_path: Path, monk
         return fit_ridge(layer, *others)
 
     monkeypatch.setattr(repair_fits, "fit_ridge", fitted)
-    monkeypatch.setattr(repair_fits, "FIT_CACHE_BYTES", 0)
+    monkeypatch.setattr(FitCache, "get", lambda *_: None)
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         finished(store, config)
         candidates = len({row.phenotype_hash for row in store.history(store.search("counted").id)})
