@@ -50,7 +50,7 @@ class GenerationEngine:
     Gold answers are run together with their prompts. One pass then gives the gold answer's log-probability, the first
     greedy token, and every further greedy token for as long as greedy decoding agrees with the gold answer: speculative
     decoding with the gold answer as the draft. Only answers that leave the gold answer and aren't decided yet are
-    decoded token by token, from the cached prompt.
+    decoded token by token, from the cached prompt, or where layers are run one after the other, in passes of their own.
 
     Results depend only on the model, the split and the config, because batches are planned from the split alone.
     Methods raise CandidateError if logits are not finite, and UserError if a split's texts can't be tokenised.

@@ -50,7 +50,7 @@ class Forward:
             (`Step`).
         pads_left: True if tokens may follow padding; see `Family.pads_left`.
         batcher: Plans the passes.
-        layers: Within `finished` what makes its argument; else None.
+        layers: Gives the layers one after the other, within `finished`; else None.
     """
 
     def __init__(self, model: PreTrainedModel, batch_tokens: int, prefixes: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""A shrink of a model whose experts stay on the disk: the same winner and checkpoint, and a guard that it answers."""
+"""A shrink of a model whose experts stay on the disk: the same winner and checkpoint, which alone answers the guard."""
 
 from __future__ import annotations
 
