@@ -33,6 +33,11 @@ from moevolve.workers.families.registry import only_inside
 # improve on the formula that they start from, with 768 none does (`search/strategies/README.md`). Of more, formulas'
 # choices alone are compared, unless --evaluations asks for others.
 _MOST_CHOICES = 512
+# Said of models whose experts aren't on the device, by where they are.
+_ELSEWHERE = {
+    "host": "the full model's experts stay in the host's memory, and models run layer by layer",
+    "disk": "the full model's experts stay on the disk, and models run layer by layer",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +76,8 @@ def settings_for(
         on_stage: Called with a line about each stage.
 
     Returns:
-        The settings, and a sentence about what is kept; with --keep-score the settings at the largest size, and no
-        sentence.
+        The settings, and a sentence about what is kept and where the full model's experts are. With --keep-score the
+        settings are those at the largest size, and what is kept isn't known yet.
 
     Raises:
         UserError: A task has no `test` split, or the amount suits neither the model nor this machine.
@@ -93,8 +98,9 @@ def settings_for(
             f"--evaluations {goal.evaluations}: the preset has {fewest(config.phases)} one-shot choices; give "
             "at least as many"
         )
-    place = placed(goal, config, place, probe)
-    return _assembled(goal, tasks, chosen, place), "" if goal.amount.kind == "keep_score" else sentence
+    config = _assembled(goal, tasks, chosen, placed(goal, config, place, probe))
+    sentences = ["" if goal.amount.kind == "keep_score" else sentence, _ELSEWHERE.get(config.model.expert_offload, "")]
+    return config, "; ".join(filter(None, sentences))
 
 
 def _assembled(goal: Goal, tasks: Sequence[str], chosen: Chosen, place: Place) -> RunConfig:

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -129,7 +130,7 @@ def layer_in_passes(name: str, tokens: int, only: str) -> None:
             if isinstance(edit, RepairedEdit):
                 repair._reference_for(edit)  # which all candidates share
             started = time.process_time()
-            with Peak() as peak, forward.finished(resident.by_layer(edit), passes):
+            with Peak() as peak, forward.finished(passes, partial(resident.by_layer, edit)):
                 pass
             taken = time.process_time() - started
             print(f"  {title}: {taken / plain:.1f} passes, {peak.bytes / 2**30:.2f} GiB", flush=True)

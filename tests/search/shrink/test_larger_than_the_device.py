@@ -66,6 +66,8 @@ def test_where_experts_are_changes_nothing_but_the_guard(
     pages = [shrunk(tmp_path, each, model, task, amount, f"model.expert_offload={each}") for each in places]
     looks = [page["record"]["look"] for page in pages]
     assert looks[0] == looks[1]
+    said = ["layer by layer" in " ".join(page["record"]["choices"]) for page in pages]
+    assert said == [False, True]
     tables = [[entry["scores"] for entry in page["table"]["entries"]] for page in pages]
     assert tables[0] == tables[1]
     written = [load_file(tmp_path / name / "model.safetensors") for name in ("device", "disk")]
