@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError, is_machine_fault, opening
 from moevolve.evaluators.fitness.scoring import Answer, run_split, transcribe
@@ -72,7 +73,20 @@ class EvaluationWorker:
         return self._engine.memory
 
     def info(self, node: str = "") -> WorkerInfo:
-        return WorkerInfo(self._name, node, str(self.resident.device))
+        return WorkerInfo(self._name, node, str(self.resident.device), self.resident.one_layer_at_a_time)
+
+    def evaluate_round(
+        self, requests: Sequence[EvaluationRequest], splits: tuple[PreparedSplit, ...]
+    ) -> list[EvaluationReply]:
+        """Do as `evaluate` for several edits. One layer at a time, they take turns on every layer, which is read once.
+
+        Raises:
+            WorkerFault: The worker failed and must not be used again.
+        """
+        begun = time.perf_counter()
+        states = self._through_layers([request.edit for request in requests], splits)
+        share = (time.perf_counter() - begun) / len(requests)
+        return [self._evaluate(*each, splits, share) for each in zip(requests, states, strict=True)]
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
         """Apply the edit and score every split in order.
@@ -86,16 +100,28 @@ class EvaluationWorker:
         Raises:
             WorkerFault: The worker failed and must not be used again.
         """
-        started = time.perf_counter()
+        return self._evaluate(request, None, splits)
+
+    def _evaluate(
+        self,
+        request: EvaluationRequest,
+        states: Sequence[Tensor] | Exception | None,
+        splits: tuple[PreparedSplit, ...],
+        seconds: float = 0.0,
+    ) -> EvaluationReply:
+        """Do as `evaluate`. With `states`, the passes have run, in so many seconds, or have ended with an error."""
+        started = time.perf_counter() - seconds
         results: dict[str, SplitResult] = {}
         failure: str | None = None
         failed_on: tuple[str, ...] = ()
         scoring = False
         try:
             self._remember(splits)
-            split_started = time.perf_counter()
+            split_started = time.perf_counter() - seconds
             failed_on = tuple(split.fingerprint for split in splits)
-            with self._edited(request.edit, splits):
+            if isinstance(states, Exception):
+                raise states
+            with self._edited(request.edit, splits, states):
                 scoring = True
                 for split in splits:
                     failed_on = (split.fingerprint,)
@@ -167,16 +193,38 @@ class EvaluationWorker:
                 for split in new:
                     self._engine.remember(split)
 
+    def _through_layers(
+        self, edits: Sequence[Edit], splits: tuple[PreparedSplit, ...]
+    ) -> Sequence[Sequence[Tensor] | Exception | None]:
+        """Run the passes that score the splits under several edits; None for each if each is to run them itself."""
+        alone = [None] * len(edits)
+        if len(edits) == 1 or not self.resident.one_layer_at_a_time:
+            return alone
+        try:
+            self._remember(splits)
+            passes = self._passes(splits)
+        except Exception:  # noqa: BLE001 - it is every candidate's own, which says so
+            return alone
+        if passes is None:
+            return alone
+        assert isinstance(self._engine, GenerationEngine)
+        return self._engine.forward.through_layers(passes, [partial(self.resident.by_layer, edit) for edit in edits])
+
     @contextmanager
-    def _edited(self, edit: Edit, splits: Sequence[PreparedSplit]) -> Iterator[None]:
-        """Context manager in which the splits are scored under an edit, which is applied, or was layer by layer."""
+    def _edited(
+        self, edit: Edit, splits: Sequence[PreparedSplit], states: Sequence[Tensor] | None = None
+    ) -> Iterator[None]:
+        """Context manager in which the splits are scored under an edit, which is applied, or was layer by layer.
+
+        With `states`, the passes have run (`_through_layers`).
+        """
         passes = self._passes(splits) if self.resident.one_layer_at_a_time else None
         if passes is None:
             with self.resident.edited(edit, keep=True):
                 yield
         else:
             assert isinstance(self._engine, GenerationEngine)
-            with self._engine.forward.finished(passes, partial(self.resident.by_layer, edit)):
+            with self._engine.forward.finished(passes, partial(self.resident.by_layer, edit), states):
                 yield
 
     def _passes(self, splits: Sequence[PreparedSplit]) -> Sequence[Columns] | None:

@@ -6,6 +6,7 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
+from functools import cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -59,7 +60,7 @@ def worker_actor(workers: WorkersSection, worker: Callable[..., object] | None =
     # doesn't import that, nor torch and transformers with it.
     class Actor:
         def __init__(self) -> None:
-            self._splits: dict[str, PreparedSplit] = {}
+            self._fetched: Callable[[ray.ObjectRef], PreparedSplit] = cache(ray.get)
 
         def place(self) -> tuple[str, str]:
             return ray.get_runtime_context().get_node_id(), socket.gethostname()
@@ -80,14 +81,13 @@ def worker_actor(workers: WorkersSection, worker: Callable[..., object] | None =
         def calibrate(self, measurement: Measurement, splits: tuple[PreparedSplit, ...]) -> bytes:
             return bytes(self._worker.calibrate(measurement, splits))
 
-        def evaluate_refs(self, request: EvaluationRequest, references: list[ray.ObjectRef]) -> EvaluationReply:
-            for key, reference in zip(request.fingerprints, references, strict=True):
-                if key not in self._splits:
-                    self._splits[key] = ray.get(reference)
-            reply: EvaluationReply = self._worker.evaluate(
-                request, tuple(self._splits[key] for key in request.fingerprints)
-            )
-            return reply
+        def evaluate_refs(
+            self, requests: tuple[EvaluationRequest, ...], references: list[ray.ObjectRef]
+        ) -> list[EvaluationReply]:
+            splits = tuple(map(self._fetched, references))
+            if len(requests) == 1:
+                return [self._worker.evaluate(requests[0], splits)]
+            return list(self._worker.evaluate_round(requests, splits))
 
     Actor.__name__ = Actor.__qualname__ = "EvaluationWorker"  # what Ray's own tools show
     return ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(Actor)

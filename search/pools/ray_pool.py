@@ -23,7 +23,7 @@ from moevolve.search.pools.ray_actor import ModelProbe, kill, node_alive, out_of
 from moevolve.search.pools.ray_cluster import start_ray
 from moevolve.workers.contract.capacity import NeededMemory, NoRoomError
 from moevolve.workers.contract.edits import Measurement
-from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
+from moevolve.workers.contract.messages import ROUND, EvaluationReply, EvaluationRequest, WorkerInfo
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ _CHECK_S = 1.0
 
 # Number of candidates that a worker is supposed to have repaired still, so that it gets their other splits first.
 _RECENT = 8
+# What giving a request to a worker loses if another worker may still have its candidate's repair.
+_ELSEWHERE = 2
 
 # Key of a calibration's attempts, in place of a request's ticket.
 _CALIBRATION = "the calibration"
@@ -70,7 +72,7 @@ class _Seat:
         pending: Ray's reference to the present call's result: the actor's node, the loaded worker, or a reply.
         node, host: Ray's node id and the host name of the actor; empty until Ray has found room for it.
         info: Description of the worker; None until its model is loaded.
-        request: Request under evaluation, if any.
+        requests: Requests under evaluation, on the same splits.
         recent: Phenotype hashes of its latest requests, whose repairs the worker may still have.
         job: Calibration in progress, if any.
         since: Monotonic time at which the present call began.
@@ -84,14 +86,14 @@ class _Seat:
     node: str = ""
     host: str = ""
     info: WorkerInfo | None = None
-    request: EvaluationRequest | None = None
+    requests: tuple[EvaluationRequest, ...] = ()
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=_RECENT))
     job: _CalibrationJob | None = None
     since: float = field(default_factory=time.monotonic)
 
     @property
     def busy(self) -> bool:
-        return self.request is not None or self.job is not None
+        return bool(self.requests) or self.job is not None
 
     def wait_for(self, pending: ray.ObjectRef) -> None:
         """Begin a call whose result is the reference."""
@@ -159,9 +161,12 @@ class RayPool:
 
     def submit(self, request: EvaluationRequest) -> None:
         self._queue.append(request)
-        self._dispatch()
+        # A worker that runs one layer at a time gets what is submitted until the next poll, together.
+        if not any(seat.info is not None and seat.info.by_layer for seat in self._seats):
+            self._dispatch()
 
     def poll(self, timeout: float) -> list[EvaluationReply]:
+        self._dispatch()
         pending = {seat.pending: seat for seat in self._seats if seat.pending is not None}
         replies: list[EvaluationReply] = []
         if pending:
@@ -209,10 +214,9 @@ class RayPool:
         """Change the number of workers: those without a loaded model stop first, which is no candidate's attempt."""
         self._count = count
         if at_once:
-            for seat in [seat for seat in self._seats if seat.request is not None][count:]:
-                assert seat.request is not None
-                self._queue.appendleft(seat.request)
-                seat.request = seat.pending = None
+            for seat in [seat for seat in self._seats if seat.requests][count:]:
+                self._queue.extendleft(reversed(seat.requests))
+                seat.requests, seat.pending = (), None
         self._resize_now()
 
     def close(self) -> None:
@@ -243,21 +247,44 @@ class RayPool:
             seat.job, self._job = self._job, None
             seat.wait_for(seat.actor.calibrate.remote(*seat.job))
         while free and self._queue:
-            (place, request), seat = min(product(enumerate(self._queue), free), key=self._repairs_anew)
-            del self._queue[place]
+            request, seat = min(product(self._queue, free), key=self._repairs_anew)
+            seat.requests = self._round(request, seat, -(-len(self._queue) // len(free)))
             free.remove(seat)
-            seat.request = request
-            seat.recent.append(request.edit.phenotype_hash)
+            taken = {each.ticket for each in seat.requests}
+            self._queue = deque(each for each in self._queue if each.ticket not in taken)
+            seat.recent.extend(each.edit.phenotype_hash for each in seat.requests)
             references = [self._splits[key] for key in request.fingerprints]
-            seat.wait_for(seat.actor.evaluate_refs.remote(request, references))
+            seat.wait_for(seat.actor.evaluate_refs.remote(seat.requests, references))
 
-    def _repairs_anew(self, pair: tuple[tuple[int, EvaluationRequest], _Seat]) -> int:
+    def _round(self, request: EvaluationRequest, seat: _Seat, most: int) -> tuple[EvaluationRequest, ...]:
+        """Return a request with those that a worker evaluates together with it, one layer at a time.
+
+        A candidate that was evaluated when a worker was lost is evaluated alone, so that others don't fail with it.
+        """
+        assert seat.info is not None
+
+        def tried(each: EvaluationRequest) -> bool:
+            return self._deaths[each.ticket] + self._losses[each.ticket] > 0
+
+        if not seat.info.by_layer or tried(request):
+            return (request,)
+        others = [
+            each
+            for each in self._queue
+            if each is not request
+            and each.fingerprints == request.fingerprints
+            and not tried(each)
+            and self._repairs_anew((each, seat)) < _ELSEWHERE
+        ]
+        return (request, *others[: min(most, ROUND) - 1])
+
+    def _repairs_anew(self, pair: tuple[EvaluationRequest, _Seat]) -> int:
         """How much is lost by giving a request to a worker: most if only another one may still have the repair."""
-        (_, request), seat = pair
+        request, seat = pair
         candidate = request.edit.phenotype_hash
         if candidate in seat.recent:
             return 0
-        return 2 if any(candidate in other.recent for other in self._seats) else 1
+        return _ELSEWHERE if any(candidate in other.recent for other in self._seats) else 1
 
     def _collect(self, seat: _Seat) -> list[EvaluationReply]:
         """Take the result of a seat's finished call, or replace its worker if the call failed."""
@@ -281,17 +308,17 @@ class RayPool:
         if seat.job is not None:
             seat.job, self._calibrated = None, value
             return []
-        assert seat.request is not None and isinstance(value, EvaluationReply)
-        seat.request = None
-        return [replace(value, attempts=self._pop_attempts(value.ticket) + 1)]
+        seat.requests = ()
+        return [replace(reply, attempts=self._pop_attempts(reply.ticket) + 1) for reply in value]
 
     def _replace_lost(self, seat: _Seat, error: Exception) -> None:
         """Replace a worker that is lost or at fault, and attempt its candidate or calibration again or fail it."""
         fresh = _Seat()
         if seat.info is None:
             fresh = self._after_failed_start(seat, error)
-        elif seat.request is not None:
-            self._retry_or_fail(seat.request, seat.info, error)
+        elif seat.requests:
+            for request in reversed(seat.requests):
+                self._retry_or_fail(request, seat.info, error)
         elif seat.job is not None:
             if (reason := self._reason_to_give_up(_CALIBRATION, seat.info, error)) is not None:
                 raise PoolError(f"{_CALIBRATION} failed: it {reason}") from error
@@ -365,7 +392,7 @@ class RayPool:
     def _check_time_limits(self) -> None:
         """Replace workers whose evaluation or start exceeds the time limit; PoolError if none is ready in time."""
         now, workers, limit = time.monotonic(), self._workers, self._workers.timeout_s
-        late = [seat for seat in self._seats if now - seat.since > limit]
+        late = [seat for seat in self._seats if now - seat.since > limit * max(1, len(seat.requests))]
         if late and all(seat in late and seat.info is None for seat in self._seats):
             why = "the model loads slowly"
             if not any(seat.node for seat in late):
@@ -377,6 +404,6 @@ class RayPool:
                 "measure on fewer tokens (genome.calibration_tokens)"
             )
         for seat in late:
-            if seat.request is not None or (seat.info is None and seat.node):
+            if seat.requests or (seat.info is None and seat.node):
                 what = "evaluation took longer" if seat.info is not None else "the model took longer to load"
                 self._replace_lost(seat, TimeoutError(f"{what} than workers.timeout_s = {limit:g}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 from unittest.mock import patch
 
 import numpy as np
@@ -79,6 +80,48 @@ def test_scores_are_those_of_a_model_on_the_device(family: str, checkpoint: Call
         assert whole.answer(edit, *answered) == parts.answer(edit, *answered)
         if parts.resident.one_layer_at_a_time:
             assert isinstance(parts.resident.applied, IdentityEdit)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize("place", ["host", "disk"])
+def test_candidates_that_take_turns_have_the_scores_that_they_have_alone(
+    family: str, place: Literal["host", "disk"], checkpoint: Callable[[str], Path]
+) -> None:
+    """Unrepaired, merged, fitted and filled ones, one that is wrong from the start, and one whose fit fails."""
+    config = ModelConfig(str(checkpoint(family)), device="cpu", dtype="float32", expert_offload=place)
+    alone, together = (EvaluationWorker(config, EngineConfig(batch_tokens=16)) for _ in range(2))
+    layers, count = len(alone.resident.layers), alone.resident.layers[0].count
+    space = "probs" if alone.resident.layers[0].rule.has_scores else "logits"
+    pruned, merged, other = (
+        edit_of_kind(layers, count, kind, 3, space=space, seed=seed)
+        for kind, seed in (("prune", 0), ("merged", 1), ("prune", 2))
+    )
+    wrong = replace(pruned, expert_merging=np.full_like(pruned.expert_merging, np.nan))
+    rows, settings = rows_of(sequences_of((9, 14, 11, 17))), RepairSettings((0.1,))
+    fitted, filled = RepairedEdit(pruned, settings, rows), RepairedEdit(other, replace(settings, neurons=True), rows)
+    edits = (pruned, fitted, wrong, merged, filled, RepairedEdit(merged, replace(settings, input_rounds=1), rows))
+    requests = [EvaluationRequest(edit, (), ticket=str(place)) for place, edit in enumerate(edits)]
+    replies = together.evaluate_round(requests, SPLITS)
+    assert [reply.ticket for reply in replies] == [request.ticket for request in requests]
+    for edit, found in zip(edits, replies, strict=True):
+        expected = scored(alone, edit)
+        assert (found.failure, found.failed_on) == (expected.failure, expected.failed_on)
+        assert (found.failure is None) == (edit is not wrong)
+        assert found.results.keys() == expected.results.keys()
+        for key, one in expected.results.items():
+            assert one.gold_logprob == found.results[key].gold_logprob
+            np.testing.assert_array_equal(one.outcomes, found.results[key].outcomes)
+
+
+def test_candidates_that_take_turns_read_every_layer_once(checkpoint: Callable[[str], Path]) -> None:
+    config = ModelConfig(str(checkpoint("mixtral")), device="cpu", dtype="float32", expert_offload="disk")
+    worker = EvaluationWorker(config, EngineConfig(batch_tokens=16))
+    edits = [edit_of_kind(3, 6, "prune", 3, seed=seed) for seed in range(4)]
+    requests = [EvaluationRequest(edit, ()) for edit in edits]
+    with patch.object(StoredExperts, "read", autospec=True, side_effect=StoredExperts.read) as read:
+        assert all(reply.failure is None for reply in worker.evaluate_round(requests, (RANKED,)))
+    # The first candidate begins before the others.
+    assert [(call.args[1], len(call.args[2])) for call in read.call_args_list] == [(0, 3), (0, 6), (1, 6), (2, 6)]
 
 
 def test_a_layers_experts_are_read_once_for_all_splits(checkpoint: Callable[[str], Path]) -> None:

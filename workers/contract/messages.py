@@ -9,6 +9,9 @@ from moevolve.evaluators.errors import FailureKind
 from moevolve.evaluators.types import SplitRef, SplitResult
 from moevolve.workers.contract.edits import Edit
 
+# Most candidates that share the reading of layers: their states are in memory at once.
+ROUND = 4
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
@@ -71,11 +74,13 @@ class WorkerInfo:
     Attributes:
         name: Host name and process id, `HOST/PID`.
         node: Id of the Ray node; empty without Ray.
+        by_layer: True if it runs models one layer at a time, so that several candidates should share a layer's reading.
     """
 
     name: str
     node: str
     device: str
+    by_layer: bool = False
 
 
 class WorkerFault(Exception):

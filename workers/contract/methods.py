@@ -121,7 +121,8 @@ class Applicator(ABC):
     def by_layer(self, edit: Edit, layers: Sequence[int]) -> Iterator[int]:
         """Apply `edit` to one decoder layer at a time; yields each of `layers`, all of them, once it may run.
 
-        A layer is given up when the next one is asked for. The caller reverts. For errors see `apply`.
+        A layer is given up when the next one is asked for. The caller reverts. Several edits of mixtures of experts may
+        take turns: each has a layer to itself from when it asks for it until another edit asks. For errors see `apply`.
         """
         self.apply(edit)
         yield from layers

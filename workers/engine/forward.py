@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+# Begins to apply an edit layer by layer: yields the index of every decoder layer when it may run, as
+# `ResidentModel.by_layer`.
+LayersOf = Callable[[], Generator[int]]
+
+
 class _NoCopyLayer(DynamicLayer):
     """A layer of a KV cache that stores the first states it gets without copying them, unlike its base class."""
 
@@ -64,7 +69,7 @@ class Forward:
         self.pads_left = pads_left(model.config.model_type)
         layout: Layout = "padded" if not packable else "packed" if prefixes else "unshared"
         self.batcher = Batcher(layout, batch_tokens, self.device)
-        self.layers: Callable[[], Generator[int]] | None = None
+        self.layers: LayersOf | None = None
         # By the layout of a pass, which it keeps: what the last decoder layer gave, on the host.
         self._finished: dict[int, tuple[Columns, Tensor]] = {}
 
@@ -99,7 +104,9 @@ class Forward:
         return self._run(columns, places, None, hidden=True)
 
     @contextmanager
-    def finished(self, passes: Sequence[Columns], layers: Callable[[], Generator[int]] | None = None) -> Iterator[None]:
+    def finished(
+        self, passes: Sequence[Columns], layers: LayersOf | None = None, states: Sequence[Tensor] | None = None
+    ) -> Iterator[None]:
         """Run passes through one decoder layer after the other; within a `with` block they are then complete.
 
         Only the final norm and the output head remain to be computed for them. Results are those of whole passes, bit
@@ -107,25 +114,51 @@ class Forward:
 
         Args:
             passes: Layouts of the passes.
-            layers: Yields the index of every decoder layer when it may run, as `ResidentModel.by_layer`. None takes the
-                layers once more of the `with` block around this one, whose passes stay complete.
+            layers: The layers of an edit. None takes those of the `with` block around this one once more, whose passes
+                stay complete.
+            states: What the last layer gave, if the passes have run (`through_layers`).
         """
         before = self.layers, self._finished
         self.layers = layers = layers or self.layers
         assert layers is not None
-        modules = decoder_layers(self._model)
         try:
-            states = [self._run_layer(columns, len(modules), None) for columns in passes]
-            # What an edit makes outlives this pass.
-            with torch.inference_mode(False), closing(layers()) as found:
-                for layer in found:
-                    for place, columns in enumerate(passes):
-                        states[place] = self._run_layer(columns, layer, states[place])
+            if states is None:
+                (found,) = self.through_layers(passes, [layers])
+                if isinstance(found, Exception):
+                    raise found
+                states = found
             complete = {id(columns): (columns, state) for columns, state in zip(passes, states, strict=True)}
             self._finished = self._finished | complete
             yield
         finally:
             self.layers, self._finished = before
+
+    def through_layers(
+        self, passes: Sequence[Columns], edits: Sequence[LayersOf]
+    ) -> list[Sequence[Tensor] | Exception]:
+        """Run passes with several edits, all of them through one decoder layer before the next.
+
+        Returns for each edit what its last layer gave in every pass, on the host, or the error that ended it.
+        """
+        layers = decoder_layers(self._model)
+        states: list[Sequence[Tensor] | Exception] = [
+            [self._run_layer(columns, len(layers), None) for columns in passes]
+        ] * len(edits)
+        # What an edit makes outlives this pass.
+        with torch.inference_mode(False), ExitStack() as stack:
+            running = {place: stack.enter_context(closing(edit())) for place, edit in enumerate(edits)}
+            for layer in range(len(layers)):
+                for place, turns in [*running.items()]:
+                    before = states[place]
+                    assert not isinstance(before, Exception)
+                    try:
+                        next(turns)
+                        pairs = zip(passes, before, strict=True)
+                        states[place] = [self._run_layer(columns, layer, state) for columns, state in pairs]
+                    except Exception as error:  # noqa: BLE001 - the other edits go on
+                        states[place] = error
+                        running.pop(place).close()
+        return states
 
     @torch.inference_mode()
     def _run_layer(self, columns: Columns, layer: int, state: Tensor | None) -> Tensor:

@@ -17,6 +17,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import FitOutline, SpaceCosts
 from moevolve.search.running.plan.counts import TokenCounts
 from moevolve.workers.contract.capacity import MemoryItem, NeededMemory, WorkerMemory
+from moevolve.workers.contract.messages import ROUND
 from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.methods.repair.edit import RepairSettings
 from moevolve.workers.methods.repair.inputs import inputs_bytes
@@ -96,8 +97,8 @@ class _Count:
             MemoryItem("what merging or calibrating takes beyond these", beyond, self._costs.calibration_host_bytes()),
             MemoryItem("what a layer's fit, with states of its tokens, takes beyond these", max(0, fit), 0),
         )
-        # Texts wait for the next layer; the unedited model's last states are compared with.
-        scored = self._states(self._tokens.scored) * (self._by_layer + compared)
+        # A round's texts wait for the next layer; the unedited model's last states are compared with.
+        scored = self._states(self._tokens.scored) * (ROUND * self._by_layer + compared)
         items = (
             MemoryItem("weights outside of experts", outside, 0),
             MemoryItem("original experts, or one layer's", originals, on_host),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from replies import answer
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import SplitRef
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools import ray_actor, ray_pool
 from moevolve.search.pools.base import PoolError, StopRequested
@@ -96,6 +97,9 @@ class StandIn:
         if not done:
             self.sleep(timeout)
         return done[:num_returns], []
+
+    def put(self, value: object) -> Call:
+        return Call(lambda: value)
 
     def get(self, call: Call) -> Any:
         if isinstance(call.result, Exception):
@@ -301,7 +305,7 @@ def test_a_candidate_goes_to_the_worker_that_has_repaired_it() -> None:
             pool.submit(EvaluationRequest(edit, (), ticket=name))
 
     def under_evaluation() -> list[str]:
-        return ["-" if seat.request is None else seat.request.ticket for seat in pool._seats]
+        return ["".join(request.ticket for request in seat.requests) or "-" for seat in pool._seats]
 
     pool = pool_of(Fates(), count=2)
     poll_until_ready(pool, 2)
@@ -315,3 +319,60 @@ def test_a_candidate_goes_to_the_worker_that_has_repaired_it() -> None:
     collect(pool, 3)
     submit_for("c", "a")
     assert under_evaluation() == ["c", "a"], "another worker is better than none"
+
+
+class LayerByLayer(Fates):
+    """A worker that runs one layer at a time.
+
+    Attributes:
+        rounds: Tickets of the candidates that were evaluated together.
+    """
+
+    rounds: list[tuple[str, ...]]
+
+    def info(self, node: str) -> WorkerInfo:
+        return replace(super().info(node), by_layer=True)
+
+    def evaluate(self, request: EvaluationRequest, splits: object) -> EvaluationReply:
+        return self.evaluate_round((request,), splits)[0]
+
+    def evaluate_round(self, requests: tuple[EvaluationRequest, ...], _: object) -> list[EvaluationReply]:
+        self.rounds = [*getattr(self, "rounds", []), tuple(request.ticket for request in requests)]
+        meet(self.evaluating)
+        return [answer(request) for request in requests]
+
+
+@pytest.mark.parametrize(("workers", "rounds"), [(1, ["0123", "45"]), (2, ["012", "345"])])
+def test_candidates_share_a_worker_that_runs_one_layer_at_a_time(workers: int, rounds: list[str]) -> None:
+    fates = LayerByLayer()
+    pool = pool_of(fates, count=workers)
+    poll_until_ready(pool, workers)
+    for ticket in "012345":
+        edit: Any = StandInEdit(ticket, np.zeros(2))
+        pool.submit(EvaluationRequest(edit, (), ticket=ticket))
+    replies = collect(pool, 6)
+    assert ["".join(each) for each in fates.rounds] == rounds
+    assert sorted(reply.ticket for reply in replies) == [*"012345"]
+
+
+def test_other_splits_are_no_part_of_a_round() -> None:
+    fates = LayerByLayer()
+    pool = pool_of(fates)
+    poll_until_ready(pool, 1)
+    split = SplitRef("task", "dev", "other", "accuracy")
+    pool.add_splits({"other": ANYTHING})
+    submit(pool, "0")
+    pool.submit(EvaluationRequest(IdentityEdit(), (split,), ticket="1"))
+    submit(pool, "2")
+    collect(pool, 3)
+    assert ["".join(each) for each in fates.rounds] == ["02", "1"]
+
+
+def test_candidates_that_a_worker_died_with_are_evaluated_alone() -> None:
+    fates = LayerByLayer(evaluating=[DIE])
+    pool = pool_of(fates)
+    poll_until_ready(pool, 1)
+    submit(pool, *"012")
+    replies = collect(pool, 3)
+    assert ["".join(each) for each in fates.rounds] == ["012", "0", "1", "2"]
+    assert [(reply.ticket, reply.attempts, reply.failure) for reply in replies] == [(each, 2, None) for each in "012"]

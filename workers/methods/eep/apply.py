@@ -54,29 +54,41 @@ class EepApplicator(ExpertsOwner, Repairable):
         assert isinstance(edit, EepEdit)
         self._check(edit)
         plans = self._plans(edit)
-        merging = host_tensor(edit.expert_merging)
-        for layer, (router, experts, plan) in enumerate(zip(self.routers, self.experts, plans, strict=True)):
-            if not edit.one_hot_merging[layer]:
-                experts.use_merged(merging[layer])
-            elif experts.on_host:
-                experts.use_selected(edit.expert_merging[layer].argmax(axis=1).tolist())
-            else:
-                experts.use_originals()
-            router.plan = plan
-        self._edit = edit
+        for ordinal, plan in enumerate(plans):
+            self._use(edit, ordinal, plan)
         if edit.skip_rows is not None:
             thresholds = skipping_thresholds(self._model, self.routers, edit.skip_rows.sequences)
             for router, plan, threshold in zip(self.routers, plans, thresholds, strict=True):
                 router.plan = replace(plan, skip_below=threshold)
 
     def by_layer(self, edit: Edit, layers: Sequence[int]) -> Iterator[int]:
+        assert isinstance(edit, EepEdit)
         numbers = {layer.index: ordinal for ordinal, layer in enumerate(self._layers)}
         with self.one_layer():
             self.apply(edit)
+            plans = [router.plan for router in self.routers]
             for index in layers:
-                yield index
-                if index in numbers:
-                    self.experts[numbers[index]].release()
+                ordinal = numbers.get(index)
+                if ordinal is None:
+                    yield index
+                    continue
+                self._use(edit, ordinal, plans[ordinal])  # another edit may have had the layer in between
+                try:
+                    yield index
+                finally:
+                    self.experts[ordinal].release()
+
+    def _use(self, edit: EepEdit, ordinal: int, plan: RoutingPlan | None) -> None:
+        """Apply an edit to one MoE layer."""
+        experts = self.experts[ordinal]
+        if not edit.one_hot_merging[ordinal]:
+            experts.use_merged(host_tensor(edit.expert_merging)[ordinal])
+        elif experts.on_host:
+            experts.use_selected(edit.expert_merging[ordinal].argmax(axis=1).tolist())
+        else:
+            experts.use_originals()
+        self.routers[ordinal].plan = plan
+        self._edit = edit
 
     def one_layer(self) -> AbstractContextManager[None]:
         return nullcontext() if self._memory is None else self._memory.one_layer()

@@ -88,6 +88,7 @@ class ExpertMemory:
     def __init__(self, device: torch.device, layers: int, auxiliary_bytes: int | None = None) -> None:
         self._device, self._layers, self._auxiliary_bytes = device, layers, auxiliary_bytes
         self._limit: int | None = None
+        self._by_layer = 0
         # By ordinal of the layer; the shared allocation comes last.
         self._allocations: dict[int, _Allocation] = {}
         self._shared = layers
@@ -138,17 +139,27 @@ class ExpertMemory:
 
     @contextmanager
     def one_layer(self) -> Iterator[None]:
-        """Context manager in which no layer keeps its experts unless it changes them; before it frees all."""
-        before, self._limit = self._limit, 0
+        """Context manager in which no layer keeps its experts unless it changes them; before it frees all.
+
+        Several edits that take turns on every layer enter it one after the other.
+        """
+        self._by_layer += 1
         for place in [*self._allocations]:
             self._evict(place)
         try:
             yield
         finally:
-            self._limit = before
+            self._by_layer -= 1
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether several edits take turns on every layer, so that it pays to read all its experts once."""
+        return self._by_layer > 1
 
     @property
     def _allowed(self) -> int:
+        if self._by_layer:
+            return 0
         if self._limit is None:
             self._limit = experts_room(self._device, self._auxiliary_bytes)
         return self._limit

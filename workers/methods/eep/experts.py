@@ -158,7 +158,8 @@ class LayerExperts:
             self.evict()
 
     def _copy(self, kept: list[int], tensors: Mapping[str, Tensor]) -> None:
-        if isinstance(self.originals, StoredLayer):
+        turns = self._memory is not None and self._memory.takes_turns
+        if isinstance(self.originals, StoredLayer) and not turns:
             self.originals.read(kept, tensors)
             return
         for name, tensor in tensors.items():

@@ -134,7 +134,8 @@ class LayerFits:
                     fitted = replace(fitted, state=None)
                 self._cache.put(self._keys[place], fitted)
             if fitted.state is not None:
-                self._state, self._layer = fitted.state, layer + 1
+                # On the host, where those of other candidates wait for their turns, too.
+                self._state, self._layer = fitted.state.cpu(), layer + 1
             self.outcomes.append(fitted.outcome)
 
     def _reusable(self) -> list[FittedLayer]:
