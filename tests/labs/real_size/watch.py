@@ -11,7 +11,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Watch:
-    """A process and its descendants, which are looked at five times a second until it has ended.
+    """A process and its descendants, which are looked at twice a second until it has ended.
 
     Memory is anonymous: pages of mapped files go where memory is short.
 
@@ -43,7 +43,7 @@ class Watch:
         while Path(f"/proc/{self._pid}").exists():
             held = [self._held(process) for process in self._found()]
             self.peak, self.largest = max(self.peak, sum(held)), max(self.largest, *held, 0)
-            time.sleep(0.2)
+            time.sleep(0.5)
 
     def _found(self) -> list[int]:
         """Processes of the family that are there; whoever was in it stays, also after its parent has ended."""
