@@ -6,8 +6,8 @@ It writes a checkpoint of the published config with all layers and random weight
 MXFP4: 13 GB), and a file of texts from the manual that Python installs. Then it runs `moevolve shrink` with the options
 behind `--`, as a user would, with workers limited by `MOEVOLVE_DEVICE_GB`. Printed are the time of every stage, the
 largest anonymous memory of all its processes together and of one of them (pages of mapped files go where memory is
-short) beside that of a worker by `plan`, bytes read from the disk, how long the winner's evaluations took beside the
-full model's, and the size of the new checkpoint. Checkpoints and the store are deleted at the end without `--keep`.
+short) beside that of a worker by `plan`, bytes read from the disk, how long candidates took beside the full model, and
+the size of the new checkpoint. Checkpoints and the store are deleted at the end without `--keep`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from moevolve.store.records import FULL_MODEL
 COMMAND = Path(sys.executable).with_name("moevolve")
 
 
-def passes(store: str, winner: str) -> str:
-    """How long the winner's evaluations took, as multiples of the full model's on the same rows."""
+def shares(store: str, winner: str) -> list[float]:
+    """How long every candidate took on `search`, as shares of the full model's time there; the smallest first."""
     with opened_reader(store) as reader:
-        detail = reader.individual(winner)
-        search, rows = detail.search, {each.task_fingerprint: each for each in detail.evaluations}
-        full = reader.evaluations(FULL_MODEL, search.model_fingerprint, search.engine_fingerprint, list(rows))
-        shares = [f"{rows[each.task_fingerprint].seconds / each.seconds:.2f} on {each.split}" for each in full]
-    return f"the winner {winner} took the full model's time {', '.join(shares)}"
+        search = reader.individual(winner).search
+        rows = [reader.individual(f"{search.name}:{row.index}") for row in reader.history(search.id)]
+        scored = [each for row in rows for each in row.evaluations if each.split == "search"]
+        tasks = [each.task_fingerprint for each in scored]
+        (full,) = reader.evaluations(FULL_MODEL, search.model_fingerprint, search.engine_fingerprint, tasks)
+    return sorted(each.seconds / full.seconds for each in scored)
 
 
 def main() -> None:
@@ -107,7 +108,8 @@ def shrink(model: Path, folder: Path, options: argparse.Namespace) -> None:
         sys.exit(f"  the command failed with code {process.returncode}")
     record = json.loads(printed)["record"]
     print("  " + ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in record["seconds"].items()))
-    print(f"  {passes(store, record['checks']['winner'])}")
+    took = shares(store, record["checks"]["winner"])
+    print(f"  a candidate took {took[0]:.2f} to {took[-1]:.2f} of the full model's time on `search`")
     print(f"  wrote {record['written']['weight_bytes'] / 1e9:.1f} GB ({record['written']['form']})")
 
 
