@@ -3,7 +3,8 @@
     python tests/benchmarks/chaos.py [--runs 100] [--seed 0] [--kinds driver-killed node-lost ...]
 
 Every run is one search of 60 individuals whose fitness costs nothing, in a database of its own (PostgreSQL, for some
-kinds SQLite in turn), disturbed by one kind of fault up to three times, at moments drawn from (seed, run). Drivers are
+kinds SQLite in turn), or for `layers-killed` one of eight repaired individuals of the text demo's model, whose experts
+stay on the disk. It is disturbed by one kind of fault up to three times, at moments drawn from (seed, run). Drivers are
 processes; workers are actors on a Ray of one head and two nodes where the kind needs them, else they are in the driver.
 What ended or was refused is started again, as a user or a scheduler would. Afterwards the population must be the
 undisturbed one (index, genome and its hash, status, fitness, tie-break, parents), every phenotype evaluated once, and
@@ -25,19 +26,20 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import bench
+import disturbed_lab
 import httpx2
+import local_workers
 import numpy as np
 from disturbed_lab import (
     LEASE_S,
     REFUSED,
-    TOTAL,
     Drive,
     Population,
     cut_connections,
     population,
-    undisturbed,
     wait_for,
 )
 from killing import serving
@@ -45,11 +47,18 @@ from postgres_server import Server, running_server
 from ray_nodes import FRUGAL
 from sqlalchemy import text
 
+from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.operators import generator
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.local import LocalPool
+from moevolve.search.running.set_up import set_up
 from moevolve.store.errors import NotRunningError
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.store.upkeep.check import check
+
+# What a driver's process does.
+DRIVE = disturbed_lab._run
 
 
 @dataclass
@@ -62,6 +71,8 @@ class Run:
         server: the PostgreSQL.
         cluster: the Ray cluster, for kinds that need one.
         rng: of the moments.
+        total: individuals of the search.
+        wait: most seconds between an individual and the fault after it.
         faults: so far.
         refused: drivers that were, because another one had the search.
     """
@@ -71,6 +82,8 @@ class Run:
     server: Server
     cluster: Any
     rng: np.random.Generator
+    total: int
+    wait: float
     faults: int = 0
     refused: int = 0
     drivers: list[Drive] = field(default_factory=list)
@@ -84,10 +97,12 @@ class Run:
 
     def moments(self, most: int = 3) -> Iterator[None]:
         """Waits for random moments of the search, while its last driver runs."""
-        goals = sorted(self.rng.choice(TOTAL - 6, size=int(self.rng.integers(1, most + 1)), replace=False))
+        goals = sorted(
+            self.rng.choice(self.total - self.total // 10, size=int(self.rng.integers(1, most + 1)), replace=False)
+        )
         for goal in goals:
             wait_for(self.url, 1 + int(goal), self.drivers[-1])  # the store is there by then
-            time.sleep(float(self.rng.uniform(0, 0.1)))
+            time.sleep(float(self.rng.uniform(0, self.wait)))
             if not self.drivers[-1].running:
                 return
             self.faults += 1
@@ -131,7 +146,7 @@ def suspend_driver(run: Run) -> None:
             while store.control("id-lab").epoch == epoch and other.running:
                 time.sleep(0.05)
             taken = store.control("id-lab").epoch != epoch
-        wait_for(run.url, int(run.rng.integers(TOTAL)), run.drivers[-1])
+        wait_for(run.url, int(run.rng.integers(run.total)), run.drivers[-1])
         asleep.signal(signal.SIGCONT)
         if not taken:
             # It fell asleep in a write, which keeps a SQLite file locked: the search is its own still.
@@ -207,11 +222,17 @@ class Served:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: who does it, where its stores are, and whether it takes a Ray cluster."""
+    """A kind of fault: who does it, where its stores are, and what it takes.
+
+    Attributes:
+        ray: a Ray cluster.
+        layered: a search that runs a model one layer at a time.
+    """
 
     disturb: Callable[[Run], None]
     sqlite: bool = False
     ray: bool = False
+    layered: bool = False
 
 
 KINDS = {
@@ -222,6 +243,7 @@ KINDS = {
     "worker-killed": Kind(kill_worker, sqlite=True, ray=True),
     "node-lost": Kind(lose_node, ray=True),
     "server-killed": Kind(kill_server, sqlite=True),
+    "layers-killed": Kind(kill_driver, sqlite=True, layered=True),
 }
 """A further victim is a function of a run, and a line here."""
 
@@ -236,18 +258,62 @@ def main() -> None:
     totals: dict[str, Counter[str]] = {name: Counter() for name in options.kinds}
     with tempfile.TemporaryDirectory() as scratch, running_server() as server:
         folder = Path(scratch)
-        calm = undisturbed(folder)
         # One kind after the other, so that a cluster is there only while it is needed.
         for name in options.kinds:
+            kind = KINDS[name]
             numbers = [number for number in range(options.runs) if options.kinds[number % len(options.kinds)] == name]
-            with ray_cluster() if KINDS[name].ray else nullcontext() as cluster:
+            with (
+                ray_cluster() if kind.ray else nullcontext() as cluster,
+                patch.object(disturbed_lab, "_run", drive_layered if kind.layered else DRIVE),
+            ):
+                calm = undisturbed(folder / name)
                 for number in numbers:
-                    url = database(number, KINDS[name].sqlite, folder, server)
-                    run = Run(url, folder, server, cluster, generator(options.seed, number))
-                    totals[name] += attempt(KINDS[name], run, calm, f"{name} {number}")
+                    url = database(number, kind.sqlite, folder, server)
+                    rng, wait = generator(options.seed, number), 1.0 if kind.layered else 0.1
+                    run = Run(url, folder, server, cluster, rng, len(calm), wait)
+                    totals[name] += attempt(kind, run, calm, f"{name} {number}")
     report(totals)
     if any(total["otherwise"] or total["lost"] or total["twice"] for total in totals.values()):
         sys.exit(1)
+
+
+def drive_layered(*arguments: Any) -> None:
+    """In a driver's process: the other search, with candidates of a model whose experts are on the disk."""
+
+    def pool(setup: SearchSetup, **_: object) -> LocalPool:
+        return local_workers.local_pool(setup)
+
+    with patch.multiple(disturbed_lab, setup_of=layered_setup, local_pool=pool):
+        DRIVE(*arguments)
+
+
+def layered_setup(url: str, name: str, address: str | None = None) -> SearchSetup:
+    counts = {"calibration": 24, "search": 8}
+    data: dict[str, Any] = {
+        "name": name,
+        "store": url,
+        "model": {"path": str(bench.ROOT / "configs" / "demo" / "text"), "device": "cpu", "expert_offload": "disk"},
+        "tasks": [{"name": "text-code", "counts": counts}],
+        "genome": {"experts": 8, "groups": "per_layer", "calibration_tokens": 2048, "calibration_most": 2048},
+        "phases": [
+            {"kind": "prune", "evaluations": 6, "initial": 4, "init": ["energy", "reap", "random"], "repair": {}},
+            {"kind": "repair", "evaluations": 2, "repair": {"input_rounds": 1}},
+        ],
+        "window": 2,
+        "engine": {"threads": 1},
+        "final": {"rerank": 0, "test": False, "random_baselines": 0},
+    }
+    return set_up(RunConfig.model_validate(data), f"id-{name}")
+
+
+def undisturbed(folder: Path) -> Population:
+    """What the search comes to if nothing happens to it."""
+    folder.mkdir()
+    url = f"sqlite:///{folder / 'undisturbed.db'}"
+    driver = Drive(url, folder)
+    if driver.end():
+        raise RuntimeError(f"the undisturbed search failed: {driver.said}")
+    return population(url)
 
 
 def attempt(kind: Kind, run: Run, calm: Population, label: str) -> Counter[str]:

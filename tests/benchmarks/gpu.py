@@ -9,6 +9,8 @@
   with their peak memory beside what `plan` says, and the rate of evaluations beside what the card could do.
 - llama-3-8b: one layer; what the kinds for dense models start with.
 - repair: one layer of Mixtral-8x7B's shape, as in bench_repair.py.
+- shrink: a whole search for half of the neurons of four layers of Qwen3-30B-A3B, whose experts stay on the disk, and
+  the export of its winner: time by stage and layer, and peak memory.
 
 Parts run one after the other in processes with a time limit each, so that one that fails leaves the others alone. After
 every part OUT/gpu.json has all figures and failures, and OUT/gpu.md the table. The exit code is 1 if anything failed.
@@ -45,12 +47,14 @@ LIMITS = {
     "qwen3-30b-a3b": 130,
     "llama-3-8b": 60,
     "repair": 40,
+    "shrink": 110,
 }
 # Settings of narrow models, for a rehearsal.
 NARROW: dict[str, dict[str, Any]] = {
     "mixtral-8x7b": {"hidden_size": 384, "intermediate_size": 1344, "num_attention_heads": 4, "num_key_value_heads": 1},
     "qwen3-30b-a3b": {"hidden_size": 128, "moe_intermediate_size": 64, "num_attention_heads": 4},
     "gpt-oss-20b": {"hidden_size": 192, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "shrink": {"hidden_size": 64, "moe_intermediate_size": 16, "num_attention_heads": 4, "num_experts": 16},
     "llama-3-8b": {"hidden_size": 256, "intermediate_size": 896, "num_attention_heads": 8, "num_key_value_heads": 2},
 }
 DECODED = 32
@@ -291,11 +295,34 @@ def repair(part: str, options: argparse.Namespace) -> Iterator[Figure]:
         yield Figure(part, what, time.perf_counter() - started, "s", note="drawing numbers included; see the log")
 
 
+def shrink(part: str, options: argparse.Namespace) -> Iterator[Figure]:
+    """A whole search with one layer at a time, and the export of its winner, stage by stage."""
+    import torch
+    from real_size.checkpoint import write_checkpoint
+    from real_size.published import SPECS
+    from real_size.whole import shrink as searched
+    from second_device import second_device
+
+    torch.set_num_threads(1)
+    layers = 2 if options.rehearse else 4
+    spec = replace(SPECS["qwen3-30b-a3b"], layers=layers, changes=NARROW[part] if options.rehearse else {})
+    used: Any = second_device() if options.rehearse else nullcontext()
+    with used, tempfile.TemporaryDirectory(prefix="moevolve-gpu-", dir=options.scratch) as scratch:
+        model = write_checkpoint(spec, Path(scratch, "model"))
+        task = write_texts(Path(scratch, "task"), *((16, 30) if options.rehearse else (256, 420)))
+        for each in searched(model, task, Path(scratch), BATCH_TOKENS[1]):
+            yield Figure(part, each.title, sum(each.seconds.values()), "s", note=f"{spec.scaled}; {each.note}")
+            for stage, taken in each.seconds.items():
+                yield Figure(part, f"{each.title}, {stage} per layer", taken / layers, "s")
+            yield Figure(part, f"{each.title}, peak memory", each.peak / 1e9, "GB", each.peak / each.planned, "plan")
+
+
 PARTS: dict[str, Callable[[str, argparse.Namespace], Iterator[Figure]]] = {
     **dict.fromkeys(LIMITS, published_model),
     "tests": tests,
     "kernels": kernels,
     "repair": repair,
+    "shrink": shrink,
 }
 
 

@@ -1,8 +1,9 @@
 """Writes a checkpoint as published: sharded safetensors with an index, config, tokenizer and chat template.
 
 Numbers that matter are random and cheap: one block of random bytes, written again and again, beginning elsewhere in
-every tensor. Weights are scaled to keep the size of what goes through them. Where values don't matter files have holes,
-which take no room on the disk and read as zeros.
+every tensor. Weights are scaled to keep the size of what goes through them; only experts' outputs differ in theirs, so
+that a few matter more than others. Where values don't matter files have holes, which take no room on the disk and read
+as zeros.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
@@ -108,33 +109,33 @@ def _write_values(file: IO[bytes], tensor: Stored) -> None:
     if tensor.kind == "given":
         file.write(np.array(tensor.values, np.int64).tobytes())
         return
-    block = _value_bytes(tensor.dtype, tensor.kind, tensor.inputs)
-    place = zlib.crc32(tensor.name.encode()) % _VALUES * _BYTES[tensor.dtype]
-    left = stored_bytes(tensor)
-    while left:
-        piece = block[place : place + left]
-        file.write(piece)
-        left -= len(piece)
-        place = 0
+    for part, size in enumerate(tensor.sizes):
+        block = _value_bytes(tensor.dtype, tensor.kind, tensor.inputs, size)
+        place = zlib.crc32(f"{tensor.name} {part}".encode()) % _VALUES * _BYTES[tensor.dtype]
+        left = stored_bytes(tensor) // len(tensor.sizes)
+        while left:
+            piece = block[place : place + left]
+            file.write(piece)
+            left -= len(piece)
+            place = 0
 
 
-@cache
-def _value_bytes(dtype: str, kind: str, inputs: int) -> memoryview:
-    """Some million numbers of a kind, as bytes."""
+# Few, because every expert's output projection has a size of its own.
+@lru_cache(16)
+def _value_bytes(dtype: str, kind: str, inputs: int, size: float) -> memoryview:
+    """Some million numbers of a kind, times `size`, as bytes."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{dtype} {kind}".encode()))
-    normal = torch.randn(_VALUES, generator=generator)
+    normal, scale = torch.randn(_VALUES, generator=generator), size * inputs**-0.5
     values = {
-        "weight": lambda: normal * (_FP8_STD if dtype == "F8_E4M3" else inputs**-0.5),
-        "scales": lambda: (1 + 0.2 * normal.clamp(-3, 3)) * inputs**-0.5 / _FP8_STD,
+        "weight": lambda: normal * (_FP8_STD if dtype == "F8_E4M3" else scale),
+        "scales": lambda: (1 + 0.2 * normal.clamp(-3, 3)) * scale / _FP8_STD,
         "ones": lambda: 1 + 0.05 * normal,
         "small": lambda: 0.02 * normal,
         # Exponents for FP8 numbers of a deviation of 32.
-        "eighths": lambda: torch.full((_VALUES,), 127 - round(np.log2(_FP8_STD * inputs**0.5))),
+        "eighths": lambda: torch.full((_VALUES,), 127 + round(np.log2(scale / _FP8_STD))),
         "packed": lambda: torch.randint(0, 256, (_VALUES * _BYTES[dtype],), generator=generator),
         # Values of 4 bits are 2.9 in the mean square: these exponents of two bring them to a weight's size.
-        "exponents": lambda: (
-            127 - round(np.log2(2.93 * inputs**0.5)) + torch.randint(0, 2, (_VALUES,), generator=generator)
-        ),
+        "exponents": lambda: 127 + round(np.log2(scale / 2.93)) + torch.randint(0, 2, (_VALUES,), generator=generator),
     }[kind]()
     made = values.to(torch.uint8 if dtype in ("U8", "I8", "F8_E8M0") else _TORCH[dtype])
     return memoryview(made.contiguous().view(torch.uint8).numpy()).cast("B")

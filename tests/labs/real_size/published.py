@@ -7,8 +7,9 @@ smaller, and the number of experts where a machine couldn't hold one layer other
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,7 @@ class Stored:
             or `scales` of blocks, or `eighths`, exponents of blocks of FP8; `given` ones are `values`.
         inputs: numbers that a weight's outputs are sums over.
         values: the numbers themselves where these matter, as integers of 64 bits.
+        sizes: factors of equal parts of a tensor, in their order; experts differ by them.
     """
 
     name: str
@@ -120,11 +122,15 @@ class Stored:
     kind: str
     inputs: int = 1
     values: tuple[int, ...] = ()
+    sizes: tuple[float, ...] = (1.0,)
 
 
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _BLOCK = 128
 _NOT_PACKED = ("embed_tokens", "lm_head", "norm", "mlp.gate.")
+# Standard deviation of the logarithms of a layer's experts' sizes, as of their outputs' norms in `planted.py`: most of
+# a layer's energy is in few experts, and none are equal.
+_SPREAD = 0.5
 
 
 def stored_tensors(config: dict[str, Any]) -> Iterator[Stored]:
@@ -209,10 +215,18 @@ def _single_experts(config: dict[str, Any], name: str, shape: tuple[int, ...], d
     experts, rows, inputs = shape
     given = ("w1", "w3", "w2") if config["model_type"] == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     parts = given[:2] if fused == "gate_up_proj" else given[2:]
-    for expert in range(experts):
+    for expert, size in enumerate(_sizes(name, experts)):
         for part in parts:
             path = _on_hub(config, f"{prefix}.{expert}.{part}.weight")
-            yield Stored(path, (rows // len(parts), inputs), dtype, "weight", inputs)
+            yield Stored(path, (rows // len(parts), inputs), dtype, "weight", inputs, sizes=(size,))
+
+
+def _sizes(name: str, experts: int) -> tuple[float, ...]:
+    """Factors of the weights of a layer's experts; only output projections have other ones than 1."""
+    if "down_proj" not in name:
+        return (1.0,) * experts
+    drawn = np.random.default_rng(zlib.crc32(name.encode())).normal(0, _SPREAD, experts)
+    return tuple(np.exp(drawn).tolist())
 
 
 def _packed_experts(name: str, shape: tuple[int, ...]) -> Iterator[Stored]:
@@ -222,7 +236,8 @@ def _packed_experts(name: str, shape: tuple[int, ...]) -> Iterator[Stored]:
         return
     experts, inputs, outputs = shape
     yield Stored(f"{name}_blocks", (experts, outputs, inputs // 32, 16), "U8", "packed", inputs)
-    yield Stored(f"{name}_scales", (experts, outputs, inputs // 32), "U8", "exponents", inputs)
+    scales = (experts, outputs, inputs // 32)
+    yield Stored(f"{name}_scales", scales, "U8", "exponents", inputs, sizes=_sizes(name, experts))
 
 
 def _in_fp8(tensor: Stored) -> Iterator[Stored]:
@@ -230,6 +245,6 @@ def _in_fp8(tensor: Stored) -> Iterator[Stored]:
     if tensor.kind != "weight" or any(part in tensor.name for part in _NOT_PACKED):
         yield tensor
         return
-    yield Stored(tensor.name, tensor.shape, "F8_E4M3", "weight", tensor.inputs)
+    yield replace(tensor, dtype="F8_E4M3", sizes=(1.0,))
     blocks = tuple(-(-size // _BLOCK) for size in tensor.shape)
-    yield Stored(f"{tensor.name}_scale_inv", blocks, "F32", "scales", tensor.inputs)
+    yield Stored(f"{tensor.name}_scale_inv", blocks, "F32", "scales", tensor.inputs, sizes=tensor.sizes)
