@@ -18,6 +18,7 @@ from moevolve.workers.checkpoints.stored_experts import StoredExperts
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.methods.repair import fits
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.worker import EvaluationWorker
@@ -87,7 +88,7 @@ def test_scores_are_those_of_a_model_on_the_device(family: str, checkpoint: Call
 def test_candidates_that_take_turns_have_the_scores_that_they_have_alone(
     family: str, place: Literal["host", "disk"], checkpoint: Callable[[str], Path]
 ) -> None:
-    """Unrepaired, merged, fitted and filled ones, one that is wrong from the start, and one whose fit fails."""
+    """The full model, unrepaired, fitted, merged and filled ones, and one that is wrong from the start."""
     config = ModelConfig(str(checkpoint(family)), device="cpu", dtype="float32", expert_offload=place)
     alone, together = (EvaluationWorker(config, EngineConfig(batch_tokens=16)) for _ in range(2))
     layers, count = len(alone.resident.layers), alone.resident.layers[0].count
@@ -97,12 +98,18 @@ def test_candidates_that_take_turns_have_the_scores_that_they_have_alone(
         for kind, seed in (("prune", 0), ("merged", 1), ("prune", 2))
     )
     wrong = replace(pruned, expert_merging=np.full_like(pruned.expert_merging, np.nan))
-    rows, settings = rows_of(sequences_of((9, 14, 11, 17))), RepairSettings((0.1,))
+    rows, settings = rows_of(sequences_of((40,) * 24)), RepairSettings()
     fitted, filled = RepairedEdit(pruned, settings, rows), RepairedEdit(other, replace(settings, neurons=True), rows)
-    edits = (pruned, fitted, wrong, merged, filled, RepairedEdit(merged, replace(settings, input_rounds=1), rows))
+    everything = RepairedEdit(merged, replace(settings, input_rounds=1), rows)
+    edits = (pruned, fitted, wrong, merged, filled, IdentityEdit(), everything)
     requests = [EvaluationRequest(edit, (), ticket=str(place)) for place, edit in enumerate(edits)]
-    replies = together.evaluate_round(requests, SPLITS)
+    engine = together._engine
+    assert isinstance(engine, GenerationEngine)
+    with patch.object(engine.forward, "through_layers", side_effect=engine.forward.through_layers) as run:
+        replies = together.evaluate_round(requests, SPLITS)
+    assert [len(call.args[1]) for call in run.call_args_list][:2] == [1, len(edits)]
     assert [reply.ticket for reply in replies] == [request.ticket for request in requests]
+    assert replies[0].results[TEXTS.fingerprint].score != replies[1].results[TEXTS.fingerprint].score
     for edit, found in zip(edits, replies, strict=True):
         expected = scored(alone, edit)
         assert (found.failure, found.failed_on) == (expected.failure, expected.failed_on)

@@ -123,7 +123,10 @@ class ResidentModel:
         layers = range(len(decoder_layers(self.model)))
         if isinstance(edit, IdentityEdit):
             with self._one_layer():
-                yield from layers
+                for layer in layers:
+                    if experts_owner().edit in self._applicators:  # another edit may have had the layer in between
+                        self._applicator(experts_owner().edit).revert()
+                    yield layer
             return
         applicator = self._applicator(type(edit))
         try:

@@ -92,7 +92,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
         weight = mixtures[0].router_weight.itemsize if mixtures else size
         expert = _expert_bytes(hidden, intermediate, size, weight) if mixtures else 0
         network = _network_bytes(hidden, max(map(_dense_width, layers)), facts.active * expert, size)
-        eager = model.config._attn_implementation == "eager" and config.device != "cpu"
+        eager = model.config._attn_implementation == "eager"
         return ModelOutline(
             facts=facts,
             layers=len(layers),

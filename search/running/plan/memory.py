@@ -130,7 +130,8 @@ class _Count:
         """One layer's activations, or the logits with the last layer's states; on a CPU both, as memory is kept."""
         outline, size = self._outline, self._outline.facts.dtype_bytes
         longest = self._tokens.longest or self._batch_tokens
-        layer = self._batch_tokens * (outline.layer_bytes + longest * outline.scores_bytes)
+        # On a CPU attention has our own code, which keeps few scores at once.
+        layer = self._batch_tokens * (outline.layer_bytes + longest * outline.scores_bytes * self._on_gpu)
         at_once = min(_LOGITS_AT_ONCE, self._batch_tokens * outline.vocabulary)
         compared = any(each.compares for each in self._fitnesses)
         logits = max(

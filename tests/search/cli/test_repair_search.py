@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -28,8 +29,9 @@ from moevolve.search.genomes.repaired import RepairedGenome, base_genome
 from moevolve.search.interface.results import AnalyseRequest
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.local import LocalPool
+from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.candidates import find_candidate
-from moevolve.search.running.execute import execute
+from moevolve.search.running.execute import execute, ray_pool
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
@@ -171,6 +173,39 @@ def test_two_workers_that_take_turns_and_a_resume_among_repairs_change_nothing(
         assert MERGED < sum(row.status == "ok" for row in rows) < TOTAL
         execute(set_up_stored(store, "mended"), store, Observer(), pool)
     assert snapshot(tmp_path / "two.db", "mended") == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_that_read_layers_for_several_candidates_change_nothing(
+    workers: int,
+    run: RunConfig,
+    expected: Any,
+    snapshot: Any,
+    ray_address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On Ray, with experts on the disk."""
+    model = replace(run.model, expert_offload="disk")
+    section = run.workers.model_copy(update={"count": workers, "num_cpus": 1, "address": ray_address})
+    changed = run.model_copy(update={"model": model, "workers": section})
+    sizes: list[int] = []
+    form = RayPool._round
+
+    def counted(*arguments: Any) -> Any:
+        found = form(*arguments)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(RayPool, "_round", counted)
+    try:
+        with Store.open(f"sqlite:///{tmp_path / 'rounds.db'}") as store:
+            finished(store, changed, ray_pool)
+    finally:
+        ray.shutdown()
+    assert max(sizes) > 1
+    assert snapshot(tmp_path / "rounds.db", "mended") == expected
 
 
 def test_listings_say_how_it_is_repaired(best: str, folder: Path) -> None:

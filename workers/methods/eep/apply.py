@@ -79,8 +79,10 @@ class EepApplicator(ExpertsOwner, Repairable):
                     self.experts[ordinal].release()
 
     def _use(self, edit: EepEdit, ordinal: int, plan: RoutingPlan | None) -> None:
-        """Apply an edit to one MoE layer."""
-        experts = self.experts[ordinal]
+        """Apply an edit to one MoE layer, whatever was applied to it before."""
+        experts, shared = self.experts[ordinal], self.shared[ordinal]
+        if shared is not None:
+            shared.weights.restore()
         if not edit.one_hot_merging[ordinal]:
             experts.use_merged(host_tensor(edit.expert_merging)[ordinal])
         elif experts.on_host:

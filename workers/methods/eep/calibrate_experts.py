@@ -58,6 +58,16 @@ class RoutedTokens:
         for rows in self.chunks(self.chosen.shape[1]):
             yield self._run(rows, self.chosen[rows]), self.weights[rows], self.chosen[rows]
 
+    def outputs_by_expert(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Outputs [rows, hidden], without weights, of chosen experts, their weights and numbers [rows].
+
+        Rows are in order of experts, so that each runs on as many tokens at once as possible.
+        """
+        index, weights = self.chosen.flatten(), self.weights.flatten()
+        for rows in index.argsort(stable=True).split(ROWS_AT_ONCE):
+            outputs = self._run(rows // self.chosen.shape[1], index[rows, None])
+            yield outputs[:, 0], weights[rows], index[rows]
+
     def run_all(self, rows: slice | Tensor) -> Tensor:
         """Return the outputs of all experts on these tokens, chosen or not, [rows, n, hidden]."""
         logits = self.logits[rows]
@@ -215,11 +225,11 @@ class _Importance:
 
     def add(self, routed: RoutedTokens) -> None:
         powers, row = torch.arange(self._POWERS, device=self._sums.device), torch.zeros_like(self._sums)
-        for outputs, weights, chosen in routed.chosen_outputs():
-            norms = outputs.double().norm(dim=2).flatten()[:, None] ** powers
+        for outputs, weights, chosen in routed.outputs_by_expert():
+            norms = outputs.double().norm(dim=1)[:, None] ** powers
             # A product with one-hot rows is deterministic; `bincount` isn't on every device.
-            one_hot = nn.functional.one_hot(chosen.flatten(), len(self._sums)).double()
-            products = (weights.double().flatten()[:, None] ** powers)[:, :, None] * norms[:, None, :]
+            one_hot = nn.functional.one_hot(chosen, len(self._sums)).double()
+            products = (weights.double()[:, None] ** powers)[:, :, None] * norms[:, None, :]
             row += (one_hot.t() @ products.flatten(1)).view_as(row)
         self._sums += row
         self._tokens += len(routed.hidden)
