@@ -78,6 +78,9 @@ class StoredExperts:
             self._whole = index, tensors
         return self._whole[1]
 
+    def forget(self) -> None:
+        self._whole = None
+
     def _found(self, index: int, name: str, tensor: Tensor) -> list[_Piece]:
         """Stored tensors that make up one expert of a fused tensor; pieces without `rest` have all experts."""
         if (index, name) not in self._pieces:

@@ -46,6 +46,9 @@ class ExpertFiles(Protocol):
             parameters: Tensors on the meta device with the same names and shapes.
         """
 
+    def forget(self) -> None:
+        """Free the layer that is in host memory, if there is one."""
+
 
 @dataclass(frozen=True)
 class ModelParts:

@@ -124,6 +124,8 @@ class _Count:
         layer = outline.experts_bytes // layers
         every = outline.pinned_bytes if self._on_gpu else outline.experts_bytes
         own = own // layers if self._by_layer else own if self._repairs else 0
+        if self._by_layer and self._place == "disk" and not self._on_gpu:
+            return 0, layer, own  # the unedited model's layer is given up before a candidate's
         return layer, every if self._place == "host" else layer, own
 
     def _batch(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -37,7 +37,7 @@ class EepApplicator(ExpertsOwner, Repairable):
         layers, device, on_host = parts.moe_layers, parts.device, parts.on_host
         if not layers:
             raise UserError("EEP edits need MoE layers, and this model is dense")
-        self._model, self._layers = parts.model, layers
+        self._model, self._layers, self._stored = parts.model, layers, parts.stored
         self._edit: EepEdit | None = None
         self._memory = memory = ExpertMemory(device, len(layers), parts.pass_bytes) if on_host else None
         self.routers = tuple(EditableRouter(layer) for layer in layers)
@@ -92,8 +92,17 @@ class EepApplicator(ExpertsOwner, Repairable):
         self.routers[ordinal].plan = plan
         self._edit = edit
 
-    def one_layer(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._memory is None else self._memory.one_layer()
+    @contextmanager
+    def one_layer(self) -> Iterator[None]:
+        if self._memory is None:
+            yield
+            return
+        try:
+            with self._memory.one_layer():
+                yield
+        finally:
+            if self._stored is not None and not self._memory.by_layer:
+                self._stored.forget()
 
     def outputs(self) -> tuple[ExpertOutputs, ...]:
         assert self._edit is not None, "no edit is applied to the model"

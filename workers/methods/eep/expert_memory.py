@@ -83,12 +83,15 @@ class ExpertMemory:
         layers: Number of MoE layers of the model.
         auxiliary_bytes: See `ModelParts.pass_bytes`. Experts may take the memory that is free when the first of them
             are loaded (`moevolve.workers.contract.capacity.experts_room`).
+
+    Attributes:
+        by_layer: Number of edits that are applied one layer at a time now; several take turns on every layer.
     """
 
     def __init__(self, device: torch.device, layers: int, auxiliary_bytes: int | None = None) -> None:
         self._device, self._layers, self._auxiliary_bytes = device, layers, auxiliary_bytes
         self._limit: int | None = None
-        self._by_layer = 0
+        self.by_layer = 0
         # By ordinal of the layer; the shared allocation comes last.
         self._allocations: dict[int, _Allocation] = {}
         self._shared = layers
@@ -143,22 +146,17 @@ class ExpertMemory:
 
         Several edits that take turns on every layer enter it one after the other.
         """
-        self._by_layer += 1
+        self.by_layer += 1
         for place in [*self._allocations]:
             self._evict(place)
         try:
             yield
         finally:
-            self._by_layer -= 1
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether several edits take turns on every layer, so that it pays to read all its experts once."""
-        return self._by_layer > 1
+            self.by_layer -= 1
 
     @property
     def _allowed(self) -> int:
-        if self._by_layer:
+        if self.by_layer:
             return 0
         if self._limit is None:
             self._limit = experts_room(self._device, self._auxiliary_bytes)

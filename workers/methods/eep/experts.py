@@ -158,7 +158,8 @@ class LayerExperts:
             self.evict()
 
     def _copy(self, kept: list[int], tensors: Mapping[str, Tensor]) -> None:
-        turns = self._memory is not None and self._memory.takes_turns
+        # If edits take turns on the layer, it pays to read all its experts once.
+        turns = self._memory is not None and self._memory.by_layer > 1
         if isinstance(self.originals, StoredLayer) and not turns:
             self.originals.read(kept, tensors)
             return
