@@ -1,7 +1,8 @@
-"""Checks a store for damage: faults that the database finds, and rows without which a search can't be resumed."""
+"""Checks a store for damage: faults that the database finds, missing rows, and rows with another content."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ def check(store: StoreReader) -> CheckReport:
     size, problems = 0, list[str]()
     try:
         with store.transaction() as connection:
-            for find in (_damage, _gaps):
+            for find in (_damage, _gaps, _changed_genomes):
                 problems += find(connection)
             size = _bytes(connection)
             for table in _COUNTED:
@@ -78,4 +79,16 @@ def _gaps(connection: Connection) -> list[str]:
     return [
         *(f"{name}: {end + 1 - there:,} of its first {end + 1:,} individuals are missing" for name, there, end in gaps),
         *(f"{name}: it has no row in leases" for name in connection.execute(alone).scalars()),
+    ]
+
+
+def _changed_genomes(connection: Connection) -> list[str]:
+    """Return the individuals whose genomes have other bytes than those that were recorded."""
+    s, i = searches.c, individuals.c
+    query = select(s.name, i.idx, i.genome, i.content_hash).join(individuals, i.search_id == s.id)
+    rows = connection.execute(query.order_by(s.name, i.idx), execution_options={"yield_per": 1000})
+    return [
+        f"{name}:{index}: its genome isn't the one that was recorded"
+        for name, index, genome, content_hash in rows
+        if hashlib.sha256(genome).hexdigest() != content_hash
     ]

@@ -42,6 +42,20 @@ def test_a_sound_store_has_no_problems_and_gaps_and_missing_leases_are_named(sto
     )
 
 
+def test_genomes_with_other_bytes_than_were_recorded_are_named(store: Store) -> None:
+    fill(store)
+    with store.write_transaction() as connection:
+        bytes_of = "SELECT genome FROM individuals WHERE search_id = 'id-alpha' AND idx = "
+        flipped = connection.execute(text(f"{bytes_of}3")).scalar_one()[:-1] + b"\xfe"
+        change = "UPDATE individuals SET genome = :genome WHERE search_id = 'id-alpha' AND idx = :idx"
+        other = connection.execute(text(f"{bytes_of}4")).scalar_one()
+        for index, genome in ((3, flipped), (5, other)):
+            connection.execute(text(change), {"genome": genome, "idx": index})
+    assert check(store).problems == tuple(
+        f"alpha:{index}: its genome isn't the one that was recorded" for index in (3, 5)
+    )
+
+
 def test_rows_without_what_they_belong_to_are_counted(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         store.create_search(search(), [split()])
