@@ -99,6 +99,7 @@ def test_a_file_alone_is_a_checkpoint(family: str, tiny_model: MakeModel, tmp_pa
         ("shape", r"tensor \S+ has shape .*, and by the config"),
         ("missing", "tensor blk.0.attn_q_norm.weight, from which .* is made, is missing"),
         ("unknown", "tensor blk.1.extra.weight isn't part of a qwen3_moe model"),
+        ("layers", r"model.gguf: its config says 1,000,000,000 layers, and its files have \d+ tensors"),
     ],
 )
 def test_a_damaged_file_is_named(damage: str, message: str, write: Write, tiny_model: MakeModel) -> None:
@@ -113,6 +114,9 @@ def test_a_damaged_file_is_named(damage: str, message: str, write: Write, tiny_m
         case "shape":
             model.config.moe_intermediate_size = 64
             model.config.save_pretrained(file.parent)
+        case "layers":
+            (file.parent / "config.json").unlink()
+            write_gguf(file, stored, metadata(model.config) | {"qwen3moe.block_count": 10**9})
         case _:
             name = stored.pop("blk.0.attn_q_norm.weight")
             extra = {} if damage == "missing" else {"blk.0.attn_q_norm.weight": name, "blk.1.extra.weight": name}
