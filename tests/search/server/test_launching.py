@@ -288,6 +288,20 @@ def test_an_export_is_started_with_its_options_and_its_state_is_shown(
     assert "/just/written" in page.text and not polls(page, part)
 
 
+@pytest.mark.parametrize("name", ["../../outside", "a/b", "/etc/outside", "--store", "..", "a\nb"])
+def test_nothing_is_started_for_a_search_of_a_name_that_no_launch_gives(
+    name: str, client: TestClient, store: Store, runs: Path, started: list[list[str]]
+) -> None:
+    config = load_run_config(runs / "small.yaml")
+    foreign = replace(samples.search(name), id=samples.digest(name), config=config.canonical_json())
+    store.create_search(foreign, [samples.split()])
+    store.record(foreign.id, [samples.decided(0, 0.5)])
+    for path in (f"individuals/{foreign.id}:0/export", f"searches/{foreign.id}/resume"):
+        answer = client.post(f"/api/{path}", json={})
+        assert answer.status_code == 422 and "that no launch calls so" in answer.json()["detail"], answer.text
+    assert not started
+
+
 def test_processes_get_the_servers_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "environment"
     script.write_text("#!/bin/sh\nenv\n")
