@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 from typing import Annotated
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.preparation.registry import CODE_VARIABLE
+from moevolve.evaluators.yaml_files import CODE_VARIABLE
 from moevolve.search.interface.parameters import STORE_VARIABLE
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.running.observer import SILENT, Observer
