@@ -19,6 +19,7 @@ from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 
 import moevolve
+from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.server.app import make_app
@@ -300,6 +301,14 @@ def test_nothing_is_started_for_a_search_of_a_name_that_no_launch_gives(
         answer = client.post(f"/api/{path}", json={})
         assert answer.status_code == 422 and "that no launch calls so" in answer.json()["detail"], answer.text
     assert not started
+
+
+@pytest.mark.parametrize("control", ["\n", "\r", "\x1b[2J", "\x85", "\u2028"])
+def test_no_argument_writes_a_line_of_its_own_into_a_log(control: str, tmp_path: Path) -> None:
+    runner = ProcessRunner("sqlite:///lab.db", tmp_path)
+    with pytest.raises(UserError, match="has a line break or another control character; leave it out"):
+        runner.start("small", ["shrink", "--columns", f"prompt=a{control}asked by nobody"])
+    assert not runner.knows("small") and runner.log("small") == ""
 
 
 def test_processes_get_the_servers_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -321,6 +321,9 @@ def test_the_form_starts_what_the_api_does(client: TestClient, started: list[lis
         ({"evaluations": "many"}, "evaluations: Input should be a valid integer"),
         ({"name": "../up"}, "name: String should match"),
         ({"keep": "all"}, "keep: Input should be"),
+        ({"time": 7}, "time: Input should be a valid string"),
+        ({"guard_time": ["7m", "9m"]}, "guard_time: Input should be a valid string"),
+        ({"seed": None}, "seed: Input should be a valid string"),
     ):
         answer = client.post("/shrink?part=1", json=FORM | changes)
         assert answer.status_code == 422 and said in check(answer.text, whole=False).text, answer.text
