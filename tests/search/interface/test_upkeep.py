@@ -62,6 +62,13 @@ def test_a_genome_that_was_changed_in_the_store_is_not_exported_or_shown(kinds: 
     assert moevolve.db.check(kinds).problems == (said,)
 
 
+def test_a_damaged_calibration_is_named(kinds: str) -> None:
+    with Store.open(kinds) as store, store.write_transaction() as connection:
+        connection.exec_driver_sql("UPDATE calibrations SET content = x'00'")
+    with pytest.raises(UserError, match="search tomoe: its stored calibration can't be read"):
+        moevolve.genome(kinds, "tomoe:0")
+
+
 def test_a_search_is_pruned_with_its_calibration(kinds: str, in_process: Any) -> None:
     size = file_of(kinds).stat().st_size
     said = in_process("db", "prune", "tomoe", "--dry-run", "--store", kinds).stdout

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from pathlib import Path
 
+import pytest
 from sqlalchemy import text
 from store_samples import decided, evaluation, individual, search, split
 
+from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
+from moevolve.store.records import StoredShrink
 from moevolve.store.repository import Store
 from moevolve.store.upkeep.check import check
 
@@ -54,6 +58,31 @@ def test_genomes_with_other_bytes_than_were_recorded_are_named(store: Store) -> 
     assert check(store).problems == tuple(
         f"alpha:{index}: its genome isn't the one that was recorded" for index in (3, 5)
     )
+
+
+def test_values_that_cannot_be_parsed_are_counted(store: Store) -> None:
+    fill(store)
+    store.record_shrink(StoredShrink("small", ("alpha",), "{}"))
+    assert check(store).problems == ()
+    changes = {
+        "searches SET config = '{' WHERE name = 'imported'": "searches.config: 1 values .* that of imported",
+        "searches SET model_facts = 'x'": "searches.model_facts: 2 values can't be read, the first that of alpha",
+        "leases SET progress = '' WHERE search_id = 'id-imported'": "leases.progress: 1 values .* that of imported",
+        "shrinks SET content = '[1,'": "shrinks.content: 1 values .* that of small",
+    }
+    if store.is_file:
+        dates = "created_at = 'yesterday' WHERE search_id = 'id-alpha' AND idx > 4"
+        changes[f"individuals SET {dates}"] = "individuals.created_at: 5 values .* that of alpha:5"
+    with store.write_transaction() as connection:
+        for change in changes:
+            connection.execute(text(f"UPDATE {change}"))
+    problems = check(store).problems
+    assert len(problems) == len(changes)
+    for said in changes.values():
+        assert any(re.fullmatch(said, problem) for problem in problems), (said, problems)
+    if store.is_file:
+        with pytest.raises(StoreError, match="yesterday"):
+            store.history("id-alpha")
 
 
 def test_rows_without_what_they_belong_to_are_counted(tmp_path: Path) -> None:
