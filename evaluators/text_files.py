@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, one_line
 
 # Bytes of a table's cell; Python's own limit is shorter than long prompts.
 _LONGEST_CELL = 1 << 27
@@ -36,8 +36,8 @@ def read_lines(path: Path, missing: str = "") -> list[str]:
 # Names of files that `read_rows` reads end in one of these.
 ROW_FILES = (".jsonl", ".json", ".csv", ".tsv")
 Row = dict[str, object]
-# Malformed rows that a message names.
-_SHOWN_FAULTS = 3
+# Malformed rows of a file after which no more are read, those that a message names, and most characters about each.
+MOST_FAULTS, _SHOWN_FAULTS, _LONGEST_FAULT = 1000, 3, 500
 
 
 def read_rows(path: Path, missing: str = "") -> Iterator[tuple[str, Row | UserError]]:
@@ -94,27 +94,28 @@ def _read_table(lines: Sequence[str], path: Path) -> Iterator[tuple[str, Row | U
         raise UserError(f"{path}:{reader.line_num}: not a table: {error}") from None
 
 
-def refuse_faults(path: Path, faults: Sequence[tuple[str, UserError]], rows: int) -> None:
+def refuse_faults(path: Path, faults: Sequence[tuple[str, str]], rows: int) -> None:
     """Raise an error that counts the malformed rows of a file and names the first ones, if there are any.
 
     What is wrong with several rows, and what to do about all of them, is said once.
 
     Args:
         path: The file.
-        faults: Place and error of each malformed row; the error's message begins with the place.
-        rows: Number of all rows.
+        faults: Place and message of each malformed row; the message begins with the place.
+        rows: Number of rows that were read.
     """
     if len(faults) == 1:
-        raise faults[0][1]
+        raise UserError(one_line(faults[0][1], _LONGEST_FAULT))
     if faults:
         places: dict[str, list[str]] = {}
         for place, fault in faults[:_SHOWN_FAULTS]:
-            places.setdefault(str(fault).removeprefix(place), []).append(place)
+            places.setdefault(one_line(fault.removeprefix(place), _LONGEST_FAULT), []).append(place)
         advised = {message.rpartition("; ")[2] for message in places}
         advice = f"; {advised.pop()}" if len(places) > 1 and len(advised) == 1 else ""
         named = [f"{', '.join(alike)}{message.removesuffix(advice)}" for message, alike in places.items()]
         named += [] if len(faults) <= _SHOWN_FAULTS else ["..."]
-        raise UserError(f"{path}: {len(faults):,} of {rows:,} rows can't be used: {'; '.join(named)}{advice}")
+        of = f"{len(faults):,} of {'the first ' if len(faults) >= MOST_FAULTS else ''}{rows:,}"
+        raise UserError(f"{path}: {of} rows can't be used: {'; '.join(named)}{advice}")
 
 
 def parse_json(text: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ from pydantic import ValidationError
 
 from moevolve.evaluators.errors import UserError, first_line
 from moevolve.evaluators.text_files import read_lines
+
+# Environment variable that is `refuse` where tasks with a function of their own aren't loaded: on servers, whose
+# clients may name tasks.
+CODE_VARIABLE = "MOEVOLVE_TASK_CODE"
 
 _UNKNOWN_KEY = "unknown key"
 
@@ -56,6 +61,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise UserError(f"{path}: expected a mapping of keys to values at the top")
     return document
+
+
+def refuse_code(where: str) -> None:
+    """Refuse a function that a task's file names, if this process loads none; `where` starts the error message."""
+    if os.environ.get(CODE_VARIABLE) == "refuse":
+        raise UserError(f"{where}: servers don't run programs for others; leave it out")
 
 
 def explain_validation(error: ValidationError, data: object, known: Collection[str] = ()) -> str:

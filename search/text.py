@@ -39,7 +39,7 @@ def quantity(text: str, units: Mapping[str, float]) -> float | None:
         text: The text.
         units: Values of the units by their names.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     factor = None if found is None else units.get(found[2])
     return None if found is None or factor is None else float(found[1]) * factor or None
 

@@ -483,7 +483,8 @@ class LineageGraph:
         nodes = {node.index: node for node in self.nodes}
         parents: dict[int, list[LineageNode]] = {}
         for parent, child in self.edges:
-            parents.setdefault(child, []).append(nodes[parent])
+            if parent < child:  # others are damage, and may go round in a circle
+                parents.setdefault(child, []).append(nodes[parent])
         line = [nodes[self.root]]
         while line[-1].index in parents:
             line.append(max(parents[line[-1].index], key=lambda node: (node.fitness or 0.0, node.index)))

@@ -14,7 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from moevolve.evaluators.errors import UserError, opening
+from moevolve.evaluators.yaml_files import refuse_code
 
 # Prefix of the names of lm-eval's tasks.
 PREFIX = "lm_eval:"
@@ -78,9 +81,11 @@ def read_config(path: Path) -> dict[str, Any]:
     Relative `data_files` that exist in the YAML's folder are made absolute.
 
     Raises:
-        UserError: It can't be read, or isn't a single task of a supported kind.
+        UserError: It can't be read, isn't a single task of a supported kind, or names functions where none are loaded.
     """
     raw = read_raw(path)
+    if _names_functions(path.resolve()):
+        refuse_code(f"{PREFIX}{path}: !function")
     problem = _problem(raw)
     if problem:
         raise UserError(f"{PREFIX}{path}: {problem}")
@@ -90,6 +95,19 @@ def read_config(path: Path) -> dict[str, Any]:
     if "data_files" in settings:
         settings["data_files"] = _from_folder(settings["data_files"], path.parent)
     return config | {"dataset_kwargs": settings}
+
+
+def _names_functions(path: Path) -> bool:
+    """Return whether a task's file, or one that it includes, names functions that aren't in lm-eval's own folder."""
+    if path.is_relative_to(_own_folder().resolve()):
+        return False
+    try:
+        raw = yaml.safe_load(path.read_bytes())
+    except yaml.constructor.ConstructorError:  # which knows no tag `!function`
+        return True
+    included = raw.get("include", [])
+    included = included if isinstance(included, list) else [included]
+    return any(_names_functions((path.parent / each).resolve()) for each in included)
 
 
 def task_identity(path: Path) -> str:

@@ -17,14 +17,10 @@ from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.text_files import read_lines
 from moevolve.evaluators.types import Matching
-from moevolve.evaluators.yaml_files import read_yaml
+from moevolve.evaluators.yaml_files import read_yaml, refuse_code
 
 # Environment variable with additional task folders, separated as in PATH.
 FOLDERS_VARIABLE = "MOEVOLVE_TASKS"
-
-# Environment variable that is `refuse` where tasks with a function of their own aren't loaded: on servers, whose
-# clients may name tasks.
-CODE_VARIABLE = "MOEVOLVE_TASK_CODE"
 
 _SUFFIX = ".yaml"
 
@@ -106,8 +102,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, object]:
     _read_indices(raw, path)
     matching = raw.get("matching")
     if isinstance(matching, dict) and "function" in matching:
-        if os.environ.get(CODE_VARIABLE) == "refuse":
-            raise UserError(f"{path}: field matching.function: servers don't run programs for others; leave it out")
+        refuse_code(f"{path}: field matching.function")
         if "source" not in matching:  # files that a shrink has written have it
             raw["matching"] = matching | read_function(str(matching["function"]), path.parent)
     base = raw.pop("extends", None)

@@ -11,7 +11,7 @@ from datasets import Dataset, concatenate_datasets, load_dataset
 from moevolve.evaluators.errors import UserError, first_line, opening
 from moevolve.evaluators.tasks.config import Source
 from moevolve.evaluators.tasks.installed import rows_of
-from moevolve.evaluators.text_files import Row, read_rows, refuse_faults
+from moevolve.evaluators.text_files import MOST_FAULTS, Row, read_rows, refuse_faults
 
 _RELATIVE = "; `source.files` paths are relative to the task file's folder"
 _OFFLINE = (
@@ -90,10 +90,12 @@ def read_files(paths: Sequence[Path]) -> Table:
     rows: list[Row] = []
     places: list[str] = []
     for path in paths:
-        before, faults = len(rows), list[tuple[str, UserError]]()
+        before, faults = len(rows), list[tuple[str, str]]()
         for place, row in read_rows(path, _RELATIVE):
             if isinstance(row, UserError):
-                faults.append((place, row))
+                faults.append((place, str(row)))
+                if len(faults) == MOST_FAULTS:
+                    break
             else:
                 rows.append(row)
                 places.append(place)

@@ -76,9 +76,12 @@ def parse_stored_config(text: str) -> RunConfig:
     """Return the configuration of a stored search, which may be an imported one.
 
     Raises:
-        UserError: This version doesn't understand it; the message names the field.
+        UserError: This version doesn't understand it, and the message names the field; or it is damaged.
     """
-    data = json.loads(text)
+    try:
+        data = dict(json.loads(text))
+    except (ValueError, TypeError):
+        raise UserError("a search's stored configuration is damaged; `moevolve db check` names the search") from None
     where = f"stored configuration of search {data.get('name', '?')}"
     config = _validated(data, where)
     # Configurations are stored whole: today's defaults must not fill in settings that another version didn't have.

@@ -11,7 +11,7 @@ from importlib.metadata import version
 
 import yaml
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.evaluators.scales import ScaleName
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
@@ -125,8 +125,9 @@ def gather(store: StoreReader, name: str) -> ReportContents:
 
 
 def settings_text(stored: str) -> str:
-    """Return a stored configuration as YAML."""
-    return yaml.safe_dump(json.loads(stored), sort_keys=False, allow_unicode=True, width=100)
+    """Return a stored configuration as YAML; raise a UserError if it is damaged."""
+    with opening("a search's stored configuration can't be read"):
+        return yaml.safe_dump(json.loads(stored), sort_keys=False, allow_unicode=True, width=100)
 
 
 def facts_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[tuple[str, str]]:

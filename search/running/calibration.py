@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import G, GenomeSpace
@@ -63,7 +63,8 @@ def stored_calibration(
 ) -> Calibration | None:
     """Return the calibration of a recorded search, with its cost; None if it isn't stored yet."""
     content = store.calibration(stored_fingerprint(measurement, config, store, search_id, model_fingerprint))
-    return None if content is None else Calibration.from_bytes(content)
+    with opening(f"search {config.name}: its stored calibration can't be read"):
+        return None if content is None else Calibration.from_bytes(content)
 
 
 def stored_fingerprint(

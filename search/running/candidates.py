@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +19,7 @@ from moevolve.search.loop.setup import needs_calibration
 from moevolve.search.running.calibration import calibrated_space
 from moevolve.search.running.weights import facts_for, resolved_model_path, stored_facts
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import IndividualDetail, SearchRecord
+from moevolve.store.records import IndividualDetail, IndividualRecord, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.facts import ModelFacts
@@ -60,8 +61,8 @@ def find_candidate(
 
     Raises:
         StoreError: the individual or search doesn't exist.
-        UserError: `full` is ambiguous, the task doesn't exist, the model is missing or isn't the same any more, or an
-            override is wrong.
+        UserError: `full` is ambiguous, the task doesn't exist, the model is missing or isn't the same any more, the
+            genome was changed in the store, or an override is wrong.
     """
     detail = None if reference == FULL else store.individual(reference)
     record = _search_of_full(store, search) if detail is None else detail.search
@@ -83,7 +84,7 @@ def find_candidate(
     else:
         facts = stored_facts(store, record)
     space = calibrated_space(config.space(facts), config, store, record.id, facts.fingerprint)
-    genome = None if detail is None else space.from_bytes(detail.individual.genome)
+    genome = None if detail is None else _genome_of(space, detail.individual, reference)
     return Candidate(record, config, facts, space, detail, genome)
 
 
@@ -114,9 +115,18 @@ def start_of(store: StoreReader, candidate: Candidate) -> Genome | None:
         if START in phase.named:
             # A phase begins with the individuals that its `init` names.
             rows = store.history(candidate.search.id, [begins + phase.named.index(START)])
-            return base_genome(candidate.space.from_bytes(rows[0].genome)) if rows else None
+            if not rows:
+                return None
+            return base_genome(_genome_of(candidate.space, rows[0], f"{candidate.search.name}:{rows[0].index}"))
         begins += phase.evaluations
     return None
+
+
+def _genome_of(space: GenomeSpace[Genome], row: IndividualRecord, reference: str) -> Genome:
+    """Restore a stored genome, unless the store was damaged since the search recorded it."""
+    if hashlib.sha256(row.genome).hexdigest() != row.content_hash:
+        raise UserError(f"{reference}: its genome isn't the one that was recorded; see `moevolve db check`")
+    return space.from_bytes(row.genome)
 
 
 def prepared_split(candidate: Candidate, name: str, split: Split) -> PreparedSplit:

@@ -173,5 +173,5 @@ class _LoggerThread:
                 logger.log(values, step)
         except ImportError as error:
             self.failure = f"{self._name} can't be imported ({own_words(error)}): pip install 'moevolve[{self._name}]'"
-        except Exception as error:  # noqa: BLE001 - whatever a tracker's client raises must not end a search
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tracker's client raises ends no search
             self.failure = f"{self._name} has failed: {own_words(error)}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import UNBOUND, SearchRecord
 from moevolve.workers.contract.facts import ModelFacts
@@ -39,7 +39,8 @@ def stored_facts(store: StoreReader, search: SearchRecord) -> ModelFacts:
     text = store.model_facts(search.id)
     if text is None:
         raise UserError(f"search {search.name} was stored without the facts of its model, so its genomes can't be read")
-    return replace(_FACTS.validate_json(text), fingerprint=search.model_fingerprint)
+    with opening(f"search {search.name}: the stored facts of its model can't be read"):
+        return replace(_FACTS.validate_json(text), fingerprint=search.model_fingerprint)
 
 
 def resolved_model_path(path: str) -> str:

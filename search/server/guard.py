@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote
 
 from cachetools import TTLCache
 from starlette.datastructures import Headers, MutableHeaders
@@ -60,6 +60,8 @@ _NO_TOKEN = Token("write", "a user of the server's machine")
 _PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
 # Visible ASCII without the backslash. Browsers drop some other characters, which could leave two slashes in a row.
 _LOCAL = re.compile(r"/(?![/\\]|log(in|out)\b)[!-\[\]-~]*")
+# A `Host` header: a name, or an address of IPv6 in brackets, and a port.
+_HOST = re.compile(r"([^\[\]:/?#@\s]+|\[[^\[\]/?#@\s]+\])(:\d*)?")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _RESPONSE_HEADERS = {
     "content-security-policy": (
@@ -270,10 +272,8 @@ def _cookie(headers: Headers) -> str:
 
 def hostname(host: str) -> str:
     """Return the name in a `Host` header, lower case, without port and brackets; empty if it is malformed."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else found[1].strip("[]").lower()
 
 
 def local_path(asked: str) -> str:

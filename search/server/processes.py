@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -24,6 +25,8 @@ _TAIL_BYTES = 1 << 16
 _SERVER_VARIABLES = ("MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
 # Width of tables in a log, as pages show it.
 _COLUMNS = "120"
+# Characters by which an argument could write lines of its own into a log, or change a terminal that shows it.
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 # Seconds after which a request may be repeated that was refused because a process was about to end.
 RETRY_S = 5
 
@@ -84,8 +87,11 @@ class ProcessRunner:
 
         Raises:
             BusyError: a process with this name is still running.
-            UserError: the log can't be written.
+            UserError: the log can't be written, or an argument has control characters.
         """
+        wrong = next(filter(_CONTROLS.search, arguments), None)
+        if wrong is not None:
+            raise UserError(f"{wrong!r} has a line break or another control character; leave it out")
         inherited = {name: value for name, value in os.environ.items() if name not in _SERVER_VARIABLES}
         with self._lock:
             earlier = self._started.get(name)

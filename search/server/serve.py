@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 from typing import Annotated
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.preparation.registry import CODE_VARIABLE
+from moevolve.evaluators.yaml_files import CODE_VARIABLE
 from moevolve.search.interface.parameters import STORE_VARIABLE
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.running.observer import SILENT, Observer
@@ -131,7 +131,9 @@ def _ignored_signals() -> Iterator[None]:
 def _listening_socket(settings: ServerSettings) -> socket.socket:
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(found[0], socket.SOCK_STREAM)
+        # Without the protocol's number asyncio leaves Nagle's algorithm on: each response on a kept connection would
+        # wait 40 ms.
+        listening = socket.socket(found[0], socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(found[4])
         listening.listen()

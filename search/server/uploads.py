@@ -21,6 +21,8 @@ from moevolve.search.shrink.domains import TEXT_FILES, usable_rows
 from moevolve.store.errors import NameTakenError, NotFoundError
 
 _SUFFIXES = (*ROW_FILES, *TEXT_FILES)
+# Most uploaded files that are kept, so that clients together can't fill the disk.
+_MOST_FILES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +68,17 @@ async def keep_upload(given: str, content: AsyncIterator[bytes], server: ServerS
         server: The server.
 
     Raises:
-        UserError: The server takes no files, the name has another suffix, the file can't be written, or its
-            rows can't be used.
+        UserError: The server takes no files or has too many, the name has another suffix, the file can't be written,
+            or its rows can't be used.
         NameTakenError: The server has a file of this name with other content.
         HTTPException: Status 503, if too many files are being checked.
     """
     folder = server.settings.uploads
     if folder is None:
         raise UserError("this server takes no files; see `uploads` in its settings")
-    name = plain_name(given)
+    name, there = plain_name(given), server.settings.uploaded_files()
+    if name not in there and len(there) >= _MOST_FILES:
+        raise UserError(f"the server keeps {_MOST_FILES} uploaded files, and has as many; delete one first")
     with writing_into(folder), NamedTemporaryFile(dir=folder, prefix=".", suffix=Path(name).suffix) as file:
         async for piece in content:
             await run_in_threadpool(file.write, piece)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from moevolve.evaluators.errors import UserError, first_line
-from moevolve.evaluators.text_files import ROW_FILES, read_lines, read_rows, refuse_faults
+from moevolve.evaluators.text_files import MOST_FAULTS, ROW_FILES, read_lines, read_rows, refuse_faults
 from moevolve.evaluators.types import SPLITS, Split
 from moevolve.search.shrink.rows import Chat, Columns, DataRow, columns_of, read_row, without_nulls
 
@@ -358,7 +358,7 @@ def _paragraphs(text: Iterable[str]) -> Iterator[DataRow]:
 def _rows(path: Path, read: Places, columns: Columns | None) -> list[DataRow]:
     """Return the rows of a file, all of one form."""
     first: tuple[str, bool, bool] | None = None
-    begun, rows, faults = "", list[DataRow](), list[tuple[str, UserError]]()
+    begun, rows, faults = "", list[DataRow](), list[tuple[str, str]]()
     for place, found in read:
         try:
             if isinstance(found, UserError):
@@ -372,7 +372,9 @@ def _rows(path: Path, read: Places, columns: Columns | None) -> list[DataRow]:
                 raise UserError(f"{place}: {words}")
             rows.append(row)
         except UserError as error:
-            faults.append((place, error))
+            faults.append((place, str(error)))  # not the error, which would keep what the row was read into
+            if len(faults) == MOST_FAULTS:
+                break
     refuse_faults(path, faults, len(rows) + len(faults))
     return rows
 

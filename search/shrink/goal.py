@@ -151,7 +151,7 @@ def read_amount(given: Mapping[AmountKind, str | None]) -> Amount:
             raise UserError(f"{amount}: give a number with a unit, such as 16GiB, 700MB or 1.5TB")
         return Amount(kind, text, number=int(size))
     if kind == "experts" and share is None:
-        if not (text.strip().isdecimal() and int(text)):
+        if not re.fullmatch(r"\s*0*[1-9]\d{0,5}\s*", text):
             raise UserError(f"{amount}: give a number such as 8, or a share such as 50%")
         return Amount(kind, text, number=int(text))
     if kind == "keep_score" and (share is None or share == 1):

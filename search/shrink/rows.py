@@ -260,7 +260,7 @@ class _Form(_Fields):
 class _PromptForm(_Form):
     prompt: Text
     answer: Text | None = None
-    choices: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
+    choices: Annotated[tuple[str, ...], Field(min_length=2, fail_fast=True)] | None = None
 
     def row(self) -> DataRow:
         if self.choices is not None and self.answer not in self.choices:
@@ -276,9 +276,10 @@ class _TextForm(_Form):
 
 
 class _ChatForm(_Form):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     tools: Annotated[
-        tuple[Annotated[dict[str, object], BeforeValidator(_tool_of)], ...] | None, BeforeValidator(_parsed)
+        Annotated[tuple[Annotated[dict[str, object], BeforeValidator(_tool_of)], ...], Field(fail_fast=True)] | None,
+        BeforeValidator(_parsed),
     ] = None
 
     def row(self) -> DataRow:
@@ -304,7 +305,8 @@ class _ChatForm(_Form):
 
 class _ShareGptForm(_ChatForm):
     messages: Annotated[
-        list[Annotated[Message, BeforeValidator(_message_of)]], Field(alias="conversations", min_length=1)
+        list[Annotated[Message, BeforeValidator(_message_of)]],
+        Field(alias="conversations", min_length=1, fail_fast=True),
     ]
     system: Text | None = None
 

@@ -1,18 +1,23 @@
-"""Checks a store for damage: faults that the database finds, and rows without which a search can't be resumed."""
+"""Checks a store for damage: faults that the database finds, missing rows, and rows with another content."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Column, Connection, String, func, select, text, type_coerce
 
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.schema import newest_revision
-from moevolve.store.tables import calibrations, evaluations, individuals, leases, searches
+from moevolve.store.tables import METADATA, UtcDateTime, calibrations, evaluations, individuals, leases, searches
 
 _COUNTED = (searches, individuals, evaluations, calibrations)
+# Columns with JSON.
+_JSON = ("searches.config", "searches.model_facts", "leases.progress", "exports.checks", "shrinks.content")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ def check(store: StoreReader) -> CheckReport:
     size, problems = 0, list[str]()
     try:
         with store.transaction() as connection:
-            for find in (_damage, _gaps):
+            for find in (_damage, _gaps, _changed_genomes, _unreadable):
                 problems += find(connection)
             size = _bytes(connection)
             for table in _COUNTED:
@@ -79,3 +84,40 @@ def _gaps(connection: Connection) -> list[str]:
         *(f"{name}: {end + 1 - there:,} of its first {end + 1:,} individuals are missing" for name, there, end in gaps),
         *(f"{name}: it has no row in leases" for name in connection.execute(alone).scalars()),
     ]
+
+
+def _changed_genomes(connection: Connection) -> list[str]:
+    """Return the individuals whose genomes have other bytes than those that were recorded."""
+    s, i = searches.c, individuals.c
+    query = select(s.name, i.idx, i.genome, i.content_hash).join(individuals, i.search_id == s.id)
+    rows = connection.execute(query.order_by(s.name, i.idx), execution_options={"yield_per": 1000})
+    return [
+        f"{name}:{index}: its genome isn't the one that was recorded"
+        for name, index, genome, content_hash in rows
+        if hashlib.sha256(genome).hexdigest() != content_hash
+    ]
+
+
+def _unreadable(connection: Connection) -> list[str]:
+    """Return the columns with dates or JSON that can't be parsed, with the key of the first row."""
+    names = {row.id: row.name for row in connection.execute(select(searches.c.id, searches.c.name))}
+    problems = []
+    for table in METADATA.sorted_tables:
+        for column in table.columns:
+            if isinstance(column.type, UtcDateTime) or str(column) in _JSON:
+                query = select(*table.primary_key, type_coerce(column, String)).where(column.is_not(None))
+                query = query.order_by(*table.primary_key).execution_options(yield_per=1000)
+                rows = connection.execute(query)
+                wrong = [key for *key, value in rows if not _is_readable(column, str(value))]
+                if wrong:
+                    first = ":".join(str(names.get(part, part)) for part in wrong[0])
+                    problems.append(f"{column}: {len(wrong):,} values can't be read, the first that of {first}")
+    return problems
+
+
+def _is_readable(column: Column[object], value: str) -> bool:
+    try:
+        datetime.fromisoformat(value) if isinstance(column.type, UtcDateTime) else json.loads(value)
+    except ValueError:
+        return False
+    return True

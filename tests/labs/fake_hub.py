@@ -44,7 +44,7 @@ class FakeHub:
             if not signed and request.headers.get("authorization") != f"Bearer {TOKEN}":
                 return JSONResponse({"error": "Invalid username or password."}, 401)
             if self.failing is not None and self.failing in request.url.path:
-                return JSONResponse({"error": "You have no rights for that."}, 403)
+                return JSONResponse({"error": "You have\nno rights for that. " * 99}, 403)
             return await go_on(request)
 
         app.post("/api/repos/create")(self._create)

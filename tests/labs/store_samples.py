@@ -63,7 +63,6 @@ def individual(index: int, parents: Sequence[int] = (), phenotype: object = None
         "phase": "prune",
         "operator": "mutate",
         "genome": f"genome {index}".encode() + b"\x00\xff",
-        "content_hash": digest("content", index),
         "phenotype_hash": digest("phenotype", index if phenotype is None else phenotype),
         "experts": 4,
         "active": 2,
@@ -73,8 +72,8 @@ def individual(index: int, parents: Sequence[int] = (), phenotype: object = None
         "active_parameters_full": 2**39,
         "summary": "4 of 8",
         "parents": tuple(parents),
-    }
-    return IndividualRecord(**(values | other))
+    } | other
+    return IndividualRecord(**{"content_hash": hashlib.sha256(values["genome"]).hexdigest()} | values)
 
 
 def evaluation(

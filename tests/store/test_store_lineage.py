@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 from store_samples import individual, search, split
 
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
+from moevolve.store.upkeep.check import check
 
 FAMILY = {0: (), 1: (), 2: (0, 1), 3: (2, 0), 4: (2,), 5: (3, 4), 6: (1,)}
 
@@ -28,6 +33,19 @@ def test_ancestors_and_children(family: Store) -> None:
         assert [node.index for node in family.children(f"alpha:{index}")] == [c for c in FAMILY if index in FAMILY[c]]
     with pytest.raises(StoreError, match="alpha:9"):
         family.ancestors("alpha:9")
+
+
+def test_a_line_that_damage_leads_in_a_circle_ends(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        store.create_search(search(), [split()])
+        store.record("id-alpha", [individual(index, parents) for index, parents in FAMILY.items()])
+        with closing(sqlite3.connect(tmp_path / "store.db")) as plain:
+            plain.execute("PRAGMA ignore_check_constraints=ON")
+            plain.execute("UPDATE parents SET parent_idx = 5 WHERE child_idx IN (2, 5)")
+            plain.commit()
+        graph = store.ancestors("alpha:5")
+        assert [node.index for node in graph.main_line] == [5]
+        assert any("parents" in problem for problem in check(store).problems)
 
 
 def test_long_lines_of_crossed_descent_end(store: Store) -> None:

@@ -8,7 +8,10 @@ from numpy.typing import NDArray
 
 
 class QuickReader(GGUFReader):
-    """Reads metadata as the library does, which takes seconds for a vocabulary: it maps every entry anew."""
+    """Reads metadata as the library does, which takes seconds for a vocabulary: it maps every entry anew.
+
+    An array of numbers is one part of its field, where the library has a part of some hundred bytes for each number.
+    """
 
     def _get_field_parts(
         self, orig_offs: int, raw_type: int
@@ -21,10 +24,8 @@ class QuickReader(GGUFReader):
                 places = range(3, 2 + 2 * number, 2)
                 return end - orig_offs, [kind, count, *parts], list(places), [GGUFValueType.ARRAY, entry]
             if number and entry in self.gguf_scalar_to_np:
-                values = self._get(start, self.gguf_scalar_to_np[entry], number)
-                parts = [kind, count, *np.asarray(values).reshape(number, 1)]
-                size = 12 + int(values.nbytes)
-                return size, parts, list(range(2, 2 + number)), [GGUFValueType.ARRAY, entry]
+                values = self._get(start, self.gguf_scalar_to_np[entry], number).reshape(number)  # which may end early
+                return 12 + int(values.nbytes), [kind, count, values], [2], [GGUFValueType.ARRAY, entry]
         return super()._get_field_parts(orig_offs, raw_type)
 
     def _strings(self, start: int, number: int) -> tuple[list[NDArray[np.generic]], int]:

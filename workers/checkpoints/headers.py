@@ -101,6 +101,19 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
+def refuse_layers(layers: int, tensors: int, path: object) -> None:
+    """Refuse a config with more layers than the files have tensors, before a model of so many layers is made.
+
+    Raises:
+        UserError: It has; the message names the checkpoint, `path`.
+    """
+    if layers > tensors:
+        raise UserError(
+            f"model {path}: its config says {layers:,} layers, and its files have {tensors:,} tensors; fetch both anew "
+            "from one place"
+        )
+
+
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     """Read the headers of a checkpoint's files; returns its tensors by name, file by file in order of position.
 

@@ -15,7 +15,7 @@ from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.files import gguf_file, local_directory
 from moevolve.workers.checkpoints.formats.gguf import gguf_config, gguf_tensors
 from moevolve.workers.checkpoints.formats.registry import UnpackedTensor, packed_format, plain_tensors, unpacked_tensors
-from moevolve.workers.checkpoints.headers import stored_tensors
+from moevolve.workers.checkpoints.headers import refuse_layers, stored_tensors
 from moevolve.workers.checkpoints.preflight import check_tensors
 from moevolve.workers.checkpoints.state import empty_model, load_part, restore_buffers
 from moevolve.workers.checkpoints.stored_experts import StoredExperts
@@ -264,6 +264,7 @@ def _opened(config: ModelConfig) -> tuple[PretrainedConfig, Mapping[str, Readabl
     # Read and unpacked on `tensor[...]`.
     stored = plain_tensors(stored_tensors(checkpoint_folder(config))) if packed is None else packed.tensors(dtype)
     tensors = text_tensors(stored, settings)
+    refuse_layers(settings.num_hidden_layers, len(tensors), config.path)
     model = model_without_weights(config, settings, dtype)
     with opening(f"model {config.path}: its weights can't be read"), naming(config):
         check_tensors(model, tensors, config.path)

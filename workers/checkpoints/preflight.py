@@ -136,9 +136,12 @@ def _misshapen(sources: Sequence[str], empty: Mapping[str, Tensor], wanted: torc
         if match is not None:
             parts[f"{match['block']}.*{match['rest'] or ''}"][int(match["expert"])] = name
     for part, experts in parts.items():
-        odd = experts.keys() ^ set(range(wanted[0]))
-        if odd:
-            name, there = part.replace("*", str(min(odd))), min(odd) in experts
+        # Without a set of all numbers, of which there are billions if config.json says so.
+        odd = next((number for number in range(wanted[0]) if number not in experts), None)
+        if odd is None:
+            odd = min((number for number in experts if number >= wanted[0]), default=None)
+        if odd is not None:
+            name, there = part.replace("*", str(odd)), odd in experts
             return (
                 f"tensor {name} is {'in' if there else 'missing from'} the files, and config.json says {wanted[0]} "
                 "experts; fetch config.json and the weights anew from one place"

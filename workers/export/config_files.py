@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.files import gguf_file, read_json
 from moevolve.workers.checkpoints.headers import INDEX_FILE
 from moevolve.workers.checkpoints.loading import checkpoint_folder
@@ -91,14 +92,28 @@ def copy_files(source: Path, part: Path, *left_out: str) -> None:
     """Copy all files of a folder but weights and what is written anew: tokenizer, templates, licence, code.
 
     Nor are files copied whose names end with one of `left_out`.
+
+    Raises:
+        UserError: One is a link out of the folder.
     """
     for file in sorted(source.iterdir()):
         skipped = file.suffix in _WEIGHTS or file.name in _NOT_COPIED or file.name.startswith(".")
         if file.is_file() and not skipped and not file.name.endswith(left_out):
+            _refuse_link(file, source)
             shutil.copyfile(file, part / file.name)
     templates = source / "additional_chat_templates"
     if templates.is_dir():
+        for file in templates.rglob("*"):
+            _refuse_link(file, source)
         shutil.copytree(templates, part / templates.name)
+
+
+def _refuse_link(file: Path, source: Path) -> None:
+    """Refuse a link out of a checkpoint's folder, by which an upload would publish a file of this machine."""
+    folder, target = source.resolve(), file.resolve()
+    cached = target.parent in [parent / "blobs" for parent in folder.parents]  # as in the hub's cache
+    if not (target.is_relative_to(folder) or cached):
+        raise UserError(f"{file} is a link out of the model's folder; put the file itself there, or remove the link")
 
 
 def copy_unpacked(source: ModelConfig, tokenizer: PreTrainedTokenizerBase, part: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-from moevolve.evaluators.errors import UserError, opening
+from moevolve.evaluators.errors import UserError, one_line, opening
+
+# Characters of the hub's message that are quoted.
+_LONGEST = 300
 
 
 def check_login(repository: str) -> None:
@@ -43,6 +46,6 @@ def push(folder: Path, repository: str) -> str:
             url = api.create_repo(repository, private=True)
             api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Add the checkpoint")
         except HfHubHTTPError as error:
-            answer = f"{error.response.status_code} {error.server_message or ''}".strip(" .")
+            answer = one_line(f"{error.response.status_code} {error.server_message or ''}", _LONGEST).strip(" .")
             raise UserError(f"{message}: the hub answers {answer}; {advice}") from error
     return str(url)

@@ -9,9 +9,11 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Path, Request
+from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import SearchName
 from moevolve.search.interface.export import CheckpointRequest, ExportRequest
 from moevolve.search.interface.request import fields_of
 from moevolve.search.running.lease_heartbeat import unpause
@@ -28,6 +30,7 @@ from moevolve.search.server.processes import RETRY_S, BusyError, Job
 from moevolve.search.server.shrinks import RemoteShrinkRequest, resume_shrink, start_shrink
 from moevolve.search.server.uploads import DataFile, UploadedFile, delete_upload, keep_upload, list_files
 
+_NAME = TypeAdapter(SearchName)
 _EXPORT_OPTIONS = tuple(fields_of(CheckpointRequest))
 _FILE = {
     "requestBody": {
@@ -103,6 +106,7 @@ def resume(server: ServerDep, search: SearchPath) -> Job | None:
     A shrink continues as a whole, whichever server started it.
     """
     record = server.store.search(search)
+    _refuse_foreign(record.name)
     if unpause(server.writer, record.id):
         return None
     if record.status in ("finished", "cancelled"):
@@ -122,6 +126,7 @@ def export(server: ServerDep, ref: RefPath, asked: ExportOptions) -> Job:
     if server.settings.exports is None:
         raise UserError("this server has no folder for exports; see `exports` in its settings")
     found = server.store.individual(ref)
+    _refuse_foreign(found.search.name)
     target = server.settings.exports.resolve() / found.ref.replace(":", "-")
     options = options_of(ExportRequest, asked, _EXPORT_OPTIONS)
     return server.processes.start(found.ref, ["export", found.ref, str(target), *options])
@@ -131,3 +136,11 @@ def export(server: ServerDep, ref: RefPath, asked: ExportOptions) -> Job:
 async def shrink(server: ServerDep, asked: RemoteShrinkRequest) -> Job:
     """Make a smaller checkpoint on the server's machine. Repeating the request continues an interrupted one."""
     return await start_shrink(asked, server)
+
+
+def _refuse_foreign(name: str) -> None:
+    """Refuse to start processes for a search of another store whose name is a path or looks like an option."""
+    try:
+        _NAME.validate_python(name)
+    except ValidationError:
+        raise UserError(f"search {name!r}: a server starts nothing for a search that no launch calls so") from None

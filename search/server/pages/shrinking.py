@@ -43,6 +43,7 @@ class TypedShrink(BaseModel):
     """Contents of the form as it is sent. Extra fields are further parameters of a shrink, empty for their defaults."""
 
     model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, str]
     name: str
     model: str = ""
     data: str | list[str] = []
@@ -110,7 +111,7 @@ def show_files(request: Request, server: ServerDep) -> HTMLResponse:
 @routes.post("/shrink")
 async def take_form(server: ServerDep, typed: TypedShrink) -> HTMLResponse:
     """Start the shrink described by the form."""
-    given: dict[str, object] = {name: text.strip() for name, text in (typed.model_extra or {}).items() if text.strip()}
+    given: dict[str, object] = {name: text.strip() for name, text in typed.__pydantic_extra__.items() if text.strip()}
     given |= {"name": typed.name.strip(), "model": typed.model, typed.keep: typed.amount.strip()}
     given |= {"data": _listed(typed.data), "tasks": _listed(typed.tasks)}
     with one_line_errors():

@@ -19,6 +19,7 @@ from moevolve.evaluators.harness.tasks import load_harness
 from moevolve.evaluators.preparation.prepare import prepare_split, prepare_splits
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import SPLITS
+from moevolve.evaluators.yaml_files import CODE_VARIABLE
 
 pytest.importorskip("lm_eval")
 
@@ -160,6 +161,30 @@ def test_the_fingerprint_knows_version_file_and_documents_but_no_folder(write: W
     for path in (*tmp_path.glob("*.jsonl"), tmp_path / "small.yaml"):
         shutil.copy(path, elsewhere)
     assert prepare_split(load_task(f"lm_eval:{elsewhere}/small.yaml"), "test").fingerprint == own
+
+
+def test_servers_import_no_functions_but_lm_evals_own(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, path, ran = write(), tmp_path / "small.yaml", tmp_path / "ran"
+    (tmp_path / "helpers.py").write_text(f"open({str(ran)!r}, 'w').close()\ndef text(document): return ''\n")
+    monkeypatch.setenv(CODE_VARIABLE, "refuse")
+    assert load_task(name).name == "lm_eval:small", "it has none"
+    plain = path.read_text()
+    for tag in ("!function", "!<!function>", "!%66unction"):
+        (tmp_path / "base.yaml").write_text(f"doc_to_text: {tag} helpers.text\n")
+        path.write_text(f"include: base.yaml\n{plain}")
+        for named in (path, tmp_path / "base.yaml"):
+            named.write_text(named.read_text().replace("task: small\n", "") + "task: small\n")
+            load_harness.cache_clear()
+            with pytest.raises(UserError, match=r"\.yaml: !function: servers don't run programs for others"):
+                load_task(f"lm_eval:{named}")
+    assert not ran.exists()
+    monkeypatch.delenv(CODE_VARIABLE)
+    load_task(f"lm_eval:{path}")
+    assert ran.exists()
+    monkeypatch.setenv(CODE_VARIABLE, "refuse")
+    assert callable(read_config(find_yaml("copa"))["doc_to_text"])
 
 
 def test_functions_beside_the_file_count(write: Write, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.preparation.prepare import prepare_split
-from moevolve.evaluators.preparation.registry import CODE_VARIABLE, load_task
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import Example, Matching
+from moevolve.evaluators.yaml_files import CODE_VARIABLE
 
 SHARE = """
 from __future__ import annotations

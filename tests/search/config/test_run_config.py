@@ -247,6 +247,9 @@ def test_a_stored_configuration_of_another_version_is_refused_in_one_line() -> N
         del (data[section] if section else data)[setting]
         with pytest.raises(UserError, match=refused + "settings are missing"):
             parse_stored_config(json.dumps(data))
+    for damaged in ("{", "7", "[1]"):
+        with pytest.raises(UserError, match="a search's stored configuration is damaged; `moevolve db check`"):
+            parse_stored_config(damaged)
 
 
 SPELT = {"ridge_lambdas": [0.5], "neurons": True}

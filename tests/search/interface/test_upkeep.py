@@ -11,6 +11,7 @@ from local_workers import interrupted_after, local_pool
 from report_lab import KINDS, finished
 
 import moevolve
+from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.local import LocalPool
@@ -43,6 +44,29 @@ def test_real_searches_of_every_kind_are_sound_and_damage_is_told_by_the_exit_co
     for kind in KINDS:
         assert f"{kind}: it has no row in leases" in checked.stdout
     assert in_process("db", "upgrade", "--store", kinds).stdout.startswith("nothing to do: the store has schema ")
+
+
+def test_a_genome_that_was_changed_in_the_store_is_not_exported_or_shown(kinds: str, tmp_path: Path) -> None:
+    with Store.open(kinds) as store, store.write_transaction() as connection:
+        rows = "individuals WHERE search_id IN (SELECT id FROM searches WHERE name = 'eep') AND idx ="
+        connection.exec_driver_sql(
+            f"UPDATE individuals SET genome = (SELECT genome FROM {rows} 1) WHERE (search_id, idx) IN "
+            f"(SELECT search_id, idx FROM {rows} 3)"
+        )
+    said = "eep:3: its genome isn't the one that was recorded"
+    with pytest.raises(UserError, match=said):
+        moevolve.export(kinds, "eep:3", tmp_path / "small")
+    with pytest.raises(UserError, match=said):
+        moevolve.genome(kinds, "eep:3")
+    assert not (tmp_path / "small").exists() and moevolve.genome(kinds, "eep:1")
+    assert moevolve.db.check(kinds).problems == (said,)
+
+
+def test_a_damaged_calibration_is_named(kinds: str) -> None:
+    with Store.open(kinds) as store, store.write_transaction() as connection:
+        connection.exec_driver_sql("UPDATE calibrations SET content = x'00'")
+    with pytest.raises(UserError, match="search tomoe: its stored calibration can't be read"):
+        moevolve.genome(kinds, "tomoe:0")
 
 
 def test_a_search_is_pruned_with_its_calibration(kinds: str, in_process: Any) -> None:

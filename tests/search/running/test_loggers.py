@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -115,7 +116,7 @@ def test_an_interrupted_search_has_no_final_scores(store: Store, kept: list[Kept
     assert kept[0].final is None and len(kept[0].steps["fitness"]) == len(store.fitness_by_index("id-lab"))
 
 
-@pytest.mark.parametrize("when", ["made", "missing", "log", "close", "hangs"])
+@pytest.mark.parametrize("when", ["made", "missing", "log", "close", "hangs", "exits"])
 def test_a_failing_logger_is_reported_once_and_stops_nothing(
     store: Store, kept: list[Kept], monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
@@ -130,6 +131,8 @@ def test_a_failing_logger_is_reported_once_and_stops_nothing(
 
         def log(self, values: Mapping[str, float], step: int) -> None:
             self._fail("log")
+            if when == "exits":
+                sys.exit("the tracker\nis gone")
             if when == "hangs":
                 end.wait()
 

@@ -19,6 +19,7 @@ from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 
 import moevolve
+from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.server.app import make_app
@@ -286,6 +287,28 @@ def test_an_export_is_started_with_its_options_and_its_state_is_shown(
     monkeypatch.setattr(ProcessRunner, "job", ends_now)
     page = page_of(client, part)
     assert "/just/written" in page.text and not polls(page, part)
+
+
+@pytest.mark.parametrize("name", ["../../outside", "a/b", "/etc/outside", "--store", "..", "a\nb"])
+def test_nothing_is_started_for_a_search_of_a_name_that_no_launch_gives(
+    name: str, client: TestClient, store: Store, runs: Path, started: list[list[str]]
+) -> None:
+    config = load_run_config(runs / "small.yaml")
+    foreign = replace(samples.search(name), id=samples.digest(name), config=config.canonical_json())
+    store.create_search(foreign, [samples.split()])
+    store.record(foreign.id, [samples.decided(0, 0.5)])
+    for path in (f"individuals/{foreign.id}:0/export", f"searches/{foreign.id}/resume"):
+        answer = client.post(f"/api/{path}", json={})
+        assert answer.status_code == 422 and "that no launch calls so" in answer.json()["detail"], answer.text
+    assert not started
+
+
+@pytest.mark.parametrize("control", ["\n", "\r", "\x1b[2J", "\x85", "\u2028"])
+def test_no_argument_writes_a_line_of_its_own_into_a_log(control: str, tmp_path: Path) -> None:
+    runner = ProcessRunner("sqlite:///lab.db", tmp_path)
+    with pytest.raises(UserError, match="has a line break or another control character; leave it out"):
+        runner.start("small", ["shrink", "--columns", f"prompt=a{control}asked by nobody"])
+    assert not runner.knows("small") and runner.log("small") == ""
 
 
 def test_processes_get_the_servers_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import uvicorn
 import yaml
 from killing import MOEVOLVE, count
 from served_here import served_here
@@ -23,6 +25,7 @@ from server_tokens import READ, WRITE
 from waiting import PATIENT_S, until
 
 from moevolve.search.server.connections import BACKLOG
+from moevolve.search.server.serve import ServeRequest
 from moevolve.search.server.settings import read_settings
 
 
@@ -84,6 +87,27 @@ def test_idle_connections_keep_no_client_out(served: Served) -> None:
             silent.enter_context(socket.create_connection(("127.0.0.1", port), PATIENT_S))
             if place % BACKLOG == BACKLOG - 1:  # more at once would be asked to come again in a second
                 assert httpx2.get(f"http://127.0.0.1:{port}/healthz", timeout=PATIENT_S).text == "ok\n"
+
+
+def test_responses_on_a_kept_connection_are_sent_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    async def ask_twice(server: uvicorn.Server, listening: socket.socket) -> None:
+        serving = asyncio.ensure_future(server.serve([listening]))
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        for _ in range(2):
+            writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert (await asyncio.wait_for(reader.readuntil(b"ok\n"), PATIENT_S)).startswith(b"HTTP/1.1 200 ")
+            (connection,) = server.server_state.connections
+            accepted = connection.transport.get_extra_info("socket")
+            asked.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+        server.should_exit = True
+        await serving
+
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: asyncio.run(ask_twice(server, sockets[0])))
+    ServeRequest(store=f"sqlite:///{tmp_path / 'lab.db'}", port=0).answer()
+    assert asked == [1, 1]
 
 
 @pytest.mark.slow

@@ -157,6 +157,21 @@ def test_a_file_is_uploaded_once_under_a_plain_name(
     assert started[0][3:7] == ["--data", f"{settings.uploads}/book.txt", "--data", "/data/named.jsonl"]
 
 
+def test_clients_together_upload_so_many_files_and_no_more(
+    client: TestClient, settings: ServerSettings, chats: bytes
+) -> None:
+    assert settings.uploads is not None
+    settings.uploads.mkdir()
+    for number in range(99):
+        (settings.uploads / f"{number}.jsonl").write_bytes(chats)
+    assert client.put("/api/data/last.jsonl", content=chats).status_code == 201
+    answer = client.put("/api/data/further.jsonl", content=chats)
+    assert answer.status_code == 422 and "has as many; delete one first" in answer.text
+    assert client.put("/api/data/last.jsonl", content=chats).status_code == 201, "it is there already"
+    assert client.delete("/api/data/7.jsonl", headers=HEADERS).status_code == 200
+    assert client.put("/api/data/further.jsonl", content=chats).status_code == 201
+
+
 ROWS = "".join(json.dumps({"prompt": f"what is {n}?", "answer": str(n)}) + "\n" for n in range(100))
 REFUSED: list[tuple[str, str | bytes, int, str]] = [
     ("few.jsonl", "".join(ROWS.splitlines(keepends=True)[:9]), 422, "--data few.jsonl: 9 rows with different first"),
@@ -306,6 +321,9 @@ def test_the_form_starts_what_the_api_does(client: TestClient, started: list[lis
         ({"evaluations": "many"}, "evaluations: Input should be a valid integer"),
         ({"name": "../up"}, "name: String should match"),
         ({"keep": "all"}, "keep: Input should be"),
+        ({"time": 7}, "time: Input should be a valid string"),
+        ({"guard_time": ["7m", "9m"]}, "guard_time: Input should be a valid string"),
+        ({"seed": None}, "seed: Input should be a valid string"),
     ):
         answer = client.post("/shrink?part=1", json=FORM | changes)
         assert answer.status_code == 422 and said in check(answer.text, whole=False).text, answer.text

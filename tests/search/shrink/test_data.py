@@ -405,6 +405,20 @@ def test_all_malformed_rows_are_counted_and_the_first_three_named(tmp_path: Path
         read_data(table)
 
 
+def test_a_file_of_faults_is_soon_given_up_and_its_message_is_short(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text("{}\n" * 5000)
+    with pytest.raises(UserError, match=r"1,000 of the first 1,000 rows can't be used: .*:3: the row has none"):
+        read_data(path)
+    asked = [{"role": "user", "content": "a"}]
+    for row in ({"messages": asked, "tools": [0] * 10_000}, {"messages": [0] * 10_000}, {"a" * 10_000: "b"}):
+        for times in (1, 2):
+            path.write_text((json.dumps(row) + "\n") * times)
+            with pytest.raises(UserError) as caught:
+                read_data(path)
+            assert str(caught.value).count(f"{path}:1: ") == times % 2 and len(str(caught.value)) < 1000
+
+
 def test_answers_are_scored_by_a_function_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "share.py").write_text(
         "def share(answer, expected):\n    wanted = set(expected.split())\n"

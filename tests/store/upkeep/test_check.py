@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from pathlib import Path
 
+import pytest
 from sqlalchemy import text
 from store_samples import decided, evaluation, individual, search, split
 
+from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
+from moevolve.store.records import StoredShrink
 from moevolve.store.repository import Store
 from moevolve.store.upkeep.check import check
 
@@ -40,6 +44,45 @@ def test_a_sound_store_has_no_problems_and_gaps_and_missing_leases_are_named(sto
         "alpha: 2 of its first 10 individuals are missing",
         "imported: it has no row in leases",
     )
+
+
+def test_genomes_with_other_bytes_than_were_recorded_are_named(store: Store) -> None:
+    fill(store)
+    with store.write_transaction() as connection:
+        bytes_of = "SELECT genome FROM individuals WHERE search_id = 'id-alpha' AND idx = "
+        flipped = connection.execute(text(f"{bytes_of}3")).scalar_one()[:-1] + b"\xfe"
+        change = "UPDATE individuals SET genome = :genome WHERE search_id = 'id-alpha' AND idx = :idx"
+        other = connection.execute(text(f"{bytes_of}4")).scalar_one()
+        for index, genome in ((3, flipped), (5, other)):
+            connection.execute(text(change), {"genome": genome, "idx": index})
+    assert check(store).problems == tuple(
+        f"alpha:{index}: its genome isn't the one that was recorded" for index in (3, 5)
+    )
+
+
+def test_values_that_cannot_be_parsed_are_counted(store: Store) -> None:
+    fill(store)
+    store.record_shrink(StoredShrink("small", ("alpha",), "{}"))
+    assert check(store).problems == ()
+    changes = {
+        "searches SET config = '{' WHERE name = 'imported'": "searches.config: 1 values .* that of imported",
+        "searches SET model_facts = 'x'": "searches.model_facts: 2 values can't be read, the first that of alpha",
+        "leases SET progress = '' WHERE search_id = 'id-imported'": "leases.progress: 1 values .* that of imported",
+        "shrinks SET content = '[1,'": "shrinks.content: 1 values .* that of small",
+    }
+    if store.is_file:
+        dates = "created_at = 'yesterday' WHERE search_id = 'id-alpha' AND idx > 4"
+        changes[f"individuals SET {dates}"] = "individuals.created_at: 5 values .* that of alpha:5"
+    with store.write_transaction() as connection:
+        for change in changes:
+            connection.execute(text(f"UPDATE {change}"))
+    problems = check(store).problems
+    assert len(problems) == len(changes)
+    for said in changes.values():
+        assert any(re.fullmatch(said, problem) for problem in problems), (said, problems)
+    if store.is_file:
+        with pytest.raises(StoreError, match="yesterday"):
+            store.history("id-alpha")
 
 
 def test_rows_without_what_they_belong_to_are_counted(tmp_path: Path) -> None:

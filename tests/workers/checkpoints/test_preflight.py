@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,11 @@ FAULTS: dict[str, tuple[str, Callable[[Tensors], object], dict[str, Any]]] = {
         lambda tensors: None,
         {"num_hidden_layers": 2},
     ),
+    "more layers than all tensors": (
+        "its config says 100,000 layers, and its files have 84 tensors",
+        lambda tensors: None,
+        {"num_hidden_layers": 100_000},
+    ),
     "a bias that the config doesn't say": (
         rf"tensor {LAYER}self_attn.q_proj.bias is in the files",
         lambda tensors: tensors.update({f"{LAYER}self_attn.q_proj.bias": torch.ones(32)}),
@@ -93,6 +99,18 @@ FAULTS: dict[str, tuple[str, Callable[[Tensors], object], dict[str, Any]]] = {
         {},
     ),
 }
+
+
+def test_a_wrong_number_of_experts_costs_no_memory(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model")
+    check_weights(ModelConfig(str(folder), device="cpu"))
+    config = edited(folder, lambda tensors: None, num_local_experts=10**6)
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"experts.6.\S+ is missing from the files, and config.json says 1000000"):
+        check_weights(config)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6, "of numbers up to a million, 60 MB"
 
 
 @pytest.mark.parametrize("fault", FAULTS)

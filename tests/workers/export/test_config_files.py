@@ -15,6 +15,7 @@ from families import edit_of_kind
 from gguf_checkpoints import SETTINGS, lone_gguf
 from published_spelling import spell_as_published
 
+from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.model.describe import describe_model
@@ -57,6 +58,27 @@ def test_fields_are_changed_in_place(
     write_source(config, edit, tmp_path / "source-form")
     kept = json.loads((tmp_path / "source-form" / "config.json").read_text())
     assert kept == changed and list(kept) == list(before)
+
+
+def test_a_link_out_of_the_folder_is_not_published(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    cache = tmp_path / "models--owner--name"
+    source = shutil.copytree(checkpoint("mixtral"), cache / "snapshots" / "0123")
+    (cache / "blobs").mkdir()
+    (source / "generation_config.json").rename(cache / "blobs" / "4567")
+    (source / "generation_config.json").symlink_to("../../blobs/4567")
+    (source / "COPYING").symlink_to("config.json")
+    config, edit = ModelConfig(str(source), device="cpu", dtype="float32"), edit_of_kind(3, 6, "prune", 4, 1, "logits")
+    export_model(config, edit, tmp_path / "linked", CARD)
+    files = {file.name for file in (tmp_path / "linked").iterdir() if not file.is_symlink()}
+    assert {"generation_config.json", "COPYING"} < files
+    (tmp_path / "secret").write_text("secret")
+    (source / "additional_chat_templates").mkdir()
+    for link in (source / "LICENSE", source / "additional_chat_templates" / "tools.jinja"):
+        link.symlink_to(tmp_path / "secret")
+        with pytest.raises(UserError, match=f"{link.name} is a link out of the model's folder; put the file itself"):
+            export_model(config, edit, tmp_path / "out", CARD)
+        link.unlink()
+        assert not (tmp_path / "out").exists()
 
 
 def both_spellings(directory: Path, theta: float) -> None:

@@ -75,7 +75,7 @@ def test_a_failure_is_one_line_that_names_the_export(hub: FakeHub, folder: Path,
         f"error: the checkpoint is complete in {folder}, but wasn't pushed to"
     )
     assert {"wrong token": "401", "no rights": "403", "no network": "refused"}[reason] in message, message
-    assert "`hf upload me/" in message and sorted(folder.iterdir()) == before
+    assert len(message) < 1000 and "`hf upload me/" in message and sorted(folder.iterdir()) == before
 
 
 def test_without_a_token_nothing_begins(hub: FakeHub, folder: Path) -> None:

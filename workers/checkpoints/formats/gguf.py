@@ -25,7 +25,7 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.files import gguf_parts
 from moevolve.workers.checkpoints.formats.base import Codec
-from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
+from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor, refuse_layers
 from moevolve.workers.checkpoints.shards import finite
 from moevolve.workers.checkpoints.state import SavedNames, empty_model
 
@@ -184,6 +184,7 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
             f"{file}: it has {has}, and its config's model type is {settings.model_type!r}; replace the config.json "
             "next to it by that of the model that it was made from"
         )
+    refuse_layers(settings.num_hidden_layers, len(stored), file)
     names = GgufNames(architecture, settings.num_hidden_layers)
     model = empty_model(MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)], settings, dtype)
     wanted = {name: tensor for saved in SavedNames(model).tensors.values() for name, tensor in saved.items()}
@@ -354,6 +355,9 @@ def _derived(file: Path, _changed: int) -> PretrainedConfig:
         value = metadata(reader, f"{architecture}.{key}")
         if value is not None:
             settings = settings | {name: _shortest(value)}
+    layers = settings.get("num_hidden_layers")
+    if isinstance(layers, int):
+        refuse_layers(layers, sum(len(each.tensors) for each in readers), file)
     theta = _shortest(metadata(reader, f"{architecture}.rope.freq_base") or 10_000.0)
     return AutoConfig.for_model(
         model_type,
