@@ -109,10 +109,13 @@ def copy_files(source: Path, part: Path, *left_out: str) -> None:
 
 
 def _refuse_link(file: Path, source: Path) -> None:
-    """Refuse a link out of a checkpoint's folder, by which an upload would publish a file of this machine."""
+    """Refuse a link out of a checkpoint's folder, by which an upload would publish a file of this machine.
+
+    Links to files of the same name are let be, since people make folders of such links.
+    """
     folder, target = source.resolve(), file.resolve()
     cached = target.parent in [parent / "blobs" for parent in folder.parents]  # as in the hub's cache
-    if not (target.is_relative_to(folder) or cached):
+    if not (target.is_relative_to(folder) or cached or target.name == file.name):
         raise UserError(f"{file} is a link out of the model's folder; put the file itself there, or remove the link")
 
 

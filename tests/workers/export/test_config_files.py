@@ -67,10 +67,12 @@ def test_a_link_out_of_the_folder_is_not_published(checkpoint: Callable[[str], P
     (source / "generation_config.json").rename(cache / "blobs" / "4567")
     (source / "generation_config.json").symlink_to("../../blobs/4567")
     (source / "COPYING").symlink_to("config.json")
+    (tmp_path / "NOTICE").write_text("noticed")
+    (source / "NOTICE").symlink_to(tmp_path / "NOTICE")
     config, edit = ModelConfig(str(source), device="cpu", dtype="float32"), edit_of_kind(3, 6, "prune", 4, 1, "logits")
     export_model(config, edit, tmp_path / "linked", CARD)
     files = {file.name for file in (tmp_path / "linked").iterdir() if not file.is_symlink()}
-    assert {"generation_config.json", "COPYING"} < files
+    assert {"generation_config.json", "COPYING", "NOTICE"} < files
     (tmp_path / "secret").write_text("secret")
     (source / "additional_chat_templates").mkdir()
     for link in (source / "LICENSE", source / "additional_chat_templates" / "tools.jinja"):
