@@ -16,6 +16,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from moevolve.evaluators.errors import FailureKind, UserError
+from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
@@ -139,6 +140,8 @@ class RayPool:
         start_ray(workers)
         self._workers = workers
         self._splits: dict[str, ray.ObjectRef] = {}
+        # Those that need all layers of a candidate at once.
+        self._decoded: set[str] = set()
         self.add_splits(splits)
         self._actor_class = worker_actor(workers, worker)
         self._first = None if probe is None else probe.take()
@@ -157,7 +160,10 @@ class RayPool:
 
     def add_splits(self, splits: Mapping[str, PreparedSplit]) -> None:
         for fingerprint in splits.keys() - self._splits.keys():
-            self._splits[fingerprint] = ray.put(splits[fingerprint])
+            split = splits[fingerprint]
+            self._splits[fingerprint] = ray.put(split)
+            if FITNESSES[split.fitness].decodes(split.max_new_tokens):
+                self._decoded.add(fingerprint)
 
     def submit(self, request: EvaluationRequest) -> None:
         self._queue.append(request)
@@ -266,7 +272,7 @@ class RayPool:
         def tried(each: EvaluationRequest) -> bool:
             return self._deaths[each.ticket] + self._losses[each.ticket] > 0
 
-        if not seat.info.by_layer or tried(request):
+        if not seat.info.by_layer or tried(request) or self._decoded.intersection(request.fingerprints):
             return (request,)
         others = [
             each

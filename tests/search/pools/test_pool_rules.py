@@ -16,7 +16,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from replies import answer
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import SplitRef
+from moevolve.evaluators.types import Matching, PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools import ray_actor, ray_pool
 from moevolve.search.pools.base import PoolError, StopRequested
@@ -355,17 +355,20 @@ def test_candidates_share_a_worker_that_runs_one_layer_at_a_time(workers: int, r
     assert sorted(reply.ticket for reply in replies) == [*"012345"]
 
 
-def test_other_splits_are_no_part_of_a_round() -> None:
+def test_other_splits_and_long_answers_are_no_part_of_a_round() -> None:
     fates = LayerByLayer()
     pool = pool_of(fates)
     poll_until_ready(pool, 1)
-    split = SplitRef("task", "dev", "other", "accuracy")
-    pool.add_splits({"other": ANYTHING})
-    submit(pool, "0")
-    pool.submit(EvaluationRequest(IdentityEdit(), (split,), ticket="1"))
-    submit(pool, "2")
-    collect(pool, 3)
-    assert ["".join(each) for each in fates.rounds] == ["02", "1"]
+    kinds = {"texts": ("perplexity", 1), "short": ("generate", 4), "long": ("generate", 100)}
+    splits = {
+        name: PreparedSplit(name, "dev", fitness, "mean", Matching(), tokens, " ", ())
+        for name, (fitness, tokens) in kinds.items()
+    }
+    pool.add_splits({split.fingerprint: split for split in splits.values()})
+    for ticket, name in (("0", "texts"), ("1", "long"), ("2", "short"), ("3", "texts"), ("4", "long"), ("5", "short")):
+        pool.submit(EvaluationRequest(IdentityEdit(), (splits[name].ref,), ticket=ticket))
+    collect(pool, 6)
+    assert sorted("".join(each) for each in fates.rounds) == ["03", "1", "25", "4"]
 
 
 def test_candidates_that_a_worker_died_with_are_evaluated_alone() -> None:
