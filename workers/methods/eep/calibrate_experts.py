@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import combinations
 from math import comb
 from typing import Any, Protocol
@@ -33,7 +33,7 @@ SAMPLED_AT_ONCE = 64
 MEMORY = 4 << 30
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class RoutedTokens:
     """Tokens of one forward pass in one MoE layer, and their routing.
 
@@ -53,30 +53,21 @@ class RoutedTokens:
     chosen: Tensor
     scales: Tensor | None = None
 
-    def chosen_outputs(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Outputs [rows, k, hidden], without weights, of the experts that some tokens chose, weights and experts."""
-        for rows in self.chunks(self.chosen.shape[1]):
-            yield self._run(rows, self.chosen[rows]), self.weights[rows], self.chosen[rows]
-
-    def outputs_by_expert(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Outputs [rows, hidden], without weights, of chosen experts, their weights and numbers [rows].
-
-        Rows are in order of experts, so that each runs on as many tokens at once as possible.
-        """
-        index, weights = self.chosen.flatten(), self.weights.flatten()
+    @cached_property
+    def norms(self) -> Tensor:
+        """Norms of the chosen experts' outputs, without weights, float64 [tokens, k]."""
+        index = self.chosen.flatten()
+        found = torch.empty(len(index), dtype=torch.float64, device=index.device)
+        # In order of experts, so that each runs on as many tokens at once as possible.
         for rows in index.argsort(stable=True).split(ROWS_AT_ONCE):
             outputs = self._run(rows // self.chosen.shape[1], index[rows, None])
-            yield outputs[:, 0], weights[rows], index[rows]
+            found[rows] = outputs[:, 0].double().norm(dim=1)
+        return found.view(self.chosen.shape)
 
     def run_all(self, rows: slice | Tensor) -> Tensor:
         """Return the outputs of all experts on these tokens, chosen or not, [rows, n, hidden]."""
         logits = self.logits[rows]
         return self._run(rows, torch.arange(logits.shape[1], device=logits.device).expand(logits.shape))
-
-    def chunks(self, each: int) -> list[slice]:
-        """Slices that cover all tokens, each with at most `ROWS_AT_ONCE` outputs if a token runs `each` experts."""
-        step = max(1, ROWS_AT_ONCE // each)
-        return [slice(start, start + step) for start in range(0, len(self.hidden), step)]
 
     def _run(self, rows: slice | Tensor, index: Tensor) -> Tensor:
         # The family's own code at a routing weight of 1.
@@ -225,11 +216,11 @@ class _Importance:
 
     def add(self, routed: RoutedTokens) -> None:
         powers, row = torch.arange(self._POWERS, device=self._sums.device), torch.zeros_like(self._sums)
-        for outputs, weights, chosen in routed.outputs_by_expert():
-            norms = outputs.double().norm(dim=1)[:, None] ** powers
+        chosen, weights, norms = (each.flatten() for each in (routed.chosen, routed.weights.double(), routed.norms))
+        for rows in torch.arange(len(chosen), device=chosen.device).split(ROWS_AT_ONCE):
             # A product with one-hot rows is deterministic; `bincount` isn't on every device.
-            one_hot = nn.functional.one_hot(chosen, len(self._sums)).double()
-            products = (weights.double()[:, None] ** powers)[:, :, None] * norms[:, None, :]
+            one_hot = nn.functional.one_hot(chosen[rows], len(self._sums)).double()
+            products = (weights[rows, None] ** powers)[:, :, None] * (norms[rows, None] ** powers)[:, None, :]
             row += (one_hot.t() @ products.flatten(1)).view_as(row)
         self._sums += row
         self._tokens += len(routed.hidden)
@@ -248,13 +239,10 @@ class _Pairs:
         self._norms = torch.zeros(layer.count, layer.count, dtype=torch.float64)
 
     def add(self, routed: RoutedTokens) -> None:
-        for outputs, weights, found in routed.chosen_outputs():
-            norms = (outputs.float() * weights.float()[:, :, None]).norm(dim=2)
-            # Added up on the host, since adding by index isn't deterministic on every device.
-            chosen = found.cpu()
-            pairs = (chosen[:, :, None] * len(self._norms) + chosen[:, None, :]).flatten()
-            products = norms[:, :, None] * norms[:, None, :]
-            self._norms.view(-1).index_add_(0, pairs, products.cpu().double().flatten())
+        # Added up on the host, since adding by index isn't deterministic on every device.
+        norms, chosen = (routed.norms * routed.weights.double()).abs().cpu(), routed.chosen.cpu()
+        pairs = (chosen[:, :, None] * len(self._norms) + chosen[:, None, :]).flatten()
+        self._norms.view(-1).index_add_(0, pairs, (norms[:, :, None] * norms[:, None, :]).flatten())
 
     def arrays(self) -> dict[str, Tensor]:
         return {"pair_norms": self._norms}
