@@ -176,9 +176,7 @@ def test_two_workers_that_take_turns_and_a_resume_among_repairs_change_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
 def test_workers_that_read_layers_for_several_candidates_change_nothing(
-    workers: int,
     run: RunConfig,
     expected: Any,
     snapshot: Any,
@@ -186,9 +184,9 @@ def test_workers_that_read_layers_for_several_candidates_change_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On Ray, with experts on the disk."""
+    """Two workers on Ray, with experts on the disk."""
     model = replace(run.model, expert_offload="disk")
-    section = run.workers.model_copy(update={"count": workers, "num_cpus": 1, "address": ray_address})
+    section = run.workers.model_copy(update={"count": 2, "num_cpus": 1, "address": ray_address})
     changed = run.model_copy(update={"model": model, "workers": section})
     sizes: list[int] = []
     form = RayPool._round
