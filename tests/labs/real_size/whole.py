@@ -57,7 +57,8 @@ class Part:
     Attributes:
         title: which.
         seconds: Wall time by stage, all layers and candidates together.
-        peak, planned: most bytes in tensors on the device, and the same as `plan` predicts it.
+        peak, planned: most bytes in tensors on the device, and the same as `plan` predicts it for the search; an export
+            needs no more.
         note: what came of it.
     """
 
@@ -142,7 +143,7 @@ def shrink(model: Path, task: Path, folder: Path, batch: int) -> Iterator[Part]:
         yield Part("search", *found, memory.device, note)
         with _measured(layer) as found:
             report = ExportRequest(f"{NAME}:{best.index}", folder / "new").answer(store)
-        yield Part("export", *found, memory.exporting, f"{report.form}, {report.size_bytes / 1e9:.2f} GB")
+        yield Part("export", *found, memory.device, f"{report.form}, {report.size_bytes / 1e9:.2f} GB")
 
 
 def _config(model: Path, task: Path, batch: int) -> RunConfig:
