@@ -96,7 +96,7 @@ class Goal:
 
     @property
     def fits(self) -> Path:
-        """Folder of what repairs have fitted, while the shrink runs: the winner is checked and exported with it."""
+        """Folder of fitted weights, which exists while the shrink runs: its checks and export reuse the winner's."""
         return self.files / "fits"
 
     def announce(self, on_note: Callable[[str], None]) -> None:

@@ -136,7 +136,7 @@ def _misshapen(sources: Sequence[str], empty: Mapping[str, Tensor], wanted: torc
         if match is not None:
             parts[f"{match['block']}.*{match['rest'] or ''}"][int(match["expert"])] = name
     for part, experts in parts.items():
-        # Without a set of all numbers, of which there are billions if config.json says so.
+        # A set of all numbers would take gigabytes where config.json claims billions of experts.
         odd = next((number for number in range(wanted[0]) if number not in experts), None)
         if odd is None:
             odd = min((number for number in experts if number >= wanted[0]), default=None)

@@ -124,8 +124,8 @@ class ResidentModel:
         if isinstance(edit, IdentityEdit):
             with self._one_layer():
                 for layer in layers:
-                    if experts_owner().edit in self._applicators:  # another edit may have had the layer in between
-                        self._applicator(experts_owner().edit).revert()
+                    if self._owner is not None:  # another edit may have had the layer in between
+                        self._owner.revert()
                     yield layer
             return
         applicator = self._applicator(type(edit))
@@ -150,9 +150,8 @@ class ResidentModel:
         return () if applicator is None else applicator.report()
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
-        owner = self._applicator(experts_owner().edit)
-        assert isinstance(owner, ExpertsOwner)
-        return owner.original_experts(ordinal)
+        assert self._owner is not None, "the model is dense"
+        return self._owner.original_experts(ordinal)
 
     def _applicator(self, kind: type) -> Applicator:
         """Return the applicator of an edit type. It is created on first use, when the model must be unedited."""
@@ -219,5 +218,11 @@ class ResidentModel:
                     states[place] = found[0]
 
     def _one_layer(self) -> AbstractContextManager[None]:
-        owner = self._applicators.get(experts_owner().edit)
-        return owner.one_layer() if isinstance(owner, ExpertsOwner) else nullcontext()
+        return nullcontext() if self._owner is None else self._owner.one_layer()
+
+    @property
+    def _owner(self) -> ExpertsOwner | None:
+        """What has taken over the experts; None for a dense model."""
+        found = self._applicators.get(experts_owner().edit)
+        assert found is None or isinstance(found, ExpertsOwner)
+        return found

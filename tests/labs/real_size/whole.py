@@ -59,7 +59,7 @@ class Part:
         seconds: Wall time by stage, all layers and candidates together.
         peak, planned: most bytes in tensors on the device, and the same as `plan` predicts it for the search; an export
             needs no more.
-        note: what came of it.
+        note: Size and score of the result, for people.
     """
 
     title: str

@@ -105,8 +105,7 @@ def _inverse_moments(inputs: Tensor) -> Tensor:
 class _System:
     """The linearised least squares of one expert: `normal` is what conjugate gradients multiply with.
 
-    Rows of the gate and up projections are in the order in which a neuron's are as far from each other as possible:
-    the first of every neuron, then the second of every neuron.
+    Rows of the gate and up projections are sorted: the first row of every neuron precedes the second of any.
     """
 
     def __init__(self, network: Network, roots: Tensor, fitted: Tensor, inverse: Tensor) -> None:
