@@ -57,8 +57,6 @@ def _print_report(report: moevolve.ExportReport, parts: str) -> None:
     )
     for title, names in report.changes:
         output.print(f"{title}: {names}", soft_wrap=True)
-    if report.pushed is not None:
-        output.print(f"uploaded to {report.pushed}", soft_wrap=True)
     output.print(how_to_load(report.directory, report.form), soft_wrap=True)
 
 

@@ -27,7 +27,7 @@ _PANELS = {
     "Data": ("tasks", "columns", "metric"),
     "Search": ("evaluations", "repair", "seed", "overrides", "store"),
     "Checks before the export": ("guard_time", "force"),
-    "Output": ("custom_code", "push"),
+    "Output": ("custom_code",),
 }
 
 

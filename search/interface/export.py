@@ -16,7 +16,6 @@ from moevolve.search.interface.parameters import (
     ModelDtype,
     ModelPath,
     Mtp,
-    Push,
     Requantise,
     Threads,
 )
@@ -112,8 +111,7 @@ class ExportRequest(CheckpointRequest):
 
     Raises:
         ExportError: the checkpoint failed its verification; its files are kept as `DIRECTORY.unverified`.
-        UserError: the folder exists, the model can't be loaded, or the form can't express the individual; or the
-            checkpoint is complete but can't be pushed.
+        UserError: the folder exists, the model can't be loaded, or the form can't express the individual.
         StoreError: the store or individual doesn't exist.
     """
 
@@ -123,23 +121,14 @@ class ExportRequest(CheckpointRequest):
     _: KW_ONLY
     model: ModelPath = None
     threads: Threads = None
-    push: Push = None
 
     def answer(self, store: Store, *, observer: Observer = SILENT) -> ExportReport:
-        from moevolve.workers.export.push import check_login, push
-
         if self.individual == FULL:
             raise UserError(f"{FULL}: the full model is a checkpoint already; name an individual as SEARCH:INDEX")
-        if self.push is not None:
-            check_login(self.push)
         observer.on_stage("reading the search and the checkpoint")
         candidate = bound_candidate(store, self.individual, model=self.model)
         observer.on_stage("writing the checkpoint, and comparing it with the model")
-        report = self.export(store, candidate)
-        if self.push is None:
-            return report
-        observer.on_stage(f"uploading to {self.push}")
-        return replace(report, pushed=push(report.directory, self.push))
+        return self.export(store, candidate)
 
     def export(
         self,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, InstanceOf
+from pydantic import InstanceOf
 
-from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import override_lines
 from moevolve.search.config.run import LONGEST_NAME, RunConfig
 from moevolve.search.interface.request import Flag, about
@@ -71,18 +69,6 @@ Requantise = Annotated[
 ]
 
 
-def _repository(name: str | None) -> str | None:
-    if name is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is None:
-        raise UserError(f"--push {name!r}: give OWNER/NAME, each of letters, digits, dots, dashes and underscores")
-    return name
-
-
-Push = Annotated[
-    str | None,
-    about("Upload the verified checkpoint to a new private repository of the hub."),
-    Flag(metavar="OWNER/NAME"),
-    AfterValidator(_repository),
-]
 ModelSettings = Annotated[
     Overrides, about("Change settings of the search's `model.*` or `engine.*` for this once."), SETTINGS
 ]

@@ -21,8 +21,8 @@ from moevolve.search.shrink.record import STAGES, ShrinkRecord, find_shrink
 from moevolve.search.shrink.request import ShrinkRequest, refuse_wrong
 from moevolve.store.errors import NotFoundError
 
-# Parameters of a shrink that the server chooses, that are names here, that are programs, or that publish.
-_CHOSEN_HERE = ("model", "data", "tasks", "output", "store", "overrides", "dry_run", "metric", "push")
+# Parameters of a shrink that the server chooses, that are names here, or that are programs.
+_CHOSEN_HERE = ("model", "data", "tasks", "output", "store", "overrides", "dry_run", "metric")
 # Parameters that a client may give as the command takes them.
 SHRINK_OPTIONS = tuple(name for name in fields_of(ShrinkRequest) if name not in _CHOSEN_HERE)
 Name = Annotated[str, Field(max_length=200)]

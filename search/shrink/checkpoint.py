@@ -1,4 +1,4 @@
-"""Check, export, time and upload a search's winner."""
+"""Check, export and time a search's winner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from moevolve.store.repository import Store
 from moevolve.workers.checkpoints.files import weight_bytes
 from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.export.push import push
 from moevolve.workers.export.servers import loads_in
 from moevolve.workers.profiling.report import (
     NEW_TOKENS,
@@ -44,7 +43,7 @@ _REPEATS = 5
 
 
 def finish(goal: Goal, store: Store, journal: Journal, table: FinalTable, observer: Observer) -> None:
-    """Check a search's winner, write its checkpoint, time it and upload it; skip the steps that the record has.
+    """Check a search's winner, write its checkpoint and time it; skip the steps that the record has.
 
     Raises:
         ExportError: The checkpoint is larger than requested.
@@ -73,11 +72,6 @@ def finish(goal: Goal, store: Store, journal: Journal, table: FinalTable, observ
             assert journal.record.written is not None
             speed = measured_speed(subject.config.model, journal.record.written, observer)
             journal.note(speed=speed)
-    repository = goal.push
-    if repository is not None and repository not in journal.record.pushed:
-        with journal.stage("upload"):
-            url = push(goal.folder, repository)
-            journal.note(pushed={**journal.record.pushed, repository: url})
     journal.note(status="finished")
 
 

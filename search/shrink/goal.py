@@ -90,7 +90,6 @@ class Goal:
     seconds: float | None
     guard: float | None
     force: bool
-    push: str | None
     dry_run: bool
     asked: Mapping[str, JsonValue]
 

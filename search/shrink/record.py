@@ -25,7 +25,7 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.records import StoredShrink
 from moevolve.store.repository import Store
 
-Stage = Literal["data", "settings", "look", "sizes", "plan", "search", "checks", "export", "speed", "upload"]
+Stage = Literal["data", "settings", "look", "sizes", "plan", "search", "checks", "export", "speed"]
 Status = Literal["running", "finished", "refused", "interrupted", "failed"]
 
 STAGES: Mapping[Stage, str] = {
@@ -38,7 +38,6 @@ STAGES: Mapping[Stage, str] = {
     "checks": "checking the winner's answers",
     "export": "writing the checkpoint, and comparing it with the model",
     "speed": "measuring speed and memory",
-    "upload": "uploading",
 }
 
 
@@ -118,7 +117,6 @@ class ShrinkRecord:
         weight_bytes: Bytes of the source checkpoint's weight files.
         search: Name of the search whose winner is exported; None until it is known.
         seconds: Duration of each stage that has ended; of one that was continued, of its last part.
-        pushed: URLs of the hub by repository.
     """
 
     name: str
@@ -142,7 +140,6 @@ class ShrinkRecord:
     checks: Checks | None = None
     written: Written | None = None
     speed: Speed | None = None
-    pushed: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[Stage, float] = field(default_factory=dict)
 
     @property

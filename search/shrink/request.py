@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import override_lines
-from moevolve.search.interface.parameters import NewStore, Push, RunSettings
+from moevolve.search.interface.parameters import NewStore, RunSettings
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.running.observer import SILENT, Observer
 
@@ -29,8 +29,7 @@ class ShrinkRequest(Request):
 
     Raises:
         UserError: a file of requests is malformed, the model can't be had, fits in no way, can't be made so small or
-            is that small already, its answers are mostly wrong, the time is too short, or the folder is taken; or the
-            checkpoint is complete but can't be pushed.
+            is that small already, its answers are mostly wrong, the time is too short, or the folder is taken.
         StoreError: the store can't be opened, or the search was cancelled.
         PoolError: no worker can be started; giving the same request again continues the search.
         ExportError: the checkpoint failed its verification, or is larger than asked.
@@ -139,7 +138,6 @@ class ShrinkRequest(Request):
             "beyond these limits."
         ),
     ] = False
-    push: Push = None
     dry_run: Annotated[
         bool,
         about(
@@ -155,7 +153,6 @@ class ShrinkRequest(Request):
             UserError: The request is wrong, whatever the model and the data are.
         """
         from moevolve.search.shrink.goal import Goal, named, read_amount, seconds_of
-        from moevolve.workers.export.push import check_login
 
         if not self.data and not self.tasks:
             raise UserError("say what the model is for: --data PATH, or --task NAME")
@@ -179,8 +176,6 @@ class ShrinkRequest(Request):
             raise UserError("--keep-score finds the size by searching, which --dry-run leaves out; give one of them")
         if self.time is not None and self.evaluations is not None:
             raise UserError("--time and --evaluations both set the number of candidates; give one of them")
-        if self.push is not None:
-            check_login(self.push)
         model, overrides = Path(self.model), override_lines(self.overrides)
         stem = model.stem if model.suffix == ".gguf" else model.resolve().name if model.exists() else model.name
         folder = Path(self.output or f"{stem}-{amount.text.strip().replace('%', 'pct')}")
@@ -210,7 +205,6 @@ class ShrinkRequest(Request):
             seconds=None if self.time is None else seconds_of(self.time),
             guard=None if self.guard_time is None else seconds_of(self.guard_time, "--guard-time"),
             force=self.force,
-            push=self.push,
             dry_run=self.dry_run,
             asked=json.loads(json.dumps(asked, default=str)),
         )

@@ -107,7 +107,7 @@ class ShrinkResult:
             lines += self._written_lines(record.written)
         lines.append(f"the search is {self.table.search} in {self.store}; its settings are in {record.run_file}")
         lines += [str(gain) for gain in (self.code_gain, self.gain) if gain is not None]
-        return [*lines, *(f"uploaded to {url}" for url in record.pushed.values())]
+        return lines
 
     def _written_lines(self, written: Written) -> Iterator[str]:
         from moevolve.workers.export.folder import how_to_load, how_to_quantise  # which takes a while

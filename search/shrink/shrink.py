@@ -65,7 +65,7 @@ def shrink(goal: Goal, observer: Observer, begun: float) -> ShrinkResult | Shrin
         journal = Journal.begin(goal, store, observer)
         if store is not None and journal.record.written is not None and goal.folder.is_dir():
             found = result_of(store, journal.record)
-            if found is not None and goal.push in (None, *journal.record.pushed):
+            if found is not None:
                 journal.note(status="finished")
                 return found
         opened.enter_context(journal.ending())

@@ -149,7 +149,6 @@ class ExportReport:
         anew: In the source form, the number of tensors that were written anew, read back and found as they were packed.
         difference: Largest difference of a tensor that was packed anew from the edited model's, relative to the latter.
         changes: What was written anew and how, each as a title and patterns of names; also in the model card.
-        pushed: URL of the hub's repository that it was uploaded to.
     """
 
     __repr__ = short_repr
@@ -165,7 +164,6 @@ class ExportReport:
     anew: int = 0
     difference: float = 0.0
     changes: tuple[tuple[str, str], ...] = ()
-    pushed: str | None = None
 
 
 class ExportError(RuntimeError):

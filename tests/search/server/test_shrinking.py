@@ -121,7 +121,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"data": []}, "data or tasks"),
     ({"output": "/tmp/elsewhere"}, "output: Extra inputs are not permitted"),
     ({"metric": "evil.py:run"}, "metric: Extra inputs are not permitted"),
-    ({"push": "somebody/small"}, "push: Extra inputs are not permitted"),
     ({"overrides": ["model.path=/etc"]}, "overrides: Extra inputs are not permitted"),
     ({"store": "sqlite:////tmp/other.db"}, "store: Extra inputs are not permitted"),
     ({"name": "../up"}, "name: String should match pattern"),
@@ -305,7 +304,7 @@ def test_the_form_starts_what_the_api_does(client: TestClient, started: list[lis
     page = page_of(client, "/shrink")
     names = {found["name"] for found in page.all("input", "select")}
     assert {"name", "model", "data", "tasks", "keep", "amount", "repair", "time", "custom_code", "guard_time"} < names
-    assert not {"metric", "output", "store", "overrides", "dry_run", "push"} & names
+    assert not {"metric", "output", "store", "overrides", "dry_run"} & names
     assert page.texts_of("option")[:2] == ["gone", "tiny"] and "such as 50% of the experts" in page.text
     assert [found["value"] for found in page.all("input") if found["name"] == "data"] == ["named"]
     typed = FORM | {"custom_code": "on", "repair": "none", "time": "2h", "seed": ""}

@@ -24,13 +24,6 @@ WRONG = {
     "no share": (["--task", "demo-kin", "--neurons", "abc"], "--neurons abc: give a share such as 12.5%"),
     "an unknown task": (["--task", "demo-kim", "--experts", "50%"], "did you mean demo-kin"),
     "no file": (["--data", "none.jsonl", "--experts", "50%"], "none.jsonl: no such file"),
-    **{
-        f"a repository {name!r}": (
-            ["--task", "demo-kin", "--experts", "50%", "--push", name],
-            f"--push {name!r}: give OWNER/NAME",
-        )
-        for name in ("foo/bar/baz", "", "a b", "small", "me/smäll")
-    },
     "two tasks of one name": (
         ["--task", "demo-kin", "--task", "demo-kin", "--experts", "50%"],
         "a task is named twice in demo-kin",

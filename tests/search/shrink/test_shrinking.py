@@ -12,7 +12,6 @@ import pytest
 import torch
 from commands_here import run_command, worker_here
 from demo_chats import write_chats
-from fake_hub import TOKEN, fake_hub
 from packed_checkpoints import write
 from pydantic import TypeAdapter
 from safetensors.torch import load_file
@@ -190,23 +189,6 @@ def test_another_request_of_the_same_name_is_refused_by_what_differs(
     (folder / "chats.jsonl").write_text(rows)
     assert done.returncode == 2 and "--data chats.jsonl has changed" in " ".join(done.stderr.split())
     assert run_file.read_bytes() == before
-
-
-def test_the_checkpoint_is_pushed_once(
-    shrunk: tuple[Path, dict[str, Any]], in_process: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, _ = shrunk
-    with fake_hub() as hub:
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-        for token in (TOKEN, "hf_wrong"):
-            monkeypatch.setenv("HF_TOKEN", token)
-            done = in_process(*COMMAND, "--push", "me/small", cwd=folder)
-            assert done.returncode == 0 and f"uploaded to {hub.url}/me/small" in done.stdout, done.stderr
-        assert {("me/small", "README.md"), ("me/small", "model.safetensors")} <= hub.files.keys()
-        assert hub.visibility == {"me/small": "private"}
 
 
 @pytest.mark.parametrize("choices", [False, True])
