@@ -175,7 +175,7 @@ def experts(
             inner = linear(hidden.index_select(0, source), gate_up[expert], use_onednn=use_onednn)
             gate, up = inner.chunk(2, dim=-1)
             _multiply(elementwise(activation, gate).mul_(up), down[expert], None, out, tile)
-    return _weighted_sum(outputs.index_select(0, position).view(tokens, active, hidden.shape[1]), weights)
+    return weighted_sum(outputs.index_select(0, position).view(tokens, active, hidden.shape[1]), weights)
 
 
 def elementwise(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ def _tiles(rows: Tensor, tile: int) -> tuple[Tensor, ...]:
     return (*whole, last)
 
 
-def _weighted_sum(outputs: Tensor, weights: Tensor) -> Tensor:
+def weighted_sum(outputs: Tensor, weights: Tensor) -> Tensor:
     """Sum [tokens, k, hidden] over k with weights [tokens, k], in float32."""
     # Separate products and sums, because a fused operation may or may not round between them.
     total = (outputs[:, 0] * weights[:, :1]).float()

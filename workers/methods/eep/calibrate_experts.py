@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import combinations
 from math import comb
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
+from moevolve.kernels.products import weighted_sum
 from moevolve.kernels.routing import choose_kept, kept_places, route_selected
 from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.facts import ModelFacts
@@ -25,7 +26,7 @@ from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import ExpertsMeasurement, SubsetMeasurement
 
-# Expert outputs (one expert on one token) held in memory at once.
+# Pairs of a token and a chosen expert that are added to the sums at once.
 ROWS_AT_ONCE = 4096
 # Tokens for which the outputs of all experts are held in memory at once.
 SAMPLED_AT_ONCE = 64
@@ -38,45 +39,38 @@ class RoutedTokens:
     """Tokens of one forward pass in one MoE layer, and their routing.
 
     Attributes:
-        experts: The family's experts module.
+        experts: The family's own code for experts.
         hidden: Inputs of the experts, [tokens, hidden].
         logits: Logits of the router, [tokens, n].
         weights: Routing weights of the chosen experts, [tokens, k].
         chosen: The chosen experts, int64 [tokens, k].
+        norms: Norms of the chosen experts' outputs, without weights, float64 [tokens, k].
         scales: Factors of the experts' inputs, [tokens, n], where those are what routers weight; weights are 1 then.
     """
 
-    experts: nn.Module
+    experts: Callable[..., Tensor]
     hidden: Tensor
     logits: Tensor
     weights: Tensor
     chosen: Tensor
+    norms: Tensor
     scales: Tensor | None = None
 
-    @cached_property
-    def norms(self) -> Tensor:
-        """Norms of the chosen experts' outputs, without weights, float64 [tokens, k]."""
-        index = self.chosen.flatten()
-        found = torch.empty(len(index), dtype=torch.float64, device=index.device)
-        # In order of experts, so that each runs on as many tokens at once as possible.
-        for rows in index.argsort(stable=True).split(ROWS_AT_ONCE):
-            outputs = self._run(rows // self.chosen.shape[1], index[rows, None])
-            found[rows] = outputs[:, 0].double().norm(dim=1)
-        return found.view(self.chosen.shape)
-
-    def run_all(self, rows: slice | Tensor) -> Tensor:
+    def run_all(self, rows: Tensor) -> Tensor:
         """Return the outputs of all experts on these tokens, chosen or not, [rows, n, hidden]."""
-        logits = self.logits[rows]
-        return self._run(rows, torch.arange(logits.shape[1], device=logits.device).expand(logits.shape))
-
-    def _run(self, rows: slice | Tensor, index: Tensor) -> Tensor:
-        # The family's own code at a routing weight of 1.
-        ones = torch.ones((index.numel(), 1), dtype=self.weights.dtype, device=index.device)
-        inputs = self.hidden[rows].repeat_interleave(index.shape[1], dim=0)
+        hidden, index = self.hidden[rows], torch.arange(self.logits.shape[1], device=rows.device)
+        index = index.expand(len(rows), -1)
         if self.scales is not None:
-            inputs = inputs * self.scales[rows].gather(1, index).reshape(-1, 1).to(inputs.dtype)
-        out: Tensor = self.experts(inputs, index.reshape(-1, 1), ones)
-        return out.view(*index.shape, -1)
+            scaled = hidden[:, None] * self.scales[rows, :, None].to(hidden.dtype)
+            hidden, index = scaled.flatten(0, 1), index.reshape(-1, 1)
+        return _unweighted(self.experts, hidden, index).view(len(rows), -1, hidden.shape[-1])
+
+
+def _unweighted(experts: Callable[..., Tensor], hidden: Tensor, chosen: Tensor) -> Tensor:
+    """Return each chosen expert's outputs [tokens, k, hidden] by the family's own code, which gives their sums."""
+    inputs = hidden.repeat_interleave(chosen.shape[1], dim=0)
+    ones = torch.ones((len(inputs), 1), dtype=hidden.dtype, device=hidden.device)
+    return experts(inputs, chosen.reshape(-1, 1), ones).view(*chosen.shape, -1)
 
 
 class Measure(Protocol):
@@ -122,8 +116,7 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], measureme
         samples = [SubsetSample(layer, subsets, total) for layer in layers]
     with ExitStack() as stack:
         for place, layer in enumerate(layers):
-            hook = partial(_add_tokens, layer, [*measures[place], *samples[place : place + 1]])
-            stack.callback(layer.gate.register_forward_hook(hook).remove)
+            stack.enter_context(_observed(layer, [*measures[place], *samples[place : place + 1]]))
         resident.run(resident.rows(sequences))
     arrays: dict[str, Tensor] = {}
     for measure in zip(*measures, strict=True):
@@ -134,19 +127,41 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], measureme
     return Calibration({name: array.numpy() for name, array in arrays.items()})
 
 
-def _add_tokens(
-    layer: MoELayer, measures: Sequence[Any], module: nn.Module, args: tuple[Tensor, ...], output: tuple[Tensor, ...]
-) -> None:
-    """Forward hook of a router: add the tokens that it routes to the layer's measures."""
-    logits, weights, chosen = output
-    hidden = layer.experts_input(args[0].reshape(-1, args[0].shape[-1]))
-    scales = None
-    if layer.rule.scales_inputs:
-        # What an expert gives depends on its own logit alone, so it counts as chosen with weight 1.
-        scales, weights = logits.float().sigmoid(), torch.ones_like(weights)
-    routed = RoutedTokens(layer.experts, hidden, logits, weights, chosen, scales)
-    for measure in measures:
-        measure.add(routed)
+@contextmanager
+def _observed(layer: MoELayer, measures: Sequence[Any]) -> Iterator[None]:
+    """Add all tokens that a layer runs within a `with` block to its measures.
+
+    Its experts run once on a token, without its routing weights, which then make the layer's output as usual.
+    """
+    experts, routed = layer.experts, list[tuple[Tensor, ...]]()
+    own, forward = "forward" in vars(experts), experts.forward
+
+    def route(module: nn.Module, args: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        routed.append((layer.experts_input(args[0].reshape(-1, args[0].shape[-1])), *output))
+
+    def run(hidden: Tensor, index: Tensor, factors: Tensor) -> Tensor:
+        outputs = _unweighted(forward, hidden, index)
+        states, logits, weights, chosen = routed.pop()
+        norms = torch.linalg.vector_norm(outputs, dim=-1, dtype=torch.float64).view(chosen.shape)
+        scales = None
+        if layer.rule.scales_inputs:
+            # What an expert gives depends on its own logit alone, so it counts as chosen with weight 1.
+            scales, weights = logits.float().sigmoid(), torch.ones_like(weights)
+        tokens = RoutedTokens(forward, states, logits, weights, chosen, norms, scales)
+        for measure in measures:
+            measure.add(tokens)
+        return weighted_sum(outputs, factors)
+
+    experts.forward = run
+    hook = layer.gate.register_forward_hook(route)
+    try:
+        yield
+    finally:
+        hook.remove()
+        if own:
+            experts.forward = forward
+        else:
+            del experts.forward
 
 
 def measuring_bytes(
@@ -162,9 +177,9 @@ def measuring_bytes(
         row_bytes: Bytes of activations in a layer per token and expert that the token runs.
         longest: Tokens of the longest sequence.
     """
-    n, row, most = facts.experts, row_bytes + hidden * facts.dtype_bytes, 0
-    if {"importance", "pairs"} & set(measurement.statistics):
-        most = min(ROWS_AT_ONCE, longest * facts.active) * (row + 8 * hidden)
+    n, row = facts.experts, row_bytes + hidden * facts.dtype_bytes
+    # Experts get a copy of a token's state each, and their outputs are summed afterwards.
+    most = longest * facts.active * (row + hidden * facts.dtype_bytes)
     if measurement.subsets is not None:
         tokens, subsets = min(measurement.subsets.sample, measurement.tokens), measurement.subsets
         outputs = min(SAMPLED_AT_ONCE, longest) * n * (row + 4 * (hidden + n))
