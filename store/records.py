@@ -22,9 +22,8 @@ from moevolve.evaluators.types import Split
 SearchStatus = Literal["created", "running", "paused", "interrupted", "cancelled", "finished", "failed"]
 # The state that users ask of a driver. A stopped search can be resumed, a cancelled one can't.
 DesiredState = Literal["running", "paused", "stopped", "cancelled"]
-# A new status, a request to the driver, a new best individual, failed candidates, a retry, a checkpoint, new tags or
-# another note, or a node that is left out because workers fail there.
-EventKind = Literal["status", "asked", "best", "failed", "retried", "exported", "labelled"]
+# A new status, a request to the driver, a new best individual, failed candidates, a retry, or a checkpoint.
+EventKind = Literal["status", "asked", "best", "failed", "retried", "exported"]
 # How a listing sorts individuals: by rank, newest first, or only failed ones, newest first.
 Order = Literal["best", "newest", "failed"]
 IndividualStatus = Literal["pending", "ok", "failed"]
@@ -59,8 +58,6 @@ class SearchRecord:
         seed: Signed 64-bit seed.
         status_reason: One-line reason for the status `interrupted` or `failed`.
         winner: Index of the individual that won a finished search; None without one, or if the search isn't finished.
-        tags: The users' words for the search, without white space.
-        archived: True for a search that listings leave out by default.
     """
 
     __repr__ = short_repr
@@ -78,9 +75,6 @@ class SearchRecord:
     status: SearchStatus = "created"
     status_reason: str | None = None
     winner: int | None = None
-    tags: tuple[str, ...] = ()
-    note: str = ""
-    archived: bool = False
     created_at: datetime | None = None
     updated_at: datetime | None = None
 

@@ -144,30 +144,6 @@ class Store(StoreReader):
             _set_status(connection, touch(connection, writer), status, reason, winner)
 
     @retrying
-    def label(
-        self,
-        search_id: str,
-        tags: Sequence[str] | None = None,
-        note: str | None = None,
-        archived: bool | None = None,
-    ) -> None:
-        """Change what users have written about a search, whether it has a driver or not; None keeps a label as it is.
-
-        Raises:
-            StoreError: There is no such search, or a tag is empty or has white space.
-        """
-        if any(len(tag.split()) != 1 for tag in tags or ()):
-            raise StoreError(f"a tag is one word, got {', '.join(map(repr, tags or ()))}")
-        given = {"tags": None if tags is None else tuple(tags), "note": note, "archived": archived}
-        with self.write_transaction() as connection:
-            before = find_search(connection, search_id)
-            changes = {key: new for key, new in given.items() if new is not None and new != getattr(before, key)}
-            if changes:
-                s = models.searches
-                connection.execute(update(s).where(s.c.id == before.id).values(changes))
-                events.append(connection, before.id, "labelled", ", ".join(map(_label_text, changes, changes.values())))
-
-    @retrying
     def bind_model(self, search_id: str, fingerprint: str, path: str) -> None:
         """Set the weights of a search that was stored without them; they can't be changed later.
 
@@ -263,13 +239,6 @@ class Store(StoreReader):
     def vacuum(self) -> bool:
         """Return the space of deleted rows to the file system; False if the store is not a file."""
         return vacuum(self._engine)
-
-
-def _label_text(name: str, value: object) -> str:
-    """Return a change of a search's labels in words."""
-    if name == "archived":
-        return "archived" if value else "no longer archived"
-    return f"{name}: {' '.join(value) if isinstance(value, tuple) else value}" if value else f"no {name}"
 
 
 def _set_status(

@@ -107,9 +107,6 @@ searches = Table(
     _column("status", String),
     _column("status_reason", FreeText, nullable=True),
     _column("winner", BigInteger, nullable=True),
-    _column("tags", Words),
-    _column("note", FreeText),
-    _column("archived", Boolean),
     _column("created_at", UtcDateTime),
     _column("updated_at", UtcDateTime),
 )

@@ -19,7 +19,6 @@ from ._verbs import export as export
 from ._verbs import final_table as final_table
 from ._verbs import genome as genome
 from ._verbs import import_eep as import_eep
-from ._verbs import label as label
 from ._verbs import launch as launch
 from ._verbs import lineage as lineage
 from ._verbs import overview as overview

@@ -15,7 +15,7 @@ from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
 from moevolve.search.interface.report import PlotRequest, ReportRequest
 from moevolve.search.interface.results import AnalyseRequest, CompareRequest, EffectsRequest
 from moevolve.search.interface.running import LaunchRequest, ResumeRequest, RetryRequest, StudyRequest
-from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest
+from moevolve.search.interface.searches import FinalTableRequest, SearchesRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest, OverviewRequest, ShowRequest
 from moevolve.search.server.serve import ServeRequest
 from moevolve.search.shrink.request import ShrinkRequest
@@ -34,7 +34,6 @@ study = watched(function_of(StudyRequest))
 
 searches = function_of(SearchesRequest)
 final_table = function_of(FinalTableRequest)
-label = function_of(LabelRequest)
 compare = function_of(CompareRequest)
 effects = function_of(EffectsRequest)
 best = function_of(BestRequest)

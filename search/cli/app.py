@@ -34,7 +34,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "Use": dict.fromkeys(("export", "profile", "recipe", "apply"), "checkpoints"),
     "Maintain": {
-        "label": "searches",
         "import_eep": "checkpoints",
         **dict.fromkeys(("db.upgrade", "db.check", "db.prune", "db.copy"), "db"),
     },

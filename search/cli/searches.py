@@ -19,7 +19,7 @@ from moevolve.search.genomes.registry import KINDS
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import PlotRequest, ReportRequest
 from moevolve.search.interface.results import CompareRequest, EffectsRequest
-from moevolve.search.interface.searches import LabelRequest, SearchesRequest
+from moevolve.search.interface.searches import SearchesRequest
 from moevolve.search.interface.show import LineageRequest
 from moevolve.search.server.serve import ServeRequest
 from moevolve.search.text import date_time, parameter_count, score_lines
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         SearchSummary,
     )
     from moevolve.search.interface.tables import Rows
-    from moevolve.store.records import SearchRecord
 
 
 # Characters of an error that a cell shows; `show` has all of it.
@@ -45,7 +44,6 @@ _LONGEST_REASON = 50
 
 @shows(SearchesRequest)
 def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
-    noted = any(row.search.tags or row.search.note for row in found)
     rows = [
         [
             row.search.name,
@@ -54,20 +52,13 @@ def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
             SCALES[row.scale].text(row.best_fitness),
             *map(SCALES[row.mean_scale].text, (row.dev, row.test)),
             "-" if row.size is None else f"{row.size:.1%}",
-            *(["\n".join(filter(None, (" ".join(row.search.tags), row.search.note)))] if noted else []),
         ]
         for row in found
         for reason in ["its driver is gone: resume it" if row.is_orphaned else row.search.status_reason]
     ]
     scores = ">best on search | >winner's dev | >test | >winner's size"
     title = scales_title(scale for row in found for scale in (row.scale, row.mean_scale))
-    print_table(title, f"search | status | tasks | {scores}{' | tags and note' if noted else ''}", rows)
-
-
-@shows(LabelRequest)
-def label(found: SearchRecord, _: LabelRequest) -> None:
-    lines = [f"tags: {' '.join(found.tags) or 'none'}", f"note: {found.note or 'none'}"]
-    output.print("\n".join([*lines, *(["archived"] if found.archived else [])]), soft_wrap=True)
+    print_table(title, f"search | status | tasks | {scores}", rows)
 
 
 @shows(CompareRequest)
@@ -233,12 +224,10 @@ def _print_overview(found: SearchOverview) -> None:
     driver = "none" if control.owner is None or not control.alive else f"{control.owner}: {control.stage or 'starting'}"
     orphan = "; its driver is gone: resume it" if search.is_orphaned(control.alive) else ""
     reason = f" ({' '.join(search.status_reason.split())})" if search.status_reason else ""
-    noted = [("tags", " ".join(search.tags)), ("note", search.note)]
     _print_facts(
         [
             ("search", f"{search.name} (id {search.id}), of {date_time(search.created_at)}"),
             ("status", f"{search.status}{reason}{orphan}"),
-            *(each for each in noted if each[1]),
             *found.facts,
             ("driver", driver),
             ("best", f"{best}{full}"),

@@ -1,4 +1,4 @@
-"""Searches of a store: list them, look one up, label one, and its final table."""
+"""Searches of a store: list them, look one up, and its final table."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from typing import Annotated, Literal
 
-from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
-from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.interface.parameters import SearchRef
-from moevolve.search.interface.request import Flag, Request, about, record
+from moevolve.search.interface.request import Request, about, record
 from moevolve.search.interface.tables import Rows
 from moevolve.search.loop.final_table import FinalTable, build_final_table
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord, SearchStatus, SearchSummary
-from moevolve.store.repository import Store
 
 # The scores put the highest first: the best on `search`, or the winner's on `dev` or `test`.
 SearchOrder = Literal["oldest", "newest", "name", "best", "dev", "test"]
@@ -27,13 +24,9 @@ class SearchesRequest(Request):
 
     route = "/searches"
     _: KW_ONLY
-    text: Annotated[
-        str | None, about("List only searches with this in name, tags, note, model or genome.", max_length=200)
-    ] = None
+    text: Annotated[str | None, about("List only searches with this in name, model or genome.", max_length=200)] = None
     status: Annotated[SearchStatus | None, about("List only searches with this status.")] = None
-    tag: Annotated[str | None, about("List only searches with this tag.", max_length=LONGEST_NAME)] = None
     task: Annotated[str | None, about("List only searches with this task.", max_length=200)] = None
-    archived: Annotated[bool, about("List the archived searches instead."), Flag("--archived")] = False
     sort: Annotated[
         SearchOrder,
         about(
@@ -51,11 +44,9 @@ class SearchesRequest(Request):
         rows = []
         for row in found:
             search = row.search
-            texts = search.name, " ".join(search.tags), search.note, search.model_path, search.genome_kind
+            texts = search.name, search.model_path, search.genome_kind
             if (
-                search.archived == self.archived
-                and self.status in (None, search.status)
-                and (self.tag is None or self.tag in search.tags)
+                self.status in (None, search.status)
                 and (self.task is None or self.task in row.tasks)
                 and any(text in each.casefold() for each in texts)
             ):
@@ -82,36 +73,6 @@ class SearchRequest(Request):
 
     def answer(self, store: StoreReader) -> SearchRecord:
         return store.search(self.search)
-
-
-@record
-class LabelRequest(Request):
-    """Tag a search, note something on it, or archive it; its results stay as they are.
-
-    Raises:
-        StoreError: the store or search doesn't exist.
-        UserError: nothing is to be changed.
-    """
-
-    route = "/searches/{search}/label"
-    writes = True
-    needs_one = ("tags", "note", "archived")
-    search: SearchRef
-    _: KW_ONLY
-    tags: Annotated[
-        str | None,
-        about("Its tags, separated by blanks; empty removes all.", max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$"),
-    ] = None
-    note: Annotated[str | None, about("Its note; empty removes it.", max_length=4000, pattern=r"^[^\x00]*$")] = None
-    archived: Annotated[bool | None, about("Whether listings leave it out."), Flag("--archive/--restore")] = None
-
-    def answer(self, store: Store) -> SearchRecord:
-        if self.tags is None and self.note is None and self.archived is None:
-            raise UserError("say which tags or which note the search is to have, or whether it is to be archived")
-        tags = None if self.tags is None else list(dict.fromkeys(self.tags.split()))
-        search_id = store.search(self.search).id
-        store.label(search_id, tags, self.note, self.archived)
-        return store.search(search_id)
 
 
 @record

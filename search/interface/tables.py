@@ -24,7 +24,7 @@ _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(1
 
 # Columns of a listing in a notebook; data frames have all.
 _SHOWN = (
-    *("search", "individual", "status", "tags", "task", "search_score", "dev_score", "test_score", "experts", "active"),
+    *("search", "individual", "status", "task", "search_score", "dev_score", "test_score", "experts", "active"),
     *("individuals", "best", "dev", "test", "parameters", "summary", "created"),
 )
 # Columns with scores, and those with the scales that they are shown on.
@@ -87,8 +87,6 @@ def _flat_search(row: SearchSummary) -> dict[str, object]:
         "search": search.name,
         "status": search.status,
         "status_reason": search.status_reason,
-        "tags": _plain(search.tags),
-        "note": search.note,
         "tasks": _plain(row.tasks),
         "genome": search.genome_kind,
         "model": search.model_path,

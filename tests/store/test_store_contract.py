@@ -86,22 +86,6 @@ def test_status_changes_and_counts(store: Store) -> None:
         store.set_status("id-gamma", "running")
 
 
-def test_users_label_searches_whoever_runs_them(store: Store) -> None:
-    store.create_search(search(), [split()])
-    store.acquire("id-alpha", "driver", 600)
-    store.label("id-alpha", ["base", "seed-2"], "a\0 note")
-    store.label("id-alpha", archived=True)
-    store.label("id-alpha", ["base", "seed-2"], archived=True)  # which changes nothing
-    found = store.search("alpha")
-    assert (found.tags, found.note, found.archived) == (("base", "seed-2"), "a\ufffd note", True)
-    told = [(one.kind, one.text) for one in store.events({"id-alpha": 0})]
-    assert told == [("labelled", "tags: base seed-2, note: a\ufffd note"), ("labelled", "archived")]
-    store.label("id-alpha", [], "")
-    assert store.searches()[0].search == replace(found, tags=(), note="")
-    with pytest.raises(StoreError, match=r"a tag is one word, got 'two words'"):
-        store.label("id-alpha", ["two words"])
-
-
 @pytest.mark.parametrize(
     ("metric", "mean"), [("accuracy", (3 * 0.75 + 0.25) / 4), ("inverse_perplexity", (0.75**3 * 0.25) ** (1 / 4))]
 )

@@ -29,7 +29,7 @@ from moevolve.search.interface.request import (
     option_names,
 )
 from moevolve.search.interface.results import CompareRequest, EffectsRequest
-from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest
+from moevolve.search.interface.searches import FinalTableRequest, SearchesRequest, SearchRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest, OverviewRequest, ShowRequest
 from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState
 from moevolve.search.server.problems import READS, WRITES
@@ -39,7 +39,6 @@ from moevolve.store.errors import NotFoundError, NotRunningError
 REQUESTS: tuple[type[Request], ...] = (
     SearchesRequest,
     SearchRequest,
-    LabelRequest,
     OverviewRequest,
     ControlRequest,
     FinalTableRequest,

@@ -69,7 +69,6 @@ def show_searches(
         searches={one.search.id: one.search for one in every},
         asked=asked,
         link=partial(form_link, "/", asked),
-        tags=sorted({tag for one in every for tag in one.search.tags}),
         tasks=server.listings.tasks(),
         statuses=SEARCH_STATUSES,
         orders=get_args(SearchOrder),
@@ -185,12 +184,6 @@ def show_costs(request: Request, server: ServerDep, search: SearchPath) -> HTMLR
     """Costs of a search's evaluations."""
     record = server.store.search(search)
     return _part(request, record, "costs", "Costs of", costs=server.listings.costs(record))
-
-
-@routes.get("/searches/{search}/labels")
-def show_labels(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
-    """Tags and note of a search, to be changed."""
-    return _part(request, server.store.search(search), "labels", "Tags and note of")
 
 
 @routes.get("/searches/{search}/settings")

@@ -22,7 +22,6 @@ FUNCTIONS = {
         "genome",
         "import_eep",
         "final_table",
-        "label",
         "launch",
         "lineage",
         "load_study",

@@ -24,18 +24,13 @@ def store(tmp_path: Path) -> str:
     return url
 
 
-def test_searches_are_labelled_filtered_and_compared(store: str, in_process: Any) -> None:
+def test_searches_are_filtered_and_compared(store: str, in_process: Any) -> None:
     def run(*arguments: str) -> str:
         done = in_process(*arguments, "--store", store)
         assert done.returncode == 0, done.stderr
         return str(done.stdout)
 
-    assert "tags: old worse\nnote: none\narchived" in run("label", "a-eep", "--tags", "old worse", "--archive")
-    assert "a-eep" not in run("searches") and "old worse" in run("searches", "--archived")
-    assert "archived" not in run("label", "a-eep", "--restore")
-    rows = json.loads(run("searches", "--text", "WORSE", "--json"))
-    assert [(row["search"]["name"], row["search"]["tags"]) for row in rows] == [("a-eep", ["old", "worse"])]
-    refused = in_process("label", "a-eep", "--store", store)
-    assert refused.returncode == 2 and "say which tags" in refused.stderr
+    rows = json.loads(run("searches", "--text", "A-EEP", "--json"))
+    assert [row["search"]["name"] for row in rows] == ["a-eep"]
     shown = run("compare", "a-eep", "a-nanomoe")
     assert "genome.kind" not in shown and shown.count("50.0") == 2

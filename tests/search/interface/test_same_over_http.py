@@ -20,7 +20,7 @@ from moevolve.search.interface.control import CancelRequest, ControlRequest, Pau
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.request import one_line_errors
 from moevolve.search.interface.results import CompareRequest, EffectsRequest
-from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest
+from moevolve.search.interface.searches import FinalTableRequest, SearchesRequest, SearchRequest
 from moevolve.search.interface.show import GenomeRequest, LineageRequest, OverviewRequest, ShowRequest
 from moevolve.search.server.api.requests import REQUESTS
 from moevolve.search.server.app import make_app
@@ -49,8 +49,7 @@ QUESTIONS: list[Any] = [
     StopRequest("beta"),
     ScaleRequest("beta", 3),
     CancelRequest("beta"),
-    LabelRequest("beta", tags="base  first", note="of seed 2", archived=True),
-    SearchesRequest(archived=True, tag="first", text="SEED 2"),
+    SearchesRequest(text="BETA"),
 ]
 
 

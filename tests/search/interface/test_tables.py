@@ -13,10 +13,10 @@ EVIL = "=<b>\x1b]0;x\x07"
 
 
 def test_a_listing_is_a_list_that_notebooks_show() -> None:
-    row = SearchSummary(search("one", note=EVIL, tags=("a", "b")), 3, 2, 1, 0.75, None, None, ("rte", "cb"), None)
+    row = SearchSummary(search("one", status_reason=EVIL), 3, 2, 1, 0.75, None, None, ("rte", "cb"), None)
     rows = Rows([row, replace(row, search=search(EVIL), best_fitness=None)])
     assert rows == [row, rows[1]]
     shown = rows._repr_html_()
     assert "<td>=&lt;b&gt; ]0;x </td>" in shown and "<td>75.0 %</td>" in shown
     frame = rows.to_pandas()
-    assert frame["best"][0] == 75.0 and frame["note"][0] == EVIL
+    assert frame["best"][0] == 75.0 and frame["status_reason"][0] == EVIL

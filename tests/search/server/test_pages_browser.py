@@ -270,8 +270,7 @@ def test_a_running_search_is_followed_and_controlled(browse: Open, store: Store)
         page.get_by_role("button", name="Cancel").click()
         assert "for good" in asked[0] and store.control("id-live").desired_state == "running"
     page.locator("#now").get_by_text("finished").wait_for()
-    buttons = page.get_by_role("button")
-    assert [each.get_attribute("id") for each in buttons.all()] == ["do-label", "do-archive"], "nothing to steer"
+    assert not page.get_by_role("button").all(), "nothing to steer"
 
 
 def test_a_page_reconnects_after_a_proxy_error(browse: Open, store: Store) -> None:
