@@ -18,6 +18,7 @@ def outline_of(facts: ModelFacts) -> ModelOutline:
         layers=layers,
         weight_bytes=facts.parameters * facts.dtype_bytes,
         expert_bytes=tuple((facts.experts * expert,) for _ in facts.moe_layers),
+        linear_bytes=tuple((hidden * hidden * facts.dtype_bytes,) * 4 for _ in range(layers)),
         cache_bytes=2 * hidden * facts.dtype_bytes * layers,
         row_bytes=8 * hidden * facts.dtype_bytes,
         layer_bytes=8 * hidden * facts.dtype_bytes,

@@ -158,13 +158,14 @@ def free_bytes(device: torch.device) -> int:
     return min(free, limit - allocated, _device_limit() - allocated)
 
 
-def experts_room(device: torch.device, pass_bytes: int | None = None) -> int:
-    """Bytes that experts may take on a device that already holds the rest of the model.
+def experts_room(device: torch.device, pass_bytes: int | None = None, waiting: int = 0) -> int:
+    """Bytes that experts may take on a device that holds the rest of the model, but for weights of `waiting` bytes.
 
     Forward passes need `pass_bytes`; None if that is unknown.
     """
-    free = free_bytes(device)
-    return int(_EXPERTS_SHARE * free) if pass_bytes is None else max(0, int(_USABLE_SHARE * free) - pass_bytes)
+    free = free_bytes(device) - waiting
+    room = _EXPERTS_SHARE * free if pass_bytes is None else _USABLE_SHARE * free - pass_bytes
+    return max(0, int(room))
 
 
 def available_host_bytes() -> int:

@@ -142,8 +142,8 @@ class Applicator(ABC):
 class ExpertsOwner(Applicator):
     """An applicator that takes over the experts of the MoE layers and may keep the originals elsewhere.
 
-    One method has one. It is created when a mixture of experts is loaded, before the model is moved to its device and
-    before any edit, and its method exports unedited mixtures of experts.
+    One method has one. It is created when a mixture of experts is loaded, before any edit, and its method exports
+    unedited mixtures of experts. If the originals are kept elsewhere, it moves the rest of the model to the device.
     """
 
     @abstractmethod
@@ -155,7 +155,7 @@ class ExpertsOwner(Applicator):
 
     @abstractmethod
     def one_layer(self) -> AbstractContextManager[None]:
-        """Context manager in which experts that can be loaded again leave the device when another layer runs."""
+        """Context manager in which weights that can be loaded again leave the device when another layer runs."""
 
 
 # Measures an unedited resident model on token sequences, as a measurement says.

@@ -172,7 +172,7 @@ def analyse_usage(
         counters = _watch(decoder_of(resident.model), stack, words)
         for row in resident.rows(sequences):
             words.set_row(row)
-            resident.run([row])
+            resident.run_row(row)
         counted = [counter.counted() for counter in counters]
         base = underlying(edit)
         if not isinstance(base, IdentityEdit):

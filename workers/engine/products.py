@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 def make_rows_independent(model: PreTrainedModel) -> None:
     """Make every row's results on a CPU independent of the other rows of a product.
 
-    Modules on other devices aren't changed. Parameters may be replaced later, and hooks work as before. The model is in
+    A model on another device isn't changed. Parameters may be replaced later, and hooks work as before. The model is in
     eval mode, and must from now on run without gradients.
     """
     preferred = kernel.onednn_preferred()
+    # Weights that a device gets when a pass reaches them are on the host now.
+    on_cpu = model.get_input_embeddings().weight.device.type == "cpu"
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), _PatchedForward):
             del module.forward
         own = list(module.parameters(recurse=False))
-        if any(each.device.type != "cpu" for each in own):
+        if not on_cpu:
             continue
         use_onednn = preferred and all(each.dtype == float32 for each in own)
         if type(module) is nn.Linear:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -261,6 +261,15 @@ def find_dense_layers(model: PreTrainedModel) -> tuple[DenseLayer, ...]:
         gate = None if family.gate is None else getattr(holder, family.gate)
         layers.append(DenseLayer(index, decoder_layer, up, gate, down, activation, family))
     return tuple(layers)
+
+
+def linears_outside(model: PreTrainedModel, mixtures: Sequence[MoELayer]) -> tuple[tuple[nn.Linear, ...], ...]:
+    """Return, for every decoder layer, its linear layers that belong neither to routed experts nor to a router."""
+    inside = {each for layer in mixtures for part in (layer.router, layer.experts) for each in part.modules()}
+    return tuple(
+        tuple(each for each in layer.modules() if isinstance(each, nn.Linear) and each not in inside)
+        for layer in decoder_of(model).layers
+    )
 
 
 def find_linears(model: PreTrainedModel) -> dict[str, nn.Linear]:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -74,9 +74,9 @@ class ResidentModel:
         self._applicators: dict[type, Applicator] = {}
         if self.layers:
             check_router(self.layers[0], config.path)
-            # It must take over the experts before the first edit, and before the model is moved to its device.
+            # It must take over the experts before the first edit. If they stay elsewhere, it moves what doesn't.
             self._applicator(experts_owner().edit)
-        if on_host:
+        elif on_host:
             model.to(device)
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
 
@@ -121,18 +121,18 @@ class ResidentModel:
         """
         self.revert()
         layers = range(len(decoder_layers(self.model)))
-        if isinstance(edit, IdentityEdit):
-            with self._one_layer():
+        with self._one_layer():
+            if isinstance(edit, IdentityEdit):
                 for layer in layers:
                     if self._owner is not None:  # another edit may have had the layer in between
                         self._owner.revert()
                     yield layer
-            return
-        applicator = self._applicator(type(edit))
-        try:
-            yield from applicator.by_layer(edit, layers)
-        finally:
-            applicator.revert()
+                return
+            applicator = self._applicator(type(edit))
+            try:
+                yield from applicator.by_layer(edit, layers)
+            finally:
+                applicator.revert()
 
     def revert(self) -> None:
         """Restore the unedited model, bit for bit.
@@ -198,24 +198,25 @@ class ResidentModel:
         return rows
 
     def run(self, rows: Sequence[Sequence[Tokens]]) -> None:
-        decoder, layers = decoder_of(self.model), decoder_layers(self.model)
-        inputs: list[dict[str, Any]] = []
-        for row in rows:
-            ids = torch.tensor([[token for sequence in row for token in sequence]], device=self.device)
-            # Without a cache `transformers` masks attention between sequences of a row whose position ids restart at 0.
-            positions = torch.cat([torch.arange(len(sequence), device=self.device) for sequence in row])
-            inputs.append({"input_ids": ids, "position_ids": positions.unsqueeze(0), "use_cache": False})
-        if not self.one_layer_at_a_time or len(rows) == 1:
-            for each in inputs:
-                decoder(**each)
+        if not self.one_layer_at_a_time:
+            for row in rows:
+                self.run_row(row)
             return
+        layers = decoder_layers(self.model)
         states: list[Tensor | None] = [None] * len(rows)
         with self._one_layer():
             for layer in (len(layers), *range(len(layers))):
-                for place, each in enumerate(inputs):
+                for place, row in enumerate(rows):
                     with only_layer(layers, layer, states[place]) as found:
-                        decoder(**each)
+                        self.run_row(row)
                     states[place] = found[0]
+
+    def run_row(self, row: Sequence[Tokens]) -> None:
+        """Do as `run` for one row, with the edit that is applied, and all layers at hand."""
+        ids = torch.tensor([[token for sequence in row for token in sequence]], device=self.device)
+        # Without a cache `transformers` masks attention between sequences of a row whose position ids restart at 0.
+        positions = torch.cat([torch.arange(len(sequence), device=self.device) for sequence in row])
+        decoder_of(self.model)(input_ids=ids, position_ids=positions.unsqueeze(0), use_cache=False)
 
     def _one_layer(self) -> AbstractContextManager[None]:
         return nullcontext() if self._owner is None else self._owner.one_layer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.tokenizing import context_of
 from moevolve.workers.families.base import CORRECTION_BIAS
 from moevolve.workers.families.decoder import decoder_of, softmax_attention
-from moevolve.workers.families.layers import find_moe_layers
+from moevolve.workers.families.layers import find_moe_layers, linears_outside
 from moevolve.workers.model.describe import describe_config, meta_model
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class ModelOutline:
     Attributes:
         weight_bytes: Bytes of parameters and buffers as a worker loads them.
         expert_bytes: Bytes of every fused expert tensor, for each MoE layer.
+        linear_bytes: Bytes of the weight of every linear layer outside of experts and routers, for each decoder layer.
         row_bytes: Peak activation memory of routed experts, in bytes per token and active expert.
         cache_bytes: Bytes of the KV cache per position, over all layers.
         layer_bytes: Peak activation memory of a decoder layer, in bytes per token: that of its attention or of its
@@ -48,6 +50,7 @@ class ModelOutline:
     layers: int
     weight_bytes: int
     expert_bytes: tuple[tuple[int, ...], ...] = field(repr=False)
+    linear_bytes: tuple[tuple[int, ...], ...] = field(repr=False)
     row_bytes: int
     cache_bytes: int
     layer_bytes: int
@@ -65,8 +68,17 @@ class ModelOutline:
     @property
     def pinned_bytes(self) -> int:
         """Bytes that all experts take in pinned host memory."""
-        # By default torch's `CachingHostAllocator` rounds every tensor up to a power of two.
-        return sum(1 << (size - 1).bit_length() for sizes in self.expert_bytes for size in sizes)
+        return _pinned(self.expert_bytes)
+
+    @property
+    def pinned_linear_bytes(self) -> int:
+        """Bytes that all linear layers outside of experts and routers take in pinned host memory."""
+        return _pinned(self.linear_bytes)
+
+
+def _pinned(layers: Sequence[Sequence[int]]) -> int:
+    # By default torch's `CachingHostAllocator` rounds every tensor up to a power of two.
+    return sum(1 << (size - 1).bit_length() for sizes in layers for size in sizes)
 
 
 def outline_model(config: ModelConfig) -> ModelOutline:
@@ -99,6 +111,9 @@ def outline_model(config: ModelConfig) -> ModelOutline:
             weight_bytes=sum(each.nbytes for each in model.parameters()) + buffers,
             expert_bytes=tuple(
                 tuple(tensor.nbytes for tensor in layer.expert_tensors().values()) for layer in mixtures
+            ),
+            linear_bytes=tuple(
+                tuple(linear.weight.nbytes for linear in group) for group in linears_outside(model, mixtures)
             ),
             row_bytes=expert,
             cache_bytes=_cached_values(model) * size,

@@ -78,7 +78,7 @@ class _Count:
 
     def memory(self) -> WorkerMemory:
         outline, compared = self._outline, any(each.compares for each in self._fitnesses)
-        outside = outline.weight_bytes - outline.experts_bytes
+        outside, waiting = self._outside()
         originals, on_host, own = self._experts()
         # Keys and values of the batch, and of the rows in which its answers are decoded on.
         generates = not self._by_layer and any(each.reads not in ("texts", "choices") for each in self._fitnesses)
@@ -100,7 +100,7 @@ class _Count:
         # A round's texts wait for the next layer; the unedited model's last states are compared with.
         scored = self._states(self._tokens.scored) * (ROUND * self._by_layer + compared)
         items = (
-            MemoryItem("weights outside of experts", outside, 0),
+            MemoryItem("weights outside of experts", outside, waiting),
             MemoryItem("original experts, or one layer's", originals, on_host),
             MemoryItem("a candidate's own weights", own, 0),
             *needed,
@@ -108,7 +108,18 @@ class _Count:
             MemoryItem("states of all layers to fit to", 0, (outline.layers + 1) * self._states(self._fitted)),
             MemoryItem("the process and its libraries", 0 if self._on_gpu else _PROCESS, 0),
         )
-        return WorkerMemory(items, self._loading(outside), sum(item.device for item in needed))
+        return WorkerMemory(items, self._loading(), sum(item.device for item in needed))
+
+    def _outside(self) -> tuple[int, int]:
+        """Weights outside of experts on the device, and those of linear layers that wait on the host beside a GPU."""
+        outline = self._outline
+        outside = outline.weight_bytes - outline.experts_bytes
+        if not (self._elsewhere and self._on_gpu):
+            return outside, 0
+        # The device has all, or one layer's.
+        sizes = [sum(layer) for layer in outline.linear_bytes]
+        elsewhere = outline.pinned_linear_bytes if self._place == "host" else sum(sizes)
+        return outside - (sum(sizes) - max(sizes)) * self._by_layer, elsewhere
 
     def _experts(self) -> tuple[int, int, int]:
         """Original experts on the device, those on the host, and a candidate's own weights: of all layers or of one.
@@ -163,14 +174,15 @@ class _Count:
     def _states(self, tokens: int) -> int:
         return tokens * self._outline.hidden * self._outline.facts.dtype_bytes
 
-    def _loading(self, outside: int) -> int:
-        """Peak of host memory: all weights pass through it; originals that stay are copied to be pinned, by layer."""
+    def _loading(self) -> int:
+        """Peak of host memory: all weights pass through it; those that stay are copied to be pinned, by layer."""
         if not self._on_gpu or self._config.model.device_map is not None:
             return 0
         outline = self._outline
         pinning = outline.pinned_bytes + max(map(sum, outline.expert_bytes), default=0)
+        pinning += (outline.pinned_linear_bytes - sum(map(sum, outline.linear_bytes))) * self._elsewhere
         experts = {"device": outline.experts_bytes, "host": pinning, "disk": 0}
-        return outside + experts[self._place]
+        return outline.weight_bytes - outline.experts_bytes + experts[self._place]
 
 
 def _fit_bytes(settings: RepairSettings, fit: FitOutline, tokens: int, outline: ModelOutline) -> int:

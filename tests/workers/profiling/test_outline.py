@@ -15,6 +15,7 @@ from families import family_edit
 from torch import Tensor
 
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.families.layers import linears_outside
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.profiling.outline import ModelOutline, outline_model
 
@@ -51,6 +52,8 @@ def test_bytes_and_caches_are_those_of_the_loaded_model(
     originals = [loaded.original_experts(i) for i in range(len(loaded.layers))]
     assert found.expert_bytes == tuple(tuple(tensor.nbytes for tensor in each.values()) for each in originals)
     assert bool(found.experts_bytes) == (family in FAMILIES)
+    linears = linears_outside(loaded.model, loaded.layers)
+    assert found.linear_bytes == tuple(tuple(each.weight.nbytes for each in group) for group in linears)
     assert found.pinned_bytes >= found.experts_bytes
     if family != "gpt_oss":  # whose sliding windows cache less
         cache = loaded.model(input_ids=tokens, use_cache=True).past_key_values

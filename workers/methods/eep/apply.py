@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING, RoutingRule
+from moevolve.workers.contract.capacity import experts_room
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import ExpertsOwner, ModelParts, host_tensor
-from moevolve.workers.families.layers import MoELayer
+from moevolve.workers.families.layers import MoELayer, linears_outside
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.expert_memory import ExpertMemory
 from moevolve.workers.methods.eep.experts import LayerExperts, SharedExpert
+from moevolve.workers.methods.eep.layer_linears import LayerLinears
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
 from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan, fold, skipping_thresholds
 from moevolve.workers.methods.shared.outputs import Repairable
@@ -39,13 +42,24 @@ class EepApplicator(ExpertsOwner, Repairable):
             raise UserError("EEP edits need MoE layers, and this model is dense")
         self._model, self._layers, self._stored = parts.model, layers, parts.stored
         self._edit: EepEdit | None = None
-        self._memory = memory = ExpertMemory(device, len(layers), parts.pass_bytes) if on_host else None
+
+        def room() -> int:
+            # All else of the model is to stay on the device, too.
+            return experts_room(device, parts.pass_bytes, self._linears.waiting)
+
+        self._memory = memory = ExpertMemory(device, len(layers), room) if on_host else None
         self.routers = tuple(EditableRouter(layer) for layer in layers)
         self.experts: tuple[LayerExperts, ...] = tuple(
             LayerExperts(layer, ordinal, device if on_host else layer.router_weight.device, memory, parts.stored)
             for ordinal, layer in enumerate(layers)
         )
-        self.shared = tuple(None if layer.shared_expert is None else SharedExpert(layer) for layer in layers)
+        hosted = linears_outside(parts.model, layers) if on_host and device.type != "cpu" else ()
+        # Reading experts from files takes far longer than copying these from any memory.
+        self._linears = LayerLinears(parts.model, hosted, device, pins=parts.stored is None)
+        self.shared = tuple(
+            None if layer.shared_expert is None else SharedExpert(layer, partial(self._linears.load, layer.index))
+            for layer in layers
+        )
         for layer, router, experts in zip(layers, self.routers, self.experts, strict=True):
             setattr(layer.block, layer.family.router, router)
             router.before_forward = experts.load_for_pass
@@ -64,25 +78,24 @@ class EepApplicator(ExpertsOwner, Repairable):
     def by_layer(self, edit: Edit, layers: Sequence[int]) -> Iterator[int]:
         assert isinstance(edit, EepEdit)
         numbers = {layer.index: ordinal for ordinal, layer in enumerate(self._layers)}
-        with self.one_layer():
-            self.apply(edit)
-            plans = [router.plan for router in self.routers]
-            for index in layers:
-                ordinal = numbers.get(index)
-                if ordinal is None:
-                    yield index
-                    continue
-                self._use(edit, ordinal, plans[ordinal])  # another edit may have had the layer in between
-                try:
-                    yield index
-                finally:
-                    self.experts[ordinal].release()
+        self.apply(edit)
+        plans = [router.plan for router in self.routers]
+        for index in layers:
+            ordinal = numbers.get(index)
+            if ordinal is None:
+                yield index
+                continue
+            self._use(edit, ordinal, plans[ordinal])  # another edit may have had the layer in between
+            try:
+                yield index
+            finally:
+                self.experts[ordinal].release()
+                self._restore_shared(ordinal)
 
     def _use(self, edit: EepEdit, ordinal: int, plan: RoutingPlan | None) -> None:
         """Apply an edit to one MoE layer, whatever was applied to it before."""
-        experts, shared = self.experts[ordinal], self.shared[ordinal]
-        if shared is not None:
-            shared.weights.restore()
+        experts = self.experts[ordinal]
+        self._restore_shared(ordinal)
         if not edit.one_hot_merging[ordinal]:
             experts.use_merged(host_tensor(edit.expert_merging)[ordinal])
         elif experts.on_host:
@@ -92,6 +105,11 @@ class EepApplicator(ExpertsOwner, Repairable):
         self.routers[ordinal].plan = plan
         self._edit = edit
 
+    def _restore_shared(self, ordinal: int) -> None:
+        shared = self.shared[ordinal]
+        if shared is not None:
+            shared.weights.restore()
+
     @contextmanager
     def one_layer(self) -> Iterator[None]:
         if self._memory is None:
@@ -99,10 +117,16 @@ class EepApplicator(ExpertsOwner, Repairable):
             return
         try:
             with self._memory.one_layer():
+                for ordinal in range(len(self._layers)):  # the first may have weights of an edit that takes turns
+                    self._restore_shared(ordinal)
+                self._linears.one_layer = True
+                self._linears.drop()
                 yield
         finally:
-            if self._stored is not None and not self._memory.by_layer:
-                self._stored.forget()
+            if not self._memory.by_layer:
+                self._linears.one_layer = False
+                if self._stored is not None:
+                    self._stored.forget()
 
     def outputs(self) -> tuple[ExpertOutputs, ...]:
         assert self._edit is not None, "no edit is applied to the model"
@@ -111,12 +135,10 @@ class EepApplicator(ExpertsOwner, Repairable):
 
     def revert(self) -> None:
         """Originals on the host are copied back when a forward pass next needs them."""
-        for router, experts in zip(self.routers, self.experts, strict=True):
+        for ordinal, (router, experts) in enumerate(zip(self.routers, self.experts, strict=True)):
             router.plan = None
             experts.reset()
-        for shared in self.shared:
-            if shared is not None:
-                shared.weights.restore()
+            self._restore_shared(ordinal)
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
         return self.experts[ordinal].originals

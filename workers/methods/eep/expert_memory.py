@@ -11,8 +11,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from moevolve.workers.contract.capacity import experts_room
-
 # Writes experts into tensors, given by name.
 Fill = Callable[[Mapping[str, Tensor]], None]
 
@@ -81,15 +79,14 @@ class ExpertMemory:
     Args:
         device: Device that the model runs on.
         layers: Number of MoE layers of the model.
-        auxiliary_bytes: See `ModelParts.pass_bytes`. Experts may take the memory that is free when the first of them
-            are loaded (`moevolve.workers.contract.capacity.experts_room`).
+        room: Returns the bytes that experts may take; called when the first of them are loaded.
 
     Attributes:
         by_layer: Number of edits that are applied one layer at a time now; several take turns on every layer.
     """
 
-    def __init__(self, device: torch.device, layers: int, auxiliary_bytes: int | None = None) -> None:
-        self._device, self._layers, self._auxiliary_bytes = device, layers, auxiliary_bytes
+    def __init__(self, device: torch.device, layers: int, room: Callable[[], int]) -> None:
+        self._device, self._layers, self._room = device, layers, room
         self._limit: int | None = None
         self.by_layer = 0
         # By ordinal of the layer; the shared allocation comes last.
@@ -159,7 +156,7 @@ class ExpertMemory:
         if self.by_layer:
             return 0
         if self._limit is None:
-            self._limit = experts_room(self._device, self._auxiliary_bytes)
+            self._limit = self._room()
         return self._limit
 
     def _shares(self, user: MemoryUser) -> bool:

@@ -208,12 +208,13 @@ class LayerExperts:
 class SharedExpert:
     """The output projection of a layer's shared expert, which it must have; a repair changes a copy of its weights."""
 
-    def __init__(self, layer: MoELayer) -> None:
+    def __init__(self, layer: MoELayer, load: Callable[[], None]) -> None:
+        """Take over a layer's; `load` brings its weights to the device."""
         module, gate = layer.shared_expert, layer.shared_expert_gate
         assert module is not None
         down = module.down_proj
         assert isinstance(down, nn.Linear)
-        self._module, self._gate, self._down = module, gate, down
+        self._module, self._gate, self._down, self.load = module, gate, down, load
         self.weights = CopyOnWriteWeights(down)
 
     @property

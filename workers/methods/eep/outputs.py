@@ -64,6 +64,8 @@ class ExpertOutputs:
             self._router.plan = replace(plan, positions=None)
         if not selects or self._neurons().output_biases:  # which those of selected neurons keep
             self._experts.make_writable()
+        if self._shared is not None:
+            self._shared.load()  # before its weights are replaced
 
     @property
     def layer(self) -> int:

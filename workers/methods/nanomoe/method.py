@@ -87,6 +87,8 @@ class NanoMoeApplicator(Applicator):
     def __init__(self, parts: ModelParts) -> None:
         self._decoder: nn.Module = decoder_of(parts.model)
         self._linears = find_linears(parts.model)
+        # Weights that aren't needed now may be on the host.
+        self._device = parts.device if parts.on_host else None
         self._fits: dict[str, _Fit] = {}
         self._fitted_for: tuple[BlockForm, int, str] | None = None
         self._replaced: set[str] = set()
@@ -115,7 +117,7 @@ class NanoMoeApplicator(Applicator):
         if edit.form.variant == "low_rank":
             return BlockMixedLinear(fit.u, fit.v, None, linear.bias)
         change = host_tensor(mixing).double() - host_tensor(edit.form.unmixed)
-        full = (fit.mixing + change.to(linear.weight.device)).to(linear.weight.dtype)
+        full = (fit.mixing + change.to(fit.mixing.device)).to(linear.weight.dtype)
         if not full.isfinite().all():
             raise CandidateError(f"the factors of {name} are not finite")
         return BlockMixedLinear(fit.u, fit.v, full, linear.bias)
@@ -137,6 +139,7 @@ class NanoMoeApplicator(Applicator):
 
     def _fit(self, edit: NanoMoeEdit, name: str, metric: Metric | None) -> _Fit:
         form, weight = edit.form, self._linears[name].weight
+        weight = weight if self._device is None else weight.to(self._device)
         rounds = 0 if form.variant == "low_rank" else edit.fit
         try:
             u, v, mixing = fit_layer(weight, form.rank, form.blocks, host_tensor(form.unmixed), rounds, metric)
@@ -179,10 +182,16 @@ def input_moments(decoder: nn.Module, linears: Mapping[str, nn.Linear], rows: Fi
 @torch.inference_mode()
 def _measure_moments(decoder: nn.Module, linears: Mapping[str, nn.Linear], rows: FitRows) -> dict[str, InputMoments]:
     device = next(decoder.parameters()).device
-    moments = {name: InputMoments(linear.in_features, linear.weight.device) for name, linear in linears.items()}
+    moments: dict[str, InputMoments] = {}
+
+    def observe(name: str, inputs: Tensor) -> None:
+        if name not in moments:
+            moments[name] = InputMoments(inputs.shape[-1], inputs.device)
+        moments[name].add(inputs.flatten(0, -2))
+
     with ExitStack() as stack:
         for name, linear in linears.items():
-            hook = linear.register_forward_pre_hook(lambda _m, args, own=moments[name]: own.add(args[0].flatten(0, -2)))
+            hook = linear.register_forward_pre_hook(lambda _, args, name=name: observe(name, args[0]))
             stack.callback(hook.remove)
         for tokens in rows.sequences:
             decoder(input_ids=torch.tensor([tokens], device=device), use_cache=False)

@@ -21,12 +21,11 @@ from moevolve.workers.methods.shared.outputs import BLOCK_COLUMNS, FeatureBlock,
 
 
 class CopyOnWriteWeights:
-    """A linear layer's weights, which an edit changes in a copy that is allocated once."""
+    """A linear layer's weights, which an edit changes in a copy."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self._linear = linear
         self._loaded: Tensor | None = None
-        self._copy: Tensor | None = None
 
     def add(self, columns: slice, change: Tensor) -> Tensor:
         self._use_copy()
@@ -57,17 +56,14 @@ class CopyOnWriteWeights:
     def restore(self) -> None:
         """Use the loaded weights again."""
         if self._loaded is not None:
-            self._linear.weight.data = self._loaded
+            self._linear.weight = self._loaded
             self._loaded = None
 
-    @torch.inference_mode(False)  # a copy allocated during a forward pass must stay writable for the next edit
+    @torch.inference_mode(False)  # a copy that is made during a forward pass must stay writable after it
     def _use_copy(self) -> None:
         if self._loaded is None:
-            self._loaded = self._linear.weight.data
-            if self._copy is None:
-                self._copy = torch.empty_like(self._loaded)
-            self._copy.copy_(self._loaded)
-            self._linear.weight.data = self._copy
+            self._loaded = self._linear.weight
+            self._linear.weight = nn.Parameter(self._linear.weight.data.clone(), requires_grad=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from live_bytes import LiveBytes
+from second_device import second_device
 from tiny_models import save_tiny_model
 
 from moevolve.evaluators.types import PreparedSplit
@@ -19,7 +21,7 @@ from moevolve.search.running.plan.counts import TokenCounts
 from moevolve.search.running.plan.memory import worker_memory
 from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.contract.messages import EvaluationRequest
-from moevolve.workers.contract.settings import ExpertOffload
+from moevolve.workers.contract.settings import Device, ExpertOffload
 from moevolve.workers.methods.repair.edit import RepairedEdit
 from moevolve.workers.profiling.outline import outline_model
 from moevolve.workers.profiling.prompts import PromptMeter
@@ -72,19 +74,24 @@ def run_of(folder: Path, repair: dict[str, Any] | None) -> RunConfig:
 
 
 def metered(config: RunConfig, place: ExpertOffload, split: PreparedSplit) -> int:
-    """Most bytes that live at once while a worker on a CPU scores two candidates, beside the model that it loaded."""
+    """Most bytes that live at once while a worker scores two candidates, beside the model that it loaded.
+
+    Where weights wait elsewhere, the worker has a second device, to which they are copied.
+    """
     plain = run_of(Path(config.model.path), None)
     space, rng = plain.space(outline_model(config.model).facts), np.random.default_rng(1)
-    worker = EvaluationWorker(replace(config.model, device="cpu", expert_offload=place), config.engine)
     ids = rng.integers(4, len(WORDS), FITTED).astype(np.int32)
     lengths = np.full(FITTED // ROW, ROW, dtype=np.int32)
     settings = config.phases[0].repair
-    with LiveBytes() as live:
-        for _ in range(2):
-            edit: Any = space.sample(rng, plain.phases[0]).genome.express()
-            edit = edit if settings is None else RepairedEdit(edit, settings, FitRows(ids, lengths, lengths))
-            reply = worker.evaluate(EvaluationRequest(edit, (split.ref,)), (split,))
-            assert reply.failure is None
+    with nullcontext() if place == "device" else second_device():
+        device: Device = "cpu" if place == "device" else "cuda"
+        worker = EvaluationWorker(replace(config.model, device=device, expert_offload=place), config.engine)
+        with LiveBytes() as live:
+            for _ in range(2):
+                edit: Any = space.sample(rng, plain.phases[0]).genome.express()
+                edit = edit if settings is None else RepairedEdit(edit, settings, FitRows(ids, lengths, lengths))
+                reply = worker.evaluate(EvaluationRequest(edit, (split.ref,)), (split,))
+                assert reply.failure is None
     return live.peak
 
 

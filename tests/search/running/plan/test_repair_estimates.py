@@ -98,6 +98,17 @@ def test_one_layer_at_a_time_takes_a_layer_and_a_fit() -> None:
     assert there.device == outside.device + max(layer + scoring, layer // 2 + fitting(plan))
 
 
+@pytest.mark.parametrize(
+    ("name", "most"), [("qwen3-30b-a3b", 16), ("glm-4.5-air", 24), ("qwen3-coder-480b-a35b", 40), ("deepseek-v3", 48)]
+)
+def test_half_of_the_neurons_of_published_models_fits_on_a_device(name: str, most: int) -> None:
+    """GiB, repaired on 65,536 tokens, with the experts on the disk."""
+    config = load_run_config(RUNS / "half.yaml")
+    config = config.model_copy(update={"model": replace(config.model, path=find_model(name))})
+    memory = estimate(config, Prompts(512, None, 128)).memory["disk"]
+    assert memory.device < most << 30
+
+
 def test_shared_experts_are_fitted_in_copies_of_their_output_projections() -> None:
     model = {"path": find_model("qwen1.5-moe-a2.7b"), "dtype": "bfloat16", "device": "cuda"}
     plan = planned(settings(4096), model=model, genome={"experts": 15, "groups": "per_layer"})

@@ -20,7 +20,7 @@ from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.eep import expert_memory
+from moevolve.workers.methods.eep import apply, expert_memory
 from moevolve.workers.methods.eep.expert_memory import kept_layers
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.model.resident import ResidentModel
@@ -58,7 +58,7 @@ def counting(model: ResidentModel) -> Iterator[list[int]]:
 
 def hosted(model_config: Configs, monkeypatch: pytest.MonkeyPatch, layers: float, **settings: str) -> ResidentModel:
     """A model whose device can hold all experts of this many layers."""
-    monkeypatch.setattr(expert_memory, "experts_room", lambda device, beside: int(layers * LAYER))
+    monkeypatch.setattr(apply, "experts_room", lambda *_: int(layers * LAYER))
     return loaded(model_config, expert_offload="host", **settings)
 
 
