@@ -40,11 +40,11 @@ def separate_texts(model: PreTrainedModel) -> Scale:
         kinds = kinds if isinstance(kinds, dict) else {None: kinds}
         for part, kind in kinds.items():
             if kind == "longrope":
-                settings = module.config.rope_parameters  # type: ignore[union-attr]
+                settings = module.config.rope_parameters
                 settings = settings if part is None else settings[part]
-                limits.add((False, int(settings["original_max_position_embeddings"])))  # type: ignore[call-overload, index, arg-type]
+                limits.add((False, int(settings["original_max_position_embeddings"])))
             elif isinstance(kind, str) and "dynamic" in kind:
-                limits.add((True, int(module.original_max_seq_len)))  # type: ignore[arg-type]
+                limits.add((True, int(module.original_max_seq_len)))
             else:
                 continue
             rotary.append(module)
@@ -52,7 +52,7 @@ def separate_texts(model: PreTrainedModel) -> Scale:
         return unscaled
     scale = partial(_scale, sorted(limits))
     for module in rotary:
-        module.forward = partial(_by_text, module, scale)  # type: ignore[method-assign]
+        module.forward = partial(_by_text, module, scale)
     return scale
 
 
