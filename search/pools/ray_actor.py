@@ -161,9 +161,9 @@ class ModelProbe:
                 return int(ray.cluster_resources().get("GPU", 0))
             except PoolError as error:
                 log.info("GPUs are counted on this machine: %s", reason_of(error))
-        import torch
+        from moevolve.workers.checkpoints.loading import gpu_count
 
-        return int(torch.cuda.device_count())
+        return gpu_count()
 
     def _start(self, config: RunConfig) -> None:
         """Start or join Ray; what has failed once isn't tried again, since the attempt takes up to half a minute."""

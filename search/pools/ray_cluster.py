@@ -34,7 +34,10 @@ _HINT = (
     "does that, for a cluster that this machine is in)"
 )
 
-_ROOM = "its files go to a folder with room and a short path, which RAY_TMPDIR can name; on a busy machine, try again"
+_ROOM = (
+    "its files go to a folder with room and a short path, which RAY_TMPDIR can name, and its token into the home, "
+    "which HOME can name; on a busy machine, try again"
+)
 
 # The `workers.cluster` that was asked for, by the address of the Ray that this process then started or joined.
 _asked: dict[str, str | None] = {}
