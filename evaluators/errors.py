@@ -1,5 +1,6 @@
 """Errors that reach users or are recorded with a candidate."""
 
+import errno
 import os
 import socket
 import tempfile
@@ -11,6 +12,18 @@ from typing import Literal
 
 # Characters of another library's message that are quoted: more belongs into the log, not into a line.
 _LONGEST = 300
+
+# What to do about a path that the system refuses, by the number of its error.
+_REMEDIES = {
+    errno.ENOENT: "give one that exists",
+    errno.EEXIST: "give another one, or remove it first",
+    errno.ENOTDIR: "a part of it is a file; give the path of a folder",
+    errno.EISDIR: "give the path of a file",
+    errno.ENAMETOOLONG: "give it a shorter name",
+    errno.ELOOP: "a link in it leads back to itself; remove the link, or give another path",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "get the permission, or give another path"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or give another path"),
+}
 
 # Environment variable of workers: name of the host whose user reads their messages.
 DRIVER_HOST = "MOEVOLVE_DRIVER_HOST"
@@ -73,6 +86,38 @@ def opening(what: str, advice: str = "") -> Iterator[None]:
             raise
         hint = f"; {advice}" if advice else ""
         raise UserError(f"{what}: {own_words(error)}{hint}{_log_of(error)}") from error
+
+
+def path_fault(error: Exception, path: object = None) -> str | None:
+    """Say in one line which path the system refused, why, and what to do; None for other errors.
+
+    `path` is named if the error doesn't name any.
+    """
+    message = str(error)
+    if isinstance(error, OSError) and error.errno in _REMEDIES:
+        named = path if error.filename is None or isinstance(error.filename, int) else error.filename
+        return None if named is None else f"{named}: {error.strerror}; {_REMEDIES[error.errno]}"
+    # Python has no classes of errors for these.
+    named = "a path" if path is None else repr(str(path))
+    if type(error) is ValueError and "null byte" in message:
+        return f"{named} has a zero byte, which no file's name can have; leave it out"
+    if type(error) is RuntimeError and message.startswith("Symlink loop"):
+        return f"{message}; {_REMEDIES[errno.ELOOP]}"
+    if type(error) is RuntimeError and message.startswith("Could not determine home"):
+        return f"{named} begins with ~, and this user has no home; write the path out"
+    return None
+
+
+@contextmanager
+def refused_paths() -> Iterator[None]:
+    """Context manager that turns the system's refusal of a path into a `UserError` of one line; see `path_fault`."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        fault = path_fault(error)
+        if fault is None:
+            raise
+        raise UserError(fault) from error
 
 
 def _log_of(error: BaseException) -> str:

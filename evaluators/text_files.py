@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from moevolve.evaluators.errors import UserError, one_line
+from moevolve.evaluators.errors import UserError, one_line, path_fault
 
 # Bytes of a table's cell; Python's own limit is shorter than long prompts.
 _LONGEST_CELL = 1 << 27
@@ -29,8 +29,8 @@ def read_lines(path: Path, missing: str = "") -> list[str]:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UserError(f"{path}:{line}: not UTF-8 text; convert the file first") from None
-    except OSError as error:
-        raise UserError(f"{path}: can't be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(path_fault(error, path) or f"{path}: can't be read: {error}") from None
 
 
 # Names of files that `read_rows` reads end in one of these.
@@ -151,4 +151,4 @@ def writing_into(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise UserError(f"{error.filename or folder}: can't be written: {error.strerror}") from None
+        raise UserError(path_fault(error, folder) or f"{folder}: can't be written: {error}") from None

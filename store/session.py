@@ -31,7 +31,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from moevolve.evaluators.errors import first_line
+from moevolve.evaluators.errors import first_line, path_fault
 from moevolve.store.errors import StoreError, UnreachableError
 
 # Seconds for which a write to a SQLite file waits for other writers.
@@ -136,6 +136,13 @@ def _sqlite_engine(url: URL, create: bool, read_only: bool) -> Engine:
 
 def _check_file(path: Path, create: bool) -> None:
     """Refuse a path that can't be a store, or that this user can't write to."""
+    try:
+        _refuse(path, create)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise StoreError(path_fault(error, path) or f"{path}: can't be opened: {error}") from error
+
+
+def _refuse(path: Path, create: bool) -> None:
     if path.is_dir():
         raise StoreError(f"{path} is a folder, not a store")
     if not path.parent.is_dir():

@@ -5,27 +5,37 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 
 from moevolve.evaluators.matching.base import Matcher
+from moevolve.evaluators.matching.writing import (
+    Words,
+    alike,
+    beginning,
+    first_number_settled,
+    kinds,
+    last_box,
+    numbers,
+    plain,
+    without_closing,
+    without_tex,
+    words,
+)
 from moevolve.evaluators.types import Example
-
-Words = tuple[str, ...]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_CLOSING = " .,;:!?\"')]"
 
 
 # References, choices and many answers recur for every candidate.
 @lru_cache(maxsize=65536)
 def squad_tokens(text: str) -> Words:
     """Return the words after SQuAD's normalisation: lower case, no ASCII punctuation, no articles (Rajpurkar 2016)."""
-    words: list[str] = []
+    found: list[str] = []
     for piece in text.split():
-        words.extend(_ARTICLES.sub(" ", piece.lower().translate(_PUNCTUATION)).split())
-    return tuple(words)
+        found.extend(_ARTICLES.sub(" ", piece.lower().translate(_PUNCTUATION)).split())
+    return tuple(found)
 
 
 def token_f1(answer: Words, reference: Words) -> float:
@@ -37,18 +47,17 @@ def token_f1(answer: Words, reference: Words) -> float:
 
 
 class ExactMatcher(Matcher):
-    """The whole answer equals a reference, ignoring case, runs of white space and closing punctuation."""
+    """The whole answer equals a reference, ignoring case, runs of white space, composition and closing punctuation."""
 
     def _score(self, answer: str, example: Example) -> float:
-        answer = _plain(answer)
-        return float(any(answer.rstrip(_CLOSING) == _plain(r).rstrip(_CLOSING) for r in example.references))
+        return float(_closed(answer) in map(_closed, example.references))
 
     def _settled(self, start: str, example: Example) -> bool:
-        start = _plain(start)
-        return not any(_may_become(start, _plain(r).rstrip(_CLOSING)) for r in example.references)
+        start = beginning(start)
+        return not any(_may_become(start, _closed(reference)) for reference in example.references)
 
     def problem(self, example: Example) -> str | None:
-        if not _plain(example.references[0]).rstrip(_CLOSING):
+        if not _closed(example.references[0]):
             return f"nothing is left of {example.references[0]!r} without closing punctuation"
         return super().problem(example)
 
@@ -84,26 +93,38 @@ class EmMatcher(_TokenMatcher):
         return not any(squad_tokens(r)[: len(words)] == words for r in example.references)
 
 
-class ContainsMatcher(_TokenMatcher):
-    """The answer contains a reference as a phrase of whole words."""
+class ContainsMatcher(Matcher):
+    """The answer contains a reference in whole words, without the article that the reference may begin with."""
 
-    def _compare(self, answer: Words, reference: Words) -> float:
-        return float(_find(answer, reference) >= 0)
+    def problem(self, example: Example) -> str | None:
+        if not words(example.references[0]):
+            return f"{example.references[0]!r} has no words"
+        return super().problem(example)
+
+    def _score(self, answer: str, example: Example) -> float:
+        return float(self._found(words(answer), example))
 
     def _settled(self, start: str, example: Example) -> bool:
-        words = _whole_words(start)
-        return any(_find(words, squad_tokens(r)) >= 0 for r in example.references)
+        return self._found(words(_COMPLETE.sub("", start)), example)
+
+    def _found(self, answer: Words, example: Example) -> bool:
+        return any(_contains(answer, words(reference)) for reference in example.references)
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())
+# What follows the last blank that no word spans.
+_COMPLETE = re.compile(r"[^ \t\n\r]*\Z")
+
+
+@lru_cache(maxsize=65536)
+def _closed(text: str) -> str:
+    return without_closing(plain(text))
 
 
 def _may_become(start: str, reference: str) -> bool:
     """Say whether a text that begins with `start` can be the reference plus closing punctuation."""
     if reference.startswith(start):
         return True
-    return start.startswith(reference) and not start[len(reference) :].strip(_CLOSING)
+    return start.startswith(reference) and not without_closing(start[len(reference) :])
 
 
 def _whole_words(start: str) -> Words:
@@ -112,21 +133,21 @@ def _whole_words(start: str) -> Words:
     return squad_tokens(" ".join(pieces if start[-1:].isspace() else pieces[:-1]))
 
 
-def _find(words: Words, phrase: Words) -> int:
-    """Return the position of the phrase in the words; -1 if it is missing."""
-    if not phrase:
-        return -1
-    return next((i for i in range(len(words) - len(phrase) + 1) if words[i : i + len(phrase)] == phrase), -1)
+def _contains(answer: Words, phrase: Words) -> bool:
+    if len(phrase) > 1 and phrase[0] in ("a", "an", "the"):
+        phrase = phrase[1:]
+    size = len(phrase)
+    return size > 0 and any(answer[i : i + size] == phrase for i in range(len(answer) - size + 1))
 
 
 _RESULT_MARK = "####"
-_NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
 class NumberMatcher(Matcher):
-    """The number after `####` (GSM8K's mark), or else the last number of the answer, equals a reference's.
+    """The number after `####` (GSM8K's mark), or in TeX's last box, or else the last one, equals a reference's.
 
-    Thousands separators, currency signs and trailing zeros are ignored: `$1,000.00` equals `1000`.
+    Numbers are read by `moevolve.evaluators.matching.writing`. Currency, percent signs and trailing zeros are ignored:
+    `$1,000.00` equals `1000`.
     """
 
     def _score(self, answer: str, example: Example) -> float:
@@ -135,9 +156,7 @@ class NumberMatcher(Matcher):
 
     def _settled(self, start: str, example: Example) -> bool:
         _, mark, behind = start.partition(_RESULT_MARK)
-        found = _NUMBER.search(behind) if mark else None
-        # Digits could still follow a point or comma.
-        return found is not None and behind[found.end() :] not in ("", ".", ",")
+        return bool(mark) and first_number_settled(behind)
 
     def problem(self, example: Example) -> str | None:
         for reference in example.references:
@@ -146,12 +165,14 @@ class NumberMatcher(Matcher):
         return super().problem(example)
 
 
-def _result(text: str) -> Decimal | None:
-    """Return the number after the first mark, or else the last number of the text."""
+@lru_cache(maxsize=65536)
+def _result(text: str) -> Fraction | None:
+    """Return the first number after the mark, or else the last one in the last box, or else in the text."""
     _, mark, behind = text.partition(_RESULT_MARK)
-    found = _NUMBER.findall(behind)[:1] if mark else []
-    found = found or _NUMBER.findall(text)[-1:]
-    return Decimal(found[0].replace(",", "").replace("$", "")) if found else None
+    found = numbers(without_tex(behind))[:1] if mark else []
+    for part in (last_box(text), text):
+        found = found or numbers(without_tex(part))[-1:]
+    return found[0] if found else None
 
 
 class LetterMatcher(Matcher):
@@ -167,15 +188,15 @@ class LetterMatcher(Matcher):
 
 
 class OptionMatcher(LetterMatcher):
-    """The first choice letter that stands alone: `A`, `A.`, `(B)`, `Answer: C`; not the `B` of `Both`."""
+    """The first choice letter that stands alone: `A`, `A.`, `(B)`, `Answer: C`; not that of `Both`, `C++` or `C#`."""
 
     def _score(self, answer: str, example: Example) -> float:
-        found = _option_pattern(example.choices).search(answer)
-        return float(found is not None and found.group() in example.references)
+        found = _standing(answer, example.choices)
+        return float(found is not None and found[0] in example.references)
 
     def _settled(self, start: str, example: Example) -> bool:
-        found = _option_pattern(example.choices).search(start)
-        return found is not None and found.end() < len(start)  # else the next character could make it a word
+        found = _standing(start, example.choices)
+        return found is not None and found[1]  # else the next character could make it a word
 
 
 class CapitalMatcher(LetterMatcher):
@@ -191,9 +212,14 @@ class CapitalMatcher(LetterMatcher):
         return _first_capital(start) is not None
 
 
-@lru_cache(maxsize=256)
-def _option_pattern(choices: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(rf"(?<!\w)[{''.join(re.escape(choice) for choice in choices)}](?!\w)")
+_LETTER = re.compile(r"(?<!\w)[ae](?![\w#+])", re.IGNORECASE)
+
+
+def _standing(text: str, choices: tuple[str, ...]) -> tuple[str, bool] | None:
+    """Return the first choice letter that stands alone, and whether something follows it."""
+    text = alike(text)
+    places = (match.start() for match in _LETTER.finditer(kinds(text)))
+    return next(((text[i], i + 1 < len(text)) for i in places if text[i] in choices), None)
 
 
 def _first_capital(text: str) -> str | None:

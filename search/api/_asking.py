@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_origin, overload
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, refused_paths
 from moevolve.search.interface.opening import opened_reader, opened_store
 from moevolve.search.interface.progress import line_observer
 from moevolve.search.interface.request import (
@@ -90,15 +90,16 @@ def ask(store: Any, request: Any, observer: Observer | None = None) -> Any:
     """
     kind: type[Request] = type(request)
     told = {} if observer is None else {"observer": observer}
-    if not answer_takes(kind, "store"):
-        return request.answer(**told)
-    if kind.opens:
-        return request.answer(store, **told)
-    if store is None:
-        raise UserError("say which store answers this")
-    # Requests that write refuse an open store that is for reading only.
-    with opened_store(store) if kind.writes else opened_reader(store) as opened:
-        return request.answer(opened, **told)
+    with refused_paths():
+        if not answer_takes(kind, "store"):
+            return request.answer(**told)
+        if kind.opens:
+            return request.answer(store, **told)
+        if store is None:
+            raise UserError("say which store answers this")
+        # Requests that write refuse an open store that is for reading only.
+        with opened_store(store) if kind.writes else opened_reader(store) as opened:
+            return request.answer(opened, **told)
 
 
 @overload

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperArgument, TyperOption
 
 import moevolve
+from moevolve.evaluators.errors import refused_paths
 from moevolve.search.cli.output.console import errors
 
 # The groups of commands in the order of `--help`, with the file of each command, which is a function of that name.
@@ -118,7 +119,8 @@ app = make_app()
 def main(command: typer.Typer = app) -> None:
     """Run the command line. Bad input ends with one line on stderr and exit code 2."""
     try:
-        command()
+        with refused_paths():
+            command()
     except (moevolve.UserError, moevolve.StoreError) as error:
         errors.print(f"error: {error}", soft_wrap=True)
         sys.exit(2)

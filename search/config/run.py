@@ -92,8 +92,8 @@ class WorkersSection(Section):
         num_gpus: GPUs, or a fraction of one, that Ray reserves per worker.
         timeout_s: Time limit of an evaluation, of loading the model, of calibrating, and of finding room for the first
             worker. A worker that takes longer to evaluate or to load is replaced.
-        address: Ray address to join (`auto`, `host:port`); None takes RAY_ADDRESS, which Ray sets for its jobs, and
-            starts Ray on this machine without it.
+        address: Ray address to join (`auto`, `host:port`), or `local` to start Ray on this machine; None takes
+            RAY_ADDRESS, which Ray sets for its jobs, and is `local` without it.
     """
 
     count: Annotated[int, Field(ge=1, le=_MOST_WORKERS)] | Literal["auto"] = 1
@@ -114,7 +114,8 @@ class WorkersSection(Section):
     @property
     def cluster(self) -> str | None:
         """Address of the Ray cluster to join; None if Ray is started on this machine."""
-        return self.address or os.environ.get("RAY_ADDRESS") or None
+        address = self.address or os.environ.get("RAY_ADDRESS")
+        return None if address in (None, "", "local") else address
 
 
 class FinalSection(Section):

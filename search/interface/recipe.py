@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, refused_paths
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.text_files import writing_into
 from moevolve.search.interface.export import CheckpointRequest, scores_of
@@ -187,12 +187,12 @@ def read_recipe(path: Path) -> tuple[Recipe, Edit]:
     Raises:
         UserError: The file can't be read, isn't a recipe, or isn't as it was written.
     """
+    with refused_paths():
+        content = path.read_bytes()
     try:
         with one_line_errors():
-            found = _RECIPES.validate_json(path.read_bytes())
+            found = _RECIPES.validate_json(content)
         return found, found.edit()
-    except OSError as error:
-        raise UserError(f"{path}: can't be read: {error.strerror}") from None
     except UserError as error:
         raise UserError(f"{path}: not a recipe: {error}") from None
     except ValueError as error:

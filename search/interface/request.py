@@ -23,7 +23,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.fields import FieldInfo
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, refused_paths
 
 R = TypeVar("R", bound="Request")
 
@@ -141,13 +141,14 @@ def option_names(name: str, field: FieldInfo) -> list[str]:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn pydantic's error about a request's values into an error of one line.
+    """Turn pydantic's error about a request's values into an error of one line, and the system's about a path.
 
     Raises:
         UserError: names every wrong parameter and says what is wrong with it.
     """
     try:
-        yield
+        with refused_paths():
+            yield
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, each['loc'])) or 'request'}: {each['msg']}" for each in error.errors())
         raise UserError("; ".join(faults)) from None

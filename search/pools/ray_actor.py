@@ -105,6 +105,7 @@ class ModelProbe:
     def __init__(self) -> None:
         self._actor: ActorHandle | None = None
         self._worker: ActorHandle | None = None
+        self._alone = False
 
     def __enter__(self) -> Self:
         return self
@@ -132,12 +133,12 @@ class ModelProbe:
         Raises:
             UserError: The function has raised it, or the model isn't where the configuration says.
         """
-        if "torch" in sys.modules:
+        if "torch" in sys.modules or self._alone:
             return function(config, *args)
         if config.workers.cluster is None:  # a cluster's nodes may have folders that this machine doesn't have
             local_directory(config.model)  # a wrong path is refused at once, without waiting for Ray and torch
         try:
-            start_ray(config.workers)
+            self._start(config)
             reference = self._begin(function, config, *args)
             return ray.get(reference, timeout=config.workers.timeout_s)
         except (PoolError, RayError) as error:
@@ -148,14 +149,29 @@ class ModelProbe:
             return function(config, *args)
 
     def gpus(self, config: RunConfig) -> int:
-        """Number of GPUs that workers of a configuration can have on this machine, or on the cluster that it joins."""
+        """Number of GPUs that workers of a configuration can have on this machine, or on the cluster that it joins.
+
+        If that can't be joined, they are this machine's, where functions are then called, too.
+        """
         if config.workers.cluster is None:
             local_directory(config.model)
-        torch = sys.modules.get("torch")
-        if torch is not None and config.workers.cluster is None:
-            return int(torch.cuda.device_count())
-        start_ray(config.workers)
-        return int(ray.cluster_resources().get("GPU", 0))
+        if not self._alone and (config.workers.cluster is not None or "torch" not in sys.modules):
+            try:
+                self._start(config)
+                return int(ray.cluster_resources().get("GPU", 0))
+            except PoolError as error:
+                log.info("GPUs are counted on this machine: %s", reason_of(error))
+        from moevolve.workers.checkpoints.loading import gpu_count
+
+        return gpu_count()
+
+    def _start(self, config: RunConfig) -> None:
+        """Start or join Ray; what has failed once isn't tried again, since the attempt takes up to half a minute."""
+        try:
+            start_ray(config.workers)
+        except PoolError:
+            self._alone = True
+            raise
 
     def _begin(self, function: Callable[..., R], config: RunConfig, *args: object) -> ray.ObjectRef:
         """Start the call in another process, and return Ray's reference to its result."""

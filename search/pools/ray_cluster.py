@@ -34,7 +34,10 @@ _HINT = (
     "does that, for a cluster that this machine is in)"
 )
 
-_ROOM = "its files go to a folder with room and a short path, which RAY_TMPDIR can name; on a busy machine, try again"
+_ROOM = (
+    "its files go to a folder with room and a short path, which RAY_TMPDIR can name, and its token into the home, "
+    "which HOME can name; on a busy machine, try again"
+)
 
 # The `workers.cluster` that was asked for, by the address of the Ray that this process then started or joined.
 _asked: dict[str, str | None] = {}
@@ -75,7 +78,8 @@ def _init_ray(workers: WorkersSection) -> None:
     before, clusters = signal.getsignal(signal.SIGTERM), ray_constants.ENABLE_RAY_CLUSTER
     options: dict[str, object]
     address = workers.cluster
-    named = f"{'RAY_ADDRESS' if workers.address is None else 'workers.address'} {address}"
+    named = f"{'workers.address' if workers.address else 'RAY_ADDRESS'} {address}"
+    here = "" if workers.address else "; to run on this machine, set workers.address to local, or unset RAY_ADDRESS"
     if address is None:
         cpus = max(int(get_num_cpus()), math.ceil(workers.least * workers.num_cpus))
         # Workers have an environment of their own: processes that Ray starts ahead of need would never be theirs.
@@ -90,7 +94,7 @@ def _init_ray(workers: WorkersSection) -> None:
             try:
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
             except (OSError, OverflowError, ValueError) as error:
-                raise PoolError(f"{named}: no Ray cluster answers there: {error}") from None
+                raise PoolError(f"{named}: no Ray cluster answers there: {error}{here}") from None
         options = {"address": address}
     local = address is None
     failed = "Ray can't be started on this machine" if local else f"{named}: can't join this Ray cluster"
@@ -101,7 +105,10 @@ def _init_ray(workers: WorkersSection) -> None:
             variables[CAPACITY] = os.environ[CAPACITY]
         environment: dict[str, object] = {"env_vars": variables}
         job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
-        with opening(failed, _ROOM if local else _HINT), tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
+        with (
+            opening(failed, _ROOM if local else f"{_HINT}{here}"),
+            tempfile.TemporaryDirectory(prefix="moevolve-") as empty,
+        ):
             # Workers get an empty working directory: the driver's would be on their `sys.path`, where our folder
             # `kernels` could shadow the package of that name which `transformers` imports. In a Ray job they get a copy
             # of the job's own directory, which Ray doesn't let a driver replace.

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import MAX_BODY_SIZE_SCOPE_KEY
 from starlette.responses import Response
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, path_fault
 from moevolve.search.server.guard import problem, too_large
 from moevolve.search.server.processes import RETRY_S, BusyError
 from moevolve.store.errors import (
@@ -97,10 +97,13 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
 
     def unknown(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return answered(request, HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed; its log says how")
+        fault = path_fault(error)
+        status = HTTPStatus.INTERNAL_SERVER_ERROR if fault is None else HTTPStatus.UNPROCESSABLE_ENTITY
+        return answered(request, status, fault or "the server failed; its log says how")
 
     for kind in (StoreError, UserError):
         app.add_exception_handler(kind, known)
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(HTTPException, refused)
+    app.add_exception_handler(OSError, unknown)
     app.add_exception_handler(Exception, unknown)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, path_fault
 from moevolve.search.config.files import settings_of
 from moevolve.search.config.run import RunConfig
 from moevolve.search.text import clock, quantity
@@ -199,7 +199,7 @@ def _digest(path: Path) -> str:
                 while block := content.read(_BLOCK):
                     found.update(block)
     except OSError as error:
-        raise UserError(f"--data {path}: {error.strerror}") from None
+        raise UserError(f"--data {path_fault(error, path) or error}") from None
     return found.hexdigest() if path.exists() else ""
 
 

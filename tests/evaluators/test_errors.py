@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import re
 import socket
 import tempfile
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moevolve.evaluators.errors import DRIVER_HOST, CandidateError, UserError, opening
+from moevolve.evaluators.errors import DRIVER_HOST, CandidateError, UserError, opening, path_fault, refused_paths
 
 
 def test_errors_of_other_libraries_are_one_line_that_names_the_traceback() -> None:
@@ -59,3 +61,37 @@ def test_our_own_errors_and_those_that_no_file_causes_pass_through(error: BaseEx
     with pytest.raises(type(error)) as caught, opening("the model"):
         raise error
     assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("x" * 300, "xxx: File name too long; give it a shorter name"),
+        ("file/below", "file/below: Not a directory; a part of it is a file; give the path of a folder"),
+        ("loop/below", "loop/below: Too many levels of symbolic links; a link in it leads back to itself"),
+        ("none", "none: No such file or directory; give one that exists"),
+        ("folder", "folder: Is a directory; give the path of a file"),
+        ("a\0b", "a path has a zero byte, which no file's name can have; leave it out"),
+    ],
+)
+def test_paths_that_the_system_refuses_are_named_with_what_to_do(
+    path: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    Path("folder").mkdir()
+    Path("loop").symlink_to("loop")
+    with pytest.raises(UserError) as caught, refused_paths():
+        Path(path).read_text(encoding="utf-8")
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_the_system_says_of_no_path_is_no_fault_of_one() -> None:
+    assert path_fault(PermissionError(errno.EACCES, os.strerror(errno.EACCES), "locked")) == (
+        "locked: Permission denied; get the permission, or give another path"
+    )
+    assert path_fault(OSError(errno.EACCES, "no"), "mine") == "mine: no; get the permission, or give another path"
+    assert "has no home" in str(path_fault(RuntimeError("Could not determine home directory.")))
+    for error in (OSError("no room"), BrokenPipeError(errno.EPIPE, "broken"), ValueError("wrong"), RuntimeError("no")):
+        with pytest.raises(type(error)), refused_paths():
+            raise error

@@ -62,7 +62,8 @@ def local_directory(config: ModelConfig) -> Path | None:
     hub_like = (
         config.path.count("/") <= 1 and not config.path.startswith((".", "~", os.sep)) and "\\" not in config.path
     )
-    if path.exists() or not hub_like:
+    file_in_path = os.path.lexists(path.parent) and not path.parent.is_dir()
+    if path.exists() or not hub_like or file_in_path:
         raise UserError(f"model {config.path}: no such directory; give a checkpoint's folder or a hub id (owner/name)")
     return None
 

@@ -37,6 +37,11 @@ DTYPES: dict[Dtype, torch.dtype] = {
 _SAMPLED = 500
 
 
+def gpu_count() -> int:
+    """Return the number of this machine's GPUs."""
+    return torch.cuda.device_count()
+
+
 def resolve_device(config: ModelConfig) -> torch.device:
     """Return the device for the model's inputs. Raise a `UserError` if `device` is `cuda` without a CUDA device."""
     if config.device == "cuda" and not torch.cuda.is_available():

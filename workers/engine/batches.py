@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.engine.columns import BLOCK, Columns, Layout, common_start, lay_out
+from moevolve.workers.engine.columns import BLOCK, Columns, Layout, Scaled, common_start, lay_out
+from moevolve.workers.families.rotary import Scale, unscaled
 
 # The sequences of every example, which must run in the same pass.
 Groups = tuple[tuple[Tokens, ...], ...]
@@ -44,12 +45,14 @@ class Batcher:
         layout: Layout of the sequences of a pass.
         batch_tokens: Upper bound on the columns of a pass, over all rows; every batch has at least one example.
         device: Device of the passes.
+        scale: Scale of the model's rotary embeddings.
     """
 
-    def __init__(self, layout: Layout, batch_tokens: int, device: torch.device) -> None:
+    def __init__(self, layout: Layout, batch_tokens: int, device: torch.device, scale: Scale = unscaled) -> None:
         self.layout: Layout = layout
         self._batch_tokens = batch_tokens
         self._device = device
+        self.scale = scale
         self._cached = lru_cache(maxsize=1024)(self.planned)
 
     def batches(self, groups: Groups, later: int = BLOCK) -> list[Batch]:
@@ -59,18 +62,20 @@ class Batcher:
         """
         return self._cached(groups, later)
 
-    def planned(self, groups: Groups, later: int = BLOCK) -> list[Batch]:
-        """Do as `batches`, but keep no plan, because the examples won't come again."""
+    def planned(self, groups: Groups, later: int = BLOCK, ahead: int = 1) -> list[Batch]:
+        """Do as `batches`, but keep no plan, because the examples won't come again; for `ahead` see `lay_out`."""
         planned = []
-        for examples in plan_batches(groups, self.layout, self._batch_tokens):
+        for examples in plan_batches(groups, self.layout, self._batch_tokens, self.scale, ahead):
             sequences = dict.fromkeys(chain.from_iterable(groups[i] for i in examples))
             rows = {tokens: row for row, tokens in enumerate(sequences)}
-            columns = lay_out(list(rows), self.layout, self._batch_tokens, self._device, later)
+            columns = lay_out(list(rows), self.layout, self._batch_tokens, self._device, later, self.scale, ahead)
             planned.append(Batch(examples, columns, rows))
         return planned
 
 
-def plan_batches(groups: Groups, layout: Layout, batch_tokens: int) -> list[list[int]]:
+def plan_batches(
+    groups: Groups, layout: Layout, batch_tokens: int, scale: Scale = unscaled, ahead: int = 1
+) -> list[list[int]]:
     """Divide examples into batches, each with as many examples as fit.
 
     Examples are ordered so that those with common prefixes, or of equal length if sequences are padded, are neighbours.
@@ -82,22 +87,23 @@ def plan_batches(groups: Groups, layout: Layout, batch_tokens: int) -> list[list
         return _plan_padded(groups, batch_tokens)
     batches: list[list[int]] = []
     taken = 0
-    before: Tokens = ()
-    for i in sorted(range(len(groups)), key=lambda i: (sorted(groups[i]), i)):
-        more = _new_tokens((before, *sorted(groups[i])), layout)
+    before: Scaled = (), ()
+    scaled = [sorted((scale(len(tokens) + ahead), tokens) for tokens in group) for group in groups]
+    for i in sorted(range(len(groups)), key=lambda i: (scaled[i], i)):
+        more = _new_tokens((before, *scaled[i]), layout)
         if not batches or taken + more > batch_tokens:
             batches.append([])
-            taken, more = 0, _new_tokens(((), *sorted(groups[i])), layout)
+            taken, more = 0, _new_tokens((((), ()), *scaled[i]), layout)
         batches[-1].append(i)
         taken += more
-        before = max(groups[i], default=before)
+        before = max(scaled[i], default=before)
     return batches
 
 
-def _new_tokens(sequences: Sequence[Tokens], layout: Layout) -> int:
+def _new_tokens(sequences: Sequence[Scaled], layout: Layout) -> int:
     """Return the number of columns that sorted sequences add to the first of them."""
     shared = common_start if layout == "packed" else lambda one, other: 0
-    return sum(len(other) - shared(one, other) for one, other in pairwise(sequences))
+    return sum(len(other[1]) - shared(one, other) for one, other in pairwise(sequences))
 
 
 def _plan_padded(groups: Groups, batch_tokens: int) -> list[list[int]]:

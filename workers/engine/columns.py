@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moevolve.workers.contract.edits import Tokens
+from moevolve.workers.families.rotary import Scale, unscaled
 
 # How sequences are laid out: `packed` as a prefix tree in one row, `unshared` one after the other in one row, or
 # `padded` on the right with one sequence per row.
 Layout = Literal["packed", "unshared", "padded"]
+
+# The scale of a sequence's text, and the sequence.
+Scaled = tuple[tuple[int, ...], Tokens]
 
 # Number of query tokens that attend at once on a CPU: those at positions 0 to 15 of their sequences, 16 to 31 and so
 # on, each block attending to all positions up to its end. So the shapes of the products in a token's attention depend
@@ -170,6 +174,8 @@ class Columns:
             the flattened [rows, columns]. Beyond the end of a sequence its last place is repeated.
         attention: Attention between the columns of packed sequences, or of a decoding step after them; None if
             sequences are padded.
+        lengths: Length of the text that each token belongs to, int64 [rows, columns]; None if position ids say it, or
+            nothing depends on it (`moevolve.workers.families.rotary`).
     """
 
     ids: Tensor
@@ -177,58 +183,73 @@ class Columns:
     mask: Tensor | None
     places: NDArray[np.int64]
     attention: Attention | Step | None = None
+    lengths: Tensor | None = None
 
 
 def lay_out(
-    sequences: Sequence[Tokens], layout: Layout, most: int, device: torch.device, later: int = BLOCK
+    sequences: Sequence[Tokens],
+    layout: Layout,
+    most: int,
+    device: torch.device,
+    later: int = BLOCK,
+    scale: Scale = unscaled,
+    ahead: int = 1,
 ) -> Columns:
     """Lay out non-empty sequences for a forward pass.
 
     `most` is the maximum number of tokens in an attention part with several sequences, and `later` that of query tokens
-    per block of attention on a CPU from that position on; it is `BLOCK` before.
+    per block of attention on a CPU from that position on; it is `BLOCK` before. Texts have `ahead` more tokens than
+    their sequences, and a prefix is shared by texts of one `scale` only.
     """
+    texts = [len(tokens) + ahead for tokens in sequences]
     if layout == "padded":
-        return _padded(sequences, device)
+        return _padded(sequences, device, None if scale is unscaled else texts)
     ids: list[int] = []
     positions: list[int] = []
+    lengths: list[int] = []
     paths: dict[int, NDArray[np.int64]] = {}
     rows: list[tuple[int, NDArray[np.int64]]] = []
-    before: Tokens = ()
+    before: Scaled = (), ()
     path = np.empty(0, dtype=np.int64)
-    for i in sorted(range(len(sequences)), key=sequences.__getitem__):
+    scaled = [(scale(length), tokens) for length, tokens in zip(texts, sequences, strict=True)]
+    for i in sorted(range(len(sequences)), key=scaled.__getitem__):
         tokens = sequences[i]
-        start = common_start(before, tokens) if layout == "packed" else 0
+        start = common_start(before, scaled[i]) if layout == "packed" else 0
         path = np.concatenate((path[:start], np.arange(len(ids), len(ids) + len(tokens) - start)))
         ids += tokens[start:]
         positions += range(start, len(tokens))
-        if 0 < start == len(before):
+        lengths += [texts[i]] * (len(tokens) - start)
+        if 0 < start == len(before[1]):
             # The previous sequence is a prefix of this one, so one row serves both.
             rows[-1] = (rows[-1][0], path)
         elif start < len(tokens):
             rows.append((start, path))
-        paths[i], before = path, tokens
-    stacked = torch.tensor([ids, positions], dtype=torch.int64).to(device)
+        paths[i], before = path, scaled[i]
+    stacked = torch.tensor([ids, positions, lengths], dtype=torch.int64).to(device)
     block, part_cost = (later, _PART_COST) if device.type == "cpu" else (None, _GPU_PART_COST)
     parts = _grouped([_PackedRow.of(start, path, block) for start, path in rows], most, part_cost)
     return Columns(
         stacked[:1],
-        stacked[1:],
+        stacked[1:2],
         None,
         _stack_paths([paths[i] for i in range(len(sequences))]),
         _attention(parts, len(ids), block, device),
+        None if scale is unscaled else stacked[2:],
     )
 
 
-def common_start(one: Tokens, other: Tokens) -> int:
-    """Return the length of the common prefix of two sequences."""
-    least = min(len(one), len(other))
-    return next((i for i in range(least) if one[i] != other[i]), least)
+def common_start(one: Scaled, other: Scaled) -> int:
+    """Return the number of tokens that two sequences can share: their common prefix, or none if their scales differ."""
+    (scale, first), (others, second) = one, other
+    least = min(len(first), len(second)) if scale == others else 0
+    return next((i for i in range(least) if first[i] != second[i]), least)
 
 
-def _padded(sequences: Sequence[Tokens], device: torch.device) -> Columns:
+def _padded(sequences: Sequence[Tokens], device: torch.device, texts: Sequence[int] | None) -> Columns:
     ids, mask, positions = pad(sequences, device, before=False)
     places = [np.arange(len(tokens)) + row * ids.shape[1] for row, tokens in enumerate(sequences)]
-    return Columns(ids, positions, mask, _stack_paths(places))
+    lengths = None if texts is None else torch.tensor(texts, device=device).unsqueeze(1).expand_as(ids)
+    return Columns(ids, positions, mask, _stack_paths(places), lengths=lengths)
 
 
 def pad(sequences: Sequence[Tokens], device: torch.device, before: bool) -> tuple[Tensor, Tensor, Tensor]:

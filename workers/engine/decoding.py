@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,8 +24,7 @@ class DecodedAnswers:
     """Greedy answers of a split, extended token by token.
 
     Args:
-        count: Number of examples.
-        limit: Maximum number of tokens per answer.
+        limits: Maximum number of tokens of every answer.
         ends: Token ids that end an answer.
 
     Attributes:
@@ -34,12 +34,12 @@ class DecodedAnswers:
     """
 
     def __init__(
-        self, count: int, limit: int, ends: Collection[int], decided: Decided, text: Callable[[Tokens], str]
+        self, limits: Sequence[int], ends: Collection[int], decided: Decided, text: Callable[[Tokens], str]
     ) -> None:
-        self.tokens: list[list[int]] = [[] for _ in range(count)]
-        self.finished = [limit < 1] * count
-        self.ended = [False] * count
-        self._limit, self._ends, self._decided, self._text = limit, ends, decided, text
+        self.tokens: list[list[int]] = [[] for _ in limits]
+        self.finished = [limit < 1 for limit in limits]
+        self.ended = [False] * len(limits)
+        self._limits, self._ends, self._decided, self._text = limits, ends, decided, text
 
     def push(self, example: int, token: int) -> None:
         """Add the next greedy token of an unfinished answer."""
@@ -49,7 +49,7 @@ class DecodedAnswers:
         tokens = self.tokens[example]
         tokens.append(token)
         undecided = self._decided is never or not self._decided(example, self._text(tuple(tokens)))
-        self.finished[example] = len(tokens) >= self._limit or not undecided
+        self.finished[example] = len(tokens) >= self._limits[example] or not undecided
 
     def take(self, example: int, draft: Tokens, greedy: Sequence[int]) -> None:
         """Add the greedy tokens that follow from a pass over a draft, up to the first that differs from the draft.
@@ -148,15 +148,16 @@ def decode(
         ids, mask, positions = _next_column(mask, [answers.tokens[i] for i in examples])
 
 
-def decode_by_layer(forward: Forward, prompts: Sequence[Tokens], answers: DecodedAnswers) -> None:
-    """Decode unfinished answers to all prompts, extended in place, within `Forward.finished`.
+def decode_whole(forward: Forward, prompts: Sequence[Tokens], answers: DecodedAnswers) -> None:
+    """Decode unfinished answers to all prompts, extended in place, without a cache.
 
     Every token of all these answers together takes one more pass of prompts and answers through all layers.
     """
     while unfinished := [i for i, finished in enumerate(answers.finished) if not finished]:
         texts = [(*prompts[i], *answers.tokens[i]) for i in unfinished]
-        batches = forward.batcher.planned(tuple((text,) for text in texts))
-        with forward.finished([batch.columns for batch in batches]):
+        batches = forward.batcher.planned(tuple((text,) for text in texts), ahead=0)
+        by_layer = forward.layers is not None
+        with forward.finished([batch.columns for batch in batches]) if by_layer else nullcontext():
             for batch in batches:
                 last = [batch.path(texts[row])[-1] for row in batch.examples]
                 greedy = forward.logits(batch.columns, last).argmax(dim=-1).tolist()

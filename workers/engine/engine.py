@@ -23,7 +23,7 @@ from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.engine.batches import Batch
 from moevolve.workers.engine.columns import Columns
-from moevolve.workers.engine.decoding import DecodedAnswers, decode, decode_by_layer, decoded_together, draft_lengths
+from moevolve.workers.engine.decoding import DecodedAnswers, decode, decode_whole, decoded_together, draft_lengths
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.engine.texts import (
@@ -95,7 +95,8 @@ class GenerationEngine:
     def _answers(self, split: PreparedSplit, decided: Decided) -> tuple[DecodedAnswers, NDArray[np.float64]]:
         tokenized, by_layer = self.tokens_of(split), self.forward.layers is not None
         drafts, batches = self._drafted(split)
-        answers = DecodedAnswers(len(drafts), split.max_new_tokens, self._ends, decided, self._text)
+        answers = DecodedAnswers(self._limits(split), self._ends, decided, self._text)
+        steady = self._steady(split)
         logprobs = np.zeros(len(drafts), dtype=np.float64)
         caches = self.forward.rewinds and split.max_new_tokens > 1 and not by_layer
         for batch in batches:
@@ -105,8 +106,10 @@ class GenerationEngine:
             read = [path[-len(drafts[i]) - 1 :] for i, path in zip(examples, paths, strict=True)]
             greedy, logprobs[examples] = self._read(batch, read, [tokenized.golds[i] for i in examples], cache)
             for i, tokens in zip(examples, greedy, strict=True):
-                answers.take(i, drafts[i] if self._draft else (), tokens)
-            unfinished = {i: path for i, path in zip(examples, paths, strict=True) if not answers.finished[i]}
+                if steady[i]:
+                    answers.take(i, drafts[i] if self._draft else (), tokens)
+            pairs = zip(examples, paths, strict=True)
+            unfinished = {i: path for i, path in pairs if steady[i] and not answers.finished[i]}
             if not unfinished or by_layer:
                 continue
             together = {i: len(path) for i, path in unfinished.items()}
@@ -118,9 +121,24 @@ class GenerationEngine:
             for part in decoded_together([*together.values()], self.config.batch_tokens, equal):
                 rows = {i: unfinished[i] for i in order[part]}
                 decode(self.forward, rows, tokenized.prompts, cache, answers)
-        if by_layer:
-            decode_by_layer(self.forward, tokenized.prompts, answers)
+        if by_layer or not all(steady):
+            decode_whole(self.forward, tokenized.prompts, answers)
         return answers, logprobs
+
+    def _limits(self, split: PreparedSplit) -> list[int]:
+        """Return the number of tokens at which every answer ends: the split's, or the end of the model's context."""
+        context = self._prompts.context
+        most = [split.max_new_tokens if context is None else context - len(p) for p in self.tokens_of(split).prompts]
+        return [min(split.max_new_tokens, room) for room in most]
+
+    def _steady(self, split: PreparedSplit) -> list[bool]:
+        """Say for every prompt whether its rotary embeddings stay the same with all that may be put behind it.
+
+        If not, every token of the answer needs a pass of its own over everything before it.
+        """
+        tokenized, scale = self.tokens_of(split), self.forward.batcher.scale
+        lengths = zip(map(len, tokenized.prompts), map(len, tokenized.golds), self._limits(split), strict=True)
+        return [scale(prompt) == scale(prompt + max(gold, limit)) for prompt, gold, limit in lengths]
 
     def _drafted(self, split: PreparedSplit) -> tuple[list[Tokens], list[Batch]]:
         """Return the draft of every answer, and the batches in which prompts run with them.
@@ -129,7 +147,9 @@ class GenerationEngine:
         """
         tokenized, decided = self.tokens_of(split), FITNESSES[split.fitness].decided(split)
         lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, self._text)
-        drafts = [gold[:length] for gold, length in zip(tokenized.golds, lengths, strict=True)]
+        # Text lengths count one token after what runs (`lay_out`), so the last one never runs where these matter.
+        cases = zip(tokenized.golds, lengths, self._steady(split), strict=True)
+        drafts = [gold[: length if steady else max(len(gold) - 1, 0)] for gold, length, steady in cases]
         pairs = zip(tokenized.prompts, drafts, strict=True)
         return drafts, self.forward.batcher.batches(tuple(((*prompt, *draft),) for prompt, draft in pairs))
 
@@ -182,7 +202,7 @@ class GenerationEngine:
     def passes(self, split: PreparedSplit) -> Sequence[Columns] | None:
         """Return the layouts of the passes that score a split, or None where they depend on the model's answers.
 
-        Of short answers those with the drafts, which others may follow (`decode_by_layer`). If the split's fitness
+        Of short answers those with the drafts, which others may follow (`decode_whole`). If the split's fitness
         compares with the unedited model, that must be remembered, or must read given texts.
         """
         tokenized, reads = self.tokens_of(split), FITNESSES[split.fitness].reads

@@ -20,6 +20,7 @@ from moevolve.workers.engine.columns import Columns, Layout, Masks, Step
 from moevolve.workers.engine.packed_attention import packed, packs
 from moevolve.workers.families.decoder import cache_name, decoder_layers, decoder_of, only_layer, skipped
 from moevolve.workers.families.registry import pads_left
+from moevolve.workers.families.rotary import separate_texts, texts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,7 +69,7 @@ class Forward:
         self.rewinds = self._steps is not None or all(type(layer) is DynamicLayer for layer in layers)
         self.pads_left = pads_left(model.config.model_type)
         layout: Layout = "padded" if not packable else "packed" if prefixes else "unshared"
-        self.batcher = Batcher(layout, batch_tokens, self.device)
+        self.batcher = Batcher(layout, batch_tokens, self.device, separate_texts(model))
         self.layers: LayersOf | None = None
         # By the layout of a pass, which it keeps: what the last decoder layer gave, on the host.
         self._finished: dict[int, tuple[Columns, Tensor]] = {}
@@ -164,6 +165,7 @@ class Forward:
     def _run_layer(self, columns: Columns, layer: int, state: Tensor | None) -> Tensor:
         """Run one decoder layer on its input, or for None compute the embeddings; returns them on the host."""
         with ExitStack() as stack:
+            stack.enter_context(texts_of(columns.lengths))
             if columns.attention is not None:
                 stack.enter_context(packed(self._model, columns.attention))
             state = None if state is None else state.to(self.device)
@@ -218,6 +220,7 @@ class Forward:
     def _run(self, columns: Columns, places: ArrayLike, cache: DynamicCache | None, hidden: bool = False) -> Tensor:
         """Return unchecked logits as `logits` does, or if `hidden` the inputs of the output head."""
         with ExitStack() as stack:
+            stack.enter_context(texts_of(columns.lengths))
             if columns.attention is not None:
                 stack.enter_context(packed(self._model, columns.attention))
             if self.layers is not None:

@@ -85,9 +85,14 @@ class ResidentLM(TemplateLM):
         for place, (texts, context, continuation) in enumerate(requests):
             if not continuation:
                 raise UserError(f"{self._split.task}/{self._split.split}: {texts[1]!r} has no tokens of its own")
-            tokens = self._prompts.truncated(tuple(context))
-            if self._prompts.context is not None:
-                tokens = tokens[-max(1, self._prompts.context - len(continuation)) :]
+            tokens, positions = self._prompts.truncated(tuple(context)), self._prompts.context
+            if positions is not None:
+                if len(continuation) >= positions:
+                    raise UserError(
+                        f"{self._split.task}/{self._split.split}: the {len(continuation)} tokens of {texts[1]!r:.60} "
+                        f"leave no room for a prompt in the model's context of {positions}; leave the row out"
+                    )
+                tokens = tokens[len(continuation) - positions :]
             contexts.setdefault(tokens, []).append(place)
         choices = [[tuple(requests[place][2]) for place in places] for places in contexts.values()]
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)

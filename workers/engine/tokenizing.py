@@ -161,6 +161,11 @@ class PromptTokenizer:
                 f"{where}: windows of {window} tokens are longer than engine.max_prompt_tokens, which is {most}; leave "
                 "that out, or give the task a smaller window"
             )
+        if self.context is not None and window > self.context:
+            raise UserError(
+                f"{where}: windows of {window} tokens are longer than the model's context of {self.context} positions; "
+                f"give the task a `window` of {self.context} or less"
+            )
         tokens = self.text(split.running_text)
         if len(tokens) < window:
             raise UserError(

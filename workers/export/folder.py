@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, path_fault
 from moevolve.workers.checkpoints.files import read_json
 from moevolve.workers.checkpoints.headers import stored_tensors
 from moevolve.workers.checkpoints.native import render
@@ -45,7 +45,8 @@ def new_checkpoint(directory: Path, title: str) -> Iterator[Path]:
     """
     target = directory.expanduser().absolute()
     check_target(target)
-    prefix = f".{target.name}.part-{socket.gethostname()}-"
+    # Long names would get too long with the rest.
+    prefix = f".{target.name[:32]}.part-{socket.gethostname()}-"
     # Exports to the same place that were killed on this host have left their folders, which nobody locks any more.
     for left in target.parent.glob(f"{glob.escape(prefix)}*"):
         if (abandoned := _locked(left)) is not None:
@@ -65,7 +66,8 @@ def new_checkpoint(directory: Path, title: str) -> Iterator[Path]:
         reason = f"the checkpoint of {title} failed its verification: {error}"
         raise ExportError(reason, _keep_unverified(part, target)) from error
     except OSError as error:
-        raise UserError(f"export directory {target} can't be written: {error}; choose another place") from error
+        fault = path_fault(error, target) or f"{error}; choose another place"
+        raise UserError(f"export directory {target} can't be written: {fault}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
         if lock is not None:

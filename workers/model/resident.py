@@ -20,6 +20,7 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.decoder import carries, decoder_layers, decoder_of, only_layer
 from moevolve.workers.families.layers import adapt_blocks, check_router, find_dense_layers, find_moe_layers
 from moevolve.workers.families.registry import expert_family, family_of
+from moevolve.workers.families.rotary import separate_texts
 from moevolve.workers.methods.registry import experts_owner, method_of
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class ResidentModel:
         self.tokenizer = tokenizer
         self.config = config
         adapt_blocks(model)
+        separate_texts(model)
         self.layers = find_moe_layers(model, config.path)
         self.dense_layers = find_dense_layers(model)
         self.applied: Edit = IdentityEdit()

@@ -76,14 +76,14 @@ class VllmEngine(GenerationEngine):
         tokenized = self.tokens_of(split)
         vllm = self._serve(tokenized.prompts[:_PROBES])
         vllm.call(child.forget)
-        limit, trims = split.max_new_tokens, MATCHERS[split.matching.kind].trims
+        most, trims = self._limits(split), MATCHERS[split.matching.kind].trims
         # vLLM would also stop at white space before an answer, which some matchers strip.
         stop = [mark for mark in split.matching.stop if mark and not (trims and mark[0].isspace())]
-        answers = DecodedAnswers(len(tokenized.prompts), limit, self._ends, decided, self._text)
+        answers = DecodedAnswers(most, self._ends, decided, self._text)
         # A stop string may end a part of an answer that `decided` doesn't take for its end; such an answer goes on.
         while unfinished := [i for i, finished in enumerate(answers.finished) if not finished]:
             prompts = [(*tokenized.prompts[i], *answers.tokens[i]) for i in unfinished]
-            limits = [limit - len(answers.tokens[i]) for i in unfinished]
+            limits = [most[i] - len(answers.tokens[i]) for i in unfinished]
             parts = vllm.call(child.generate, prompts, limits, stop, sorted(self._ends))
             for i, part in zip(unfinished, parts, strict=True):
                 answers.take(i, tuple(part), part)

@@ -94,6 +94,132 @@ def test_phrases() -> None:
     assert not contains.decided("It was New York", gold)
 
 
+@pytest.mark.parametrize(
+    ("right", "answer", "reference"),
+    [
+        (1, "It is 1.5 metres.", "1.5"),
+        (0, "It is 15 metres.", "1.5"),
+        (0, "It is 21.5 metres.", "1.5"),
+        (1, "(-5)", "-5"),
+        (1, "It is \u22125\u00a0°C", "-5"),
+        (0, "It is 5.", "-5"),
+        (0, "It is -5.", "5"),
+        (1, "From 2-5 of them", "5"),
+        (1, "It costs $1,000.00", "1000"),
+        (1, "1\u202f000\u202f000 people", "1,000,000"),
+        (1, "1.234,5 km", "1234.5"),
+        (0, "1, 5 and 7", "1.5"),
+        (1, "some 50 % of it", "50%"),
+        (1, "some 50 percent of it", "50%"),
+        (0, "some 50 people", "50%"),
+        (1, "three quarters, 3/4, of it", "3/4"),
+        (0, "on 3/4/2020", "3/4"),
+        (0, "at 192.168.1.5", "1.5"),
+        (1, "Python 3.10.", "3.10"),
+        (0, "Python 3.10.", "3.1"),
+        (1, "I like C#.", "C#"),
+        (0, "I like C++.", "C#"),
+        (0, "I like C++.", "C"),
+        (1, "C++, of course", "c++"),
+        (1, "(F#)", "F#"),
+        (1, "on .NET, say", ".NET"),
+        (0, "on the net", ".NET"),
+        (1, "in the U.S.", "US"),
+        (1, "in the US", "U.S."),
+        (1, "J.R.R. Tolkien's", "J.R.R. Tolkien"),
+        (1, "a well\u2011known one", "well-known"),
+        (1, "Denver's", "Denver"),
+        (1, "It was Beatles'", "The Beatles"),
+        (0, "vitamin C", "vitamin A"),
+        (1, "答案是北京。", "北京"),
+        (1, "答えは東京です", "東京"),
+        (0, "答案是南京。", "北京"),
+        (1, "서울입니다", "서울"),
+        (1, "เมืองหลวงคือกรุงเทพ", "กรุงเทพ"),
+        (1, "उत्तर हिन्दी है", "हिन्दी"),
+        (0, "की", "क"),
+        (1, "cafe\u0301", "CAF\u00c9"),
+        (0, "cafe\u0301", "cafe"),
+        (1, "soft\u00adware", "software"),
+        (1, "Это Москва.", "москва"),
+        (1, "الجواب ٤٢", "42"),
+    ],
+)
+def test_contains_reads_words_and_numbers_as_people_write_them(right: int, answer: str, reference: str) -> None:
+    assert make_matcher(Matching("contains")).match(answer, Example("p", (reference,))) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [
+        ("The answer is $9{,}500.", "9500"),
+        (r"\boxed{8{,}000} since 3 < 5", "8000"),
+        (r"\boxed{\frac{3}{4}}", "0.75"),
+        (r"$-\frac{3}{4}$", "-0.75"),
+        (r"\dfrac12", "1/2"),
+        (r"12\,500 m", "12500"),
+        (r"\$29.00", "29"),
+        (r"50\%", "50"),
+        ("$-5$", "-5"),
+        ("-$5", "-5"),
+        ("It is \u22125.", "-5"),
+        ("It is 1\u202f000 km.", "1000"),
+        ("It is 1\u00a0000,5 km.", "1000.5"),
+        ("1'000'000", "1000000"),
+        ("1.234.567,8", "1234567.8"),
+        ("1,00,000", "100000"),
+        ("0,125", "0.125"),
+        ("12,5", "12.5"),
+        ("1,5,7", "7"),
+        ("2.5e3", "2500"),
+        ("5kg", "5"),
+        ("１２", "12"),
+        ("٣٫٥", "3.5"),
+        ("on 1/2/2020", "2020"),
+        ("气温-5度", "-5"),
+        (".5", "1/2"),
+        ("8-5", "5"),
+        ("2e999", None),
+        ("no 5/0", "0"),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(answer: str, number: str | None) -> None:
+    matcher = make_matcher(Matching("number"))
+    if number is not None:
+        assert matcher.match(answer, Example("p", (number,))) == 1
+    assert matcher.match(answer, Example("p", ("123456",))) == 0
+
+
+@pytest.mark.parametrize(
+    ("right", "answer", "reference"),
+    [
+        (1, "北京。", "北京"),
+        (1, "北京」", "北京"),
+        (1, "cafe\u0301", "caf\u00e9"),
+        (1, "Москва…", "москва"),
+        (1, "New\u00a0York", "new york"),
+        (1, "don\u2019t", "don't"),
+        (1, "\u22125", "-5"),
+        (0, "-5", "5"),
+        (0, "C++", "C#"),
+        (0, "C", "C#"),
+        (0, "5%", "5"),
+        (0, "15", "1.5"),
+    ],
+)
+def test_exact_ignores_how_a_text_is_composed_and_closed(right: int, answer: str, reference: str) -> None:
+    assert make_matcher(Matching("exact")).match(answer, Example("p", (reference,))) == right
+
+
+def test_options_stand_alone_in_every_script() -> None:
+    matcher, example = make_matcher(Matching("option")), Example("p", ("C",), ("A", "B", "C"))
+    assert [
+        matcher.match(text, example) for text in ("答案是C。", "选Ｃ", "C++ or C", "C#", "C\u0301", "Ça", "C\u200bat")
+    ] == [*(1, 1, 1, 0, 0, 0, 0)]
+    assert not any(matcher.decided(text, example) for text in ("C", "C+", "C\u200b"))
+    assert matcher.decided("C.", example)
+
+
 def test_cut_at_the_stop_that_is_completed_first() -> None:
     assert cut("  one\ntwo", ("\n",)) == ("one", True)
     assert cut("\n\n", ("\n",)) == ("", False)
@@ -109,6 +235,25 @@ _PIECES = [
     *("A", "B", "C", "a", "an", "the", "entail", "ment", "entailment", "not", "no", "Yes", "yes", "Σ", "İ", "ß", "é"),
     *(".", ",", "'", "-", "(", ")", " ", " ", "\n", "E", "N", "D", "END", "\t", "_", "1", "####"),
     *("Answer: ", "Question:", "answer is", "\x1c", "\u2003", "\ufffd"),
+    *(
+        "5",
+        "000",
+        "\u202f",
+        "/",
+        "+",
+        "#",
+        "e",
+        "%",
+        "$",
+        "\\frac{1}",
+        "{2}",
+        "{,}",
+        "\\boxed{",
+        "}",
+        "\u2212",
+        "\u0301",
+    ),
+    *("\u0345", "\u0316", "\u200b", "北", "京", "。", "한", "ᄒ", "ก", "ิ"),
 ]
 _TEXTS = st.lists(st.sampled_from(_PIECES), max_size=8).map("".join) | st.text(max_size=6)
 _STOPS = st.lists(st.sampled_from(["\n", "END", "\n\n", ".", "NDA", "a"]), max_size=3, unique=True).map(tuple)
@@ -118,6 +263,8 @@ _WORD_EXAMPLES = st.sampled_from(
         Example("p", ("no",), ("no", "not", "yes a no")),
         Example("p", ("Yes, a no.",), ("Yes, a no.",)),
         Example("p", ("entailment the", "σ"), ("entailment the", "B")),
+        Example("p", ("C#", "1.5", "é北")),
+        Example("p", ("-5", "5000", "1/5")),
     ]
 )
 
@@ -125,7 +272,7 @@ _WORD_EXAMPLES = st.sampled_from(
 def _suiting(kind: str, words: Example) -> Example:
     if kind in ("option", "capital", "eep-option"):
         return LETTERS
-    return Example("p", ("#### -1",)) if kind in ("number", "eep-gsm8k") else words
+    return Example("p", ("#### -1", "5000", "15")) if kind in ("number", "eep-gsm8k") else words
 
 
 @pytest.mark.parametrize("kind", sorted(MATCHERS))
@@ -154,5 +301,5 @@ def test_examples_a_matcher_can_not_score() -> None:
         problem = make_matcher(Matching("option")).problem(Example("p", ("A",), choices))
         assert problem == f"choices must be single capital letters, got {choices[1]!r}"
     assert make_matcher(Matching("em")).problem(Example("p", ("The",))) is not None
-    assert make_matcher(Matching("contains")).problem(Example("p", ("the",))) is not None
+    assert make_matcher(Matching("contains")).problem(Example("p", ("?!",))) == "'?!' has no words"
     assert all(make_matcher(Matching(kind)).problem(LETTERS) is None for kind in ("option", "capital", "exact"))

@@ -161,3 +161,34 @@ def test_main_prints_one_line_and_exits_with_2(tiny: Any, tmp_path: Path, in_pro
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("error: ") and refused.stderr.count("\n") == 1
     assert in_process("launch", "--no-such-flag").returncode == 2
+
+
+LONG, LOOP, BELOW = "x" * 300, "loop/x", "file/x"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("launch", f"{path}.yaml") for path in (LONG, LOOP, BELOW)),
+        *(("shrink", path, "--data", "file", "--experts", "2") for path in (LONG, LOOP, BELOW, f"{LONG}.gguf")),
+        *(("shrink", "m", "--data", path, "--experts", "2", "-o", "small") for path in (LONG, LOOP, f"{BELOW}.jsonl")),
+        *(("shrink", "m", "--task", f"{LONG}.yaml", "--experts", "2", "-o", path) for path in ("small", LONG, LOOP)),
+        *(("searches", "--store", f"sqlite:///{path}.db") for path in (LONG, LOOP)),
+        *(("export", "a:1", path) for path in (LONG, BELOW)),
+        *(("apply", path, "model", "small") for path in (LONG, LOOP, BELOW)),
+        ("profile", LONG),
+        ("plan", "file", "--model", LONG),
+        ("study", "file", "-o", LONG),
+        ("recipe", "a:1", "-o", LONG),
+    ],
+    ids=lambda command: f"{command[0]} {max(command, key=len)[-30:]}",
+)
+def test_paths_that_no_file_can_have_are_refused_in_one_line(
+    command: tuple[str, ...], in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    monkeypatch.chdir(tmp_path)
+    refused = in_process(*command)
+    error = refused.stderr.splitlines()[-1]
+    assert refused.returncode == 2 and error.startswith("error: ") and "Traceback" not in refused.stderr

@@ -84,7 +84,7 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path: Path) -> None:
 def test_files_that_hold_no_configuration(tmp_path: Path) -> None:
     missing = tmp_path / "none.yaml"
     assert message_of(missing) == f"{missing}: no such file"
-    assert message_of(tmp_path).startswith(f"{tmp_path}: can't be read: ")
+    assert message_of(tmp_path).startswith(f"{tmp_path}: Is a directory; ")
     broken = tmp_path / "broken.yaml"
     broken.write_text("name: [unclosed\nmodel: {")
     assert message_of(broken) == f"{broken}:2: expected ',' or ']', but got ':'"

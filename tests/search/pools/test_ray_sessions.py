@@ -7,14 +7,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import ray
+import torch
 from ray.exceptions import ActorDiedError
 from search_lab import run_config
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig, WorkersSection
+from moevolve.search.pools import ray_actor
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_actor import ModelProbe, worker_actor
 from moevolve.search.pools.ray_cluster import start_ray
@@ -136,3 +139,20 @@ def test_the_driver_describes_the_model_where_no_cluster_answers(without_torch: 
     with ModelProbe() as first:
         assert first.call(process_of, run_config(workers={"address": "127.0.0.1:1"})) == os.getpid()
         assert first.take() is None
+
+
+def test_an_exported_cluster_that_is_gone_is_left_out_where_this_machine_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, without_torch: None
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert used(address="local").startswith("127.0.0.1:")
+    ray.shutdown()
+    with pytest.raises(PoolError, match=r"^RAY_ADDRESS 127.* set workers\.address to local, or unset RAY_ADDRESS$"):
+        used()
+    with patch.object(ray_actor, "start_ray", side_effect=start_ray) as started, ModelProbe() as first:
+        assert [first.call(process_of, run_config()) for _ in range(2)] == [os.getpid()] * 2
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        assert first.gpus(run_config()) == torch.cuda.device_count()
+    assert started.call_count == 1, "each attempt may take half a minute"
+    with ModelProbe() as first:
+        assert first.gpus(run_config()) == torch.cuda.device_count()

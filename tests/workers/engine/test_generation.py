@@ -265,3 +265,17 @@ def test_examples_without_references_or_choices_are_answered_all_the_same(mixtra
     assert list(got.texts) == [words(answer) for answer in mixtral.answers]
     assert not got.gold_logprobs.any()
     assert [len(values) for values in mixtral.engine().rank(split)] == [0] * len(bare)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "opt"])
+def test_answers_end_with_the_models_context(
+    family: str, tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model = tiny_model(family, max_position_embeddings=12)
+    model.generation_config.eos_token_id = ENDS
+    split = split_of([[5] * 9, [6] * 3], [[7], [8]], 30)
+    engine = GenerationEngine(model, tiny_tokenizer, EngineConfig())
+    prompts = engine.tokens_of(split).prompts
+    assert [len(prompt) for prompt in prompts] == [6, 4], "half of the context is for the answer"
+    answers = engine.generate(split, never).texts
+    assert answers == tuple(words(greedy(model, list(prompt[1:]), 12 - len(prompt))) for prompt in prompts)

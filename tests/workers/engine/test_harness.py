@@ -259,3 +259,11 @@ def test_a_worker_needs_no_data_but_the_same_task(engine_of: Engines, write: Wri
     path.unlink()
     with pytest.raises(UserError, match="this worker has no such file"):
         engine_of().judged(split)
+
+
+def test_continuations_beyond_the_context_are_refused(
+    tiny_model: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, write: Write
+) -> None:
+    engine = GenerationEngine(tiny_model("mixtral", max_position_embeddings=2), tokenizer, EngineConfig())
+    with pytest.raises(UserError, match="leave no room for a prompt in the model's context of 2"):
+        engine.judged(prepare_split(load_task(write("choice")), "test"))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.scoring import run_split
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.settings import EngineConfig
@@ -51,7 +52,9 @@ def split() -> PreparedSplit:
 
 @pytest.fixture
 def engine(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast) -> GenerationEngine:
-    return GenerationEngine(tiny_model("llama"), tiny_tokenizer, EngineConfig(batch_tokens=100))
+    return GenerationEngine(
+        tiny_model("llama", max_position_embeddings=256), tiny_tokenizer, EngineConfig(batch_tokens=100)
+    )
 
 
 def all_tokens(tokenizer: PreTrainedTokenizerFast, split: PreparedSplit) -> list[int]:
@@ -104,3 +107,16 @@ def test_predictions_on_windows_are_compared_with_the_full_models(
         engine.remember(compared)
         result = run_split(engine, compared)
         assert result.score == pytest.approx(1) and result.examples_seen == len(engine.tokens_of(split).prompts)
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_windows_beyond_the_context_are_refused(
+    family: str, tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, split: PreparedSplit
+) -> None:
+    engine = GenerationEngine(tiny_model(family, max_position_embeddings=15), tiny_tokenizer, EngineConfig())
+    expected = (
+        "windows of 16 tokens are longer than the model's context of 15 positions; give the task a `window` of 15"
+    )
+    with pytest.raises(UserError, match=expected):
+        engine.text_logprobs(split)
+    engine.text_logprobs(replace(split, window=15))
