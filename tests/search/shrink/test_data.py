@@ -17,8 +17,8 @@ from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.preparation.prepare import prepare_splits
 from moevolve.evaluators.preparation.registry import load_task, read_function
 from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.shrink.columns import read_columns
 from moevolve.search.shrink.domains import LEAST_ROWS, read_data, read_domains, write_tasks
-from moevolve.search.shrink.rows import read_columns
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.chat import chat_template
 
@@ -198,7 +198,7 @@ def test_tool_calls_are_what_the_models_template_writes(tmp_path: Path) -> None:
     splits = prepare_splits(load_task(task))
     seen = {}
     for split in splits.values():
-        assert (split.fitness, split.positions, split.chat) == ("agreement", "answer", False)
+        assert (split.fitness, split.positions, split.chat) == ("agreement", "answer", "rendered")
         for example in split.examples:
             found = re.search(r"place (\d+)", example.prompt)
             seen[int(found[1]) if found else ROWS] = split.text(example), example.references[0]
@@ -256,7 +256,7 @@ def test_parquet_has_the_same_rows(tmp_path: Path) -> None:
 def test_a_data_set_of_the_hub_may_have_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from datasets import Dataset
 
-    rows = [openai(n) | {"prompt": "the first", "tools": None, "source": "web"} for n in range(ROWS)]
+    rows = [openai(n) | {"prompt": f"question {n}", "tools": None, "source": "web"} for n in range(ROWS)]
     asked: list[Any] = []
 
     def load(*arguments: Any, **options: Any) -> Dataset:  # there is no network here
@@ -281,7 +281,7 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "some answers": (
         '{"prompt": "a", "answer": "b"}\n{"prompt": "a"}',
-        r":2: a row with `prompt`, without an answer, but a row with `prompt`, with an answer",
+        r":2: a row with `prompt`, without an answer, or with an empty one, but a row with `prompt`, with an answer",
     ),
     "two questions": (json.dumps({"messages": [CHAT, CHAT]}), r":1: turns must be of user and assistant by turns"),
     "a result alone": (
