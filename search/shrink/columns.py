@@ -118,17 +118,22 @@ def layout_of(found: tuple[str, ...], every: tuple[str, ...], given: tuple[tuple
 
 
 def leaves(value: object) -> Iterator[object]:
-    """Every value within lists and mappings that says something: no numbers, dates and blanks."""
+    """Every value within lists and mappings, texts without white space around them."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for each in value:
             yield from leaves(each)
-    elif isinstance(value, str):
-        if re.search(r"[^\W\d_]", value) and value.strip().lower() not in ("true", "false", "nan", "none", "null"):
-            yield value.strip()
-    elif value is not None and not isinstance(value, Number | dt.date | dt.time | dt.timedelta):
-        yield value
+    else:
+        yield value.strip() if isinstance(value, str) else value
+
+
+def _says_something(value: object) -> bool:
+    """Whether a value is a text, an image or sound, and no number, date or blank, also as a table has them."""
+    if isinstance(value, str):
+        words = value.lower() not in ("true", "false", "nan", "none", "null")
+        return words and re.search(r"[^\W\d_]", value) is not None
+    return value is not None and not isinstance(value, Number | dt.date | dt.time | dt.timedelta)
 
 
 @dataclass
@@ -140,17 +145,17 @@ class Unread:
     """
 
     _texts: dict[str, int] = field(default_factory=dict)
-    _unknown: dict[str, list[str]] = field(default_factory=dict)
+    _unknown: dict[str, int] = field(default_factory=dict)
+    _first: dict[str, str] = field(default_factory=dict)
 
-    def add(self, place: str, unread: Mapping[str, object], read: Sequence[str], answer_column: str | None) -> None:
+    def add(self, place: str, unread: Mapping[str, object], read: Sequence[str]) -> None:
         """Count a row's columns that aren't read, beside the texts that are."""
         for column, value in unread.items():
-            said = list(leaves(value))
-            if not said or (column == "rejected" and answer_column == "chosen"):
-                continue
-            self._texts[column] = self._texts.get(column, 0) + 1
-            if not (_repeats(said, read) or _about(column, said)):
-                self._unknown.setdefault(column, []).append(place)
+            said = [each for each in leaves(value) if _says_something(each)]
+            self._texts[column] = self._texts.get(column, 0) + bool(said)
+            if said and not (_repeats(said, read) or _about(column, said)):
+                self._unknown[column] = self._unknown.get(column, 0) + 1
+                self._first.setdefault(column, place)
 
     def refuse(self, columns: Iterable[str]) -> None:
         """Raise an error if nothing tells what a column of texts is.
@@ -158,11 +163,11 @@ class Unread:
         Raises:
             UserError: There are such columns; the message names them and all others.
         """
-        unknown = {name: at for name, at in self._unknown.items() if len(at) > OFTEN * self._texts[name]}
+        unknown = [name for name, count in self._unknown.items() if count > OFTEN * self._texts[name]]
         if unknown:
-            names, first = ", ".join(f"`{name}`" for name in unknown), next(iter(unknown))
+            names, first = ", ".join(f"`{name}`" for name in unknown), unknown[0]
             raise UserError(
-                f"{unknown[first][0]}: {names}: {'columns' if len(unknown) > 1 else 'a column'} with text that isn't "
+                f"{self._first[first]}: {names}: {'columns' if len(unknown) > 1 else 'a column'} with text that isn't "
                 f"read; the columns are {', '.join(columns)}; say with --columns what is what, as in --columns "
                 f"system={first}, or --columns {','.join(f'{IGNORED}={name}' for name in unknown)} to leave it out"
             )
@@ -170,7 +175,9 @@ class Unread:
 
 def _repeats(said: Sequence[object], read: Sequence[str]) -> bool:
     """Whether values are texts that are read, or each has all of them."""
-    return all(isinstance(each, str) and (each in read or all(text in each for text in read)) for each in said)
+    return bool(read) and all(
+        isinstance(each, str) and (each in read or all(text in each for text in read)) for each in said
+    )
 
 
 def _about(column: str, said: Sequence[object]) -> bool:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -18,11 +19,11 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from moevolve.evaluators.errors import UserError, first_line
+from moevolve.evaluators.errors import UserError, first_line, one_line
 from moevolve.evaluators.text_files import MOST_FAULTS, ROW_FILES, read_lines, read_rows, refuse_faults
 from moevolve.evaluators.types import SPLITS, Split
 from moevolve.search.shrink.columns import IGNORED, OFTEN, Columns, Unread
-from moevolve.search.shrink.rows import Chat, DataRow, UnwantedError, read_row, without_nulls
+from moevolve.search.shrink.rows import Chat, DataRow, LeftOutError, read_row, without_nulls
 
 if TYPE_CHECKING:
     from moevolve.search.config.run import RunConfig
@@ -322,7 +323,7 @@ def _checked(data: DataFile) -> DataFile:
     if len(marks) > OFTEN * len(data.rows):
         raise UserError(
             f"{data.path}: {len(marks):,} of {len(data.rows):,} rows are chats that a template has written "
-            f"(`{marks[0][0].strip()[:24]}`); give their turns as `messages`, since the model's is put around prompts"
+            f"(`{one_line(marks[0][0], 24)}`); give their turns as `messages`, since the model's is put around prompts"
         )
     pairs = []
     for row in data.rows:
@@ -359,7 +360,7 @@ def _parquet(path: Path) -> Places:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path}: not a parquet file: {first_line(error)}") from None
+        raise UserError(f"{path}: can't be read as a parquet file: {first_line(error)}") from None
     for number, row in enumerate(rows, start=1):
         yield f"{path}: row {number}", without_nulls(row)
 
@@ -396,26 +397,26 @@ def _paragraphs(text: Iterable[str]) -> Iterator[DataRow]:
 def _rows(path: Path, read: Places, columns: Columns | None) -> list[DataRow]:
     """Return the rows of a file, all of one form.
 
-    Few rows without an answer are left out, as trainers do, and all whose answers are marked as bad ones.
+    Few rows without an answer are left out, as trainers do, and all that are marked as bad or are empty texts.
     """
     given, unread = list(read), Unread()
     every = tuple(dict.fromkeys(name for _, found in given if not isinstance(found, UserError) for name in found))
-    done, faults, unwanted = list[tuple[str, _Form, DataRow]](), dict[str, str](), 0
+    done, faults, left_out = list[tuple[str, _Form, DataRow]](), dict[str, str](), Counter[str]()
     for place, found in given:
         try:
             if isinstance(found, UserError):
                 raise found
             each = read_row(found, place, columns, every)
-            unread.add(place, each.unread, each.texts, each.answer_column)
+            unread.add(place, each.unread, each.texts)
             done.append((place, (each.key, each.row.answer is not None, bool(each.row.choices)), each.row))
-        except UnwantedError:
-            unwanted += 1
+        except LeftOutError as error:
+            left_out[str(error)] += 1
         except UserError as error:
             faults[place] = str(error)  # not the error, which would keep what the row was read into
             if len(faults) == MOST_FAULTS:
                 break
-    if unwanted:
-        _LOG.warning("%s: left out %d of %d rows: `label` says that their answers are bad", path, unwanted, len(given))
+    for reason, count in left_out.items():
+        _LOG.warning("%s: left out %d of %d rows: %s", path, count, len(given), reason)
     tried, done = len(done) + len(faults), _answered(path, done)
     for place, form, _ in done:
         if form != done[0][1]:

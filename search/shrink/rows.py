@@ -406,8 +406,8 @@ _FORMS: dict[str, type[_ChatForm | _PromptForm | _TextForm]] = {
 }
 
 
-class UnwantedError(UserError):
-    """A row whose answer its data set marks as a bad one."""
+class LeftOutError(UserError):
+    """A row that trainers leave out, too. The message is the reason, without the row's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,14 +418,12 @@ class ReadRow:
         key: Column that tells its form.
         texts: Texts that were read, without white space around them.
         unread: Columns that were not, with their values.
-        answer_column: Column of the answer, if it has one of its own.
     """
 
     key: str
     row: DataRow
     texts: tuple[str, ...]
     unread: Mapping[str, object]
-    answer_column: str | None
 
 
 def read_row(
@@ -434,15 +432,20 @@ def read_row(
     """Read a row that stands at `place` of a file with the columns `every`, by default the row's.
 
     Raises:
+        LeftOutError: It isn't an example of what is to be learned.
         UserError: It has none of the known keys or lacks one of the `columns`, or it is malformed.
     """
     found = {name: value for name, value in found.items() if value is not None and value == value}  # NaN is pandas'
     layout = _layout_of(found, place, columns or {}, tuple(found if every is None else every))
     fields = {name: found[column] for name, column in layout.items() if column in found}
     read = {*layout.values(), *(columns or ())}
+    if "chosen" in read:
+        read.add("rejected")
     if str(fields.pop("label", True)).lower() in ("false", "0"):
-        raise UnwantedError(f"{place}: `label` says that its answer isn't a good one")
+        raise LeftOutError("`label` says that the answer is a bad one")
     key = question = next(name for name in _FORMS if name in layout)
+    if question == "text" and not str(fields["text"]).strip():
+        raise LeftOutError("the text is empty")
     chat = _as_chat(fields) if question == "prompt" else None
     if chat is not None:
         # What isn't a part of the turns is unread.
@@ -463,8 +466,8 @@ def read_row(
     if row.chat is not None:
         row = replace(row, chat=replace(row.chat, place=place))
         said += [message.content for message in row.chat.turns] if row.chat is not None else []
-    texts = tuple(each for each in leaves(said) if isinstance(each, str))
-    return ReadRow(layout[question], row, texts, unread, layout.get("answer"))
+    texts = tuple(each for each in leaves(said) if isinstance(each, str) and each)
+    return ReadRow(layout[question], row, texts, unread)
 
 
 def _layout_of(found: Mapping[str, object], place: str, columns: Columns, every: tuple[str, ...]) -> Mapping[str, str]:

@@ -230,9 +230,7 @@ def _processor_template(config: ModelConfig) -> str | dict[str, str] | None:
     from transformers.utils import cached_file
 
     for name in ("chat_template.json", "processor_config.json"):
-        file = cached_file(
-            _source(config), name, revision=config.revision, _raise_exceptions_for_missing_entries=False
-        )
+        file = cached_file(_source(config), name, revision=config.revision, _raise_exceptions_for_missing_entries=False)
         found = None if file is None else read_json(Path(file)).get("chat_template")
         if found:
             several = isinstance(found, list)

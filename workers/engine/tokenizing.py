@@ -109,9 +109,10 @@ class PromptTokenizer:
             texts = [each.text for each in rendered]
             prefixes = [each.spaces + split.answer_prefix.lstrip() for each in rendered]
         else:
-            texts, prefixes = map(split.text, split.examples), [split.answer_prefix] * len(split.examples)
+            texts = [split.text(example) for example in split.examples]
+            prefixes = [split.answer_prefix] * len(texts)
         special = template is None and split.chat != "rendered"
-        prompts, continued = [], {}
+        prompts, continued = list[str](), dict[tuple[int, str], str]()
         for i, (example, text, prefix) in enumerate(zip(split.examples, texts, prefixes, strict=True)):
             # What a template wrote ends as it says.
             bare, rest = meeting(text, prefix, "") if special else (text, prefix)

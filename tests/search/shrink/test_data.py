@@ -21,6 +21,7 @@ from moevolve.search.shrink.columns import read_columns
 from moevolve.search.shrink.domains import LEAST_ROWS, read_data, read_domains, write_tasks
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.chat import chat_template
+from moevolve.workers.engine.tokenizing import PromptTokenizer
 
 ROWS = 400
 
@@ -196,10 +197,12 @@ def test_tool_calls_are_what_the_models_template_writes(tmp_path: Path) -> None:
     path = written(tmp_path, "tools.jsonl", rows)
     (task,) = write_tasks(read_domains([path], lambda chats: render_chats(config, chats)), tmp_path / "tasks")
     splits = prepare_splits(load_task(task))
-    seen = {}
+    seen, tokens = {}, {}
     for split in splits.values():
         assert (split.fitness, split.positions, split.chat) == ("agreement", "answer", "rendered")
-        for example in split.examples:
+        made = PromptTokenizer(tokenizer, EngineConfig()).split(split)
+        for example, *ids in zip(split.examples, made.prompts, made.golds, strict=True):
+            tokens[example.prompt] = ids
             found = re.search(r"place (\d+)", example.prompt)
             seen[int(found[1]) if found else ROWS] = split.text(example), example.references[0]
     assert len(seen) == ROWS + 1
@@ -212,6 +215,10 @@ def test_tool_calls_are_what_the_models_template_writes(tmp_path: Path) -> None:
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         whole = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
         assert prompt + answer + "<|im_end|>\n" == whole
+        # The tokenizer puts a token before a text, and the template doesn't.
+        ids = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), return_dict=False)
+        ours = (*tokens[prompt][0], *tokens[prompt][1])
+        assert ours == tuple(ids[: len(ours)]) and ours[0] != tokenizer.bos_token_id
     assert seen[7][1] == '<tool_call>\n{"name": "weather", "arguments": {"place": 7, "hours": 2}}\n</tool_call>'
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from published_templates import bytewise_tokenizer
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
@@ -62,6 +63,30 @@ def test_an_answer_that_merges_with_the_prompt_is_tokenised_alone(tiny_tokenizer
     tokenized = PromptTokenizer(tiny_tokenizer, EngineConfig()).split(split_of(Example("w10 w11", ("w20",)), prefix=""))
     assert tokenized.prompts == ((1, 10, 11),)
     assert tokenized.golds == ((20,),)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prefix", "answer", "text"),
+    [
+        ("A:", " ", "4", "A: 4"),
+        ("A: ", " ", "4", "A: 4"),
+        ("A:", " ", " 4", "A: 4"),
+        ("A: ", "", " 4", "A: 4"),
+        ("A:\n", " ", "4", "A:\n4"),
+        ("A:", " ", "\n4", "A:\n4"),
+        ("def f():\n", " ", "    pass", "def f():\n    pass"),
+        ("def f():\n    ", " ", "pass", "def f():\n    pass"),
+        ("A", "\nAnswer: ", "4", "A\nAnswer: 4"),
+    ],
+)
+def test_a_blank_between_prompt_and_answer_stands_once(prompt: str, prefix: str, answer: str, text: str) -> None:
+    """The tokens are those of the text, and the blank belongs to the answer, as tokenizers have it."""
+    tokenizer, example = bytewise_tokenizer(), Example(prompt, (answer,))
+    tokenized = PromptTokenizer(tokenizer, EngineConfig()).split(split_of(example, prefix=prefix))
+    assert tokenized.prompts[0] + tokenized.golds[0] == tuple(tokenizer(text)["input_ids"])
+    assert tokenizer.decode(tokenized.prompts[0]) == f"<s>{prompt.rstrip(' ')}"
+    shown = split_of(Example("B", ("5",), shots=((prompt, answer),)), prefix=prefix)
+    assert shown.text(shown.examples[0]) == f"{text}\n\nB"
 
 
 def test_examples_without_references_or_choices_have_no_answer_tokens(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
