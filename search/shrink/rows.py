@@ -34,6 +34,8 @@ _ROLES = {role: role for role in ("system", "developer", "user", "assistant", "t
 _CALLS = ("function_call", "tool_call")
 # Fields that hold the assistant's thoughts.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+# Fields of messages that aren't text.
+_MEDIA = ("image", "images", "audio", "audios", "video", "videos")
 _CHAT_AS_TEXT = re.compile(r"\s*\[\s*\{\s*['\"](role|content)['\"]")
 _INLINE_THOUGHTS = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 # Other projects' names of fields, by the names that are read here.
@@ -242,9 +244,12 @@ class Message(_Fields):
     @model_validator(mode="before")
     @classmethod
     def _thoughts(cls, found: object) -> object:
-        """Give thoughts one name; some servers give them under two."""
+        """Give thoughts one name, since some servers give them under two, and refuse what is no text."""
         if not isinstance(found, Mapping):
             return found
+        seen = next((key for key in _MEDIA if found.get(key)), None)
+        if seen is not None:
+            raise ValueError(f"it has `{seen}`, and only text is read")
         thoughts = [found[key] for key in _THOUGHTS if found.get(key)]
         others = {key: value for key, value in found.items() if key not in _THOUGHTS}
         return others | {"reasoning_content": thoughts[0]} if thoughts else others

@@ -228,6 +228,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         [{"role": "user", "content": [{"type": "image_url"}]}, SAID],
         "messages.0.content: it has a part of type",
     ),
+    "images beside a text": (
+        [USER | {"images": ["a.png"]}, SAID],
+        "messages.0: it has `images`, and only text is read",
+    ),
     "no list": ("word for word", "messages: it must be a list, also as JSON or as Python writes it: not JSON"),
     "an unknown role": (
         [{"role": "narrator", "content": "a"}],
