@@ -6,7 +6,7 @@ import datetime as dt
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from numbers import Number
 
 from moevolve.evaluators.errors import UserError
@@ -87,7 +87,7 @@ def _question_of(found: Collection[str], every: Collection[str], answered: bool)
     return None
 
 
-@cache
+@lru_cache(4096)
 def layout_of(found: tuple[str, ...], every: tuple[str, ...], given: tuple[tuple[str, str], ...]) -> dict[str, str]:
     """Return a row's columns by their fields; empty if it has nothing to ask.
 
