@@ -154,14 +154,15 @@ def _parsed(value: object) -> object:
 
 
 def _unpacked(value: object) -> object:
-    """A list that a table holds as a text: JSON, or as Python (pandas) writes it."""
+    """A list that a table holds as a text: JSON, or as Python and NumPy (pandas) write it."""
     if not isinstance(value, str):
         return value
     try:
         return parse_json(value) if value.strip() else None
     except ValueError as error:
         try:
-            return ast.literal_eval(value.strip())
+            # Lines of an array of NumPy's have no commas between them; a line break within a text is escaped.
+            return ast.literal_eval(re.sub(r"\}\s*\n\s*\{", "}, {", value.strip()))
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             raise ValueError(f"it must be a list, also as JSON or as Python writes it: {error}") from None
 

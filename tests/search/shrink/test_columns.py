@@ -84,6 +84,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "wanted answers": ({"prompt": "ask {}", "completion": LONG, "label": True}, ASKED),
     "turns as JSON": ({"messages": json.dumps([USER, SAID])}, ASKED),
     "turns as Python writes them": ({"conversations": repr([HUMAN, GPT | {"weight": None}])}, ASKED),
+    "turns as NumPy writes them": ({"messages": f"[{USER!r}\n {SAID!r}]"}, ASKED),
     "other roles": (
         {"messages": [USER | {"role": "Human"}, {"role": "model", "content": LONG}], "language": "English"},
         ASKED,
