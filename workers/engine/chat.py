@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import product
@@ -49,6 +49,14 @@ _NULL_CONTENT = (
     "{%- set every = namespace(message=[]) -%}{%- for message in messages -%}{%- set every.message = every.message + "
     "[message if 'content' in message else dict(message, content=none)] -%}{%- endfor -%}"
     "{%- set messages = every.message -%}"
+)
+# Roles whose contents may have to be lists of parts: nobody's first.
+_ROLES_IN_PARTS = (
+    (),
+    ("user", "tool", "assistant", "system"),
+    ("user", "tool", "assistant"),
+    ("user", "tool", "system"),
+    ("user", "tool"),
 )
 # A conversation that a template with calls of tools should be able to write.
 _CALLING: tuple[Message, ...] = (
@@ -239,25 +247,27 @@ class ChatTemplate:
         return "", False
 
     @cached_property
-    def _in_parts(self) -> bool:
-        """Whether contents are lists of parts, as templates of models that see images may want them.
+    def _in_parts(self) -> Collection[str]:
+        """Roles whose contents are lists of parts, as templates of models that see images may want them.
 
-        Such a template writes nothing of a text, since a text has no parts.
+        Such a template writes nothing of a text, since a text has no parts; others write Python's form of a list.
         """
-        said = [_message(role, f"{_MARK}{place}x") for place, role in enumerate(("user", "assistant", "user"))]
-        for messages in (said, said[:1]):
-            written = {}
-            for parts in (False, True):
+        roles = ("system", "user", "assistant", "user")
+        said = [_message(role, f"{_MARK}{place}x") for place, role in enumerate(roles)]
+        for messages in (said, said[1:], said[1:2]):  # not all have system prompts and answers
+            silent = 0
+            for listed in _ROLES_IN_PARTS:
                 with suppress(UserError):
-                    written[parts] = self._applied(map(_of_parts, messages) if parts else messages, True, (), {})
-                    if all(message["content"] in written[parts] for message in messages):
-                        return parts
-        if len(written) == 2:
+                    written = self._applied(_of_parts(messages, listed), True, (), {})
+                    if all(message["content"] in written for message in messages) and "'type': 'text'" not in written:
+                        return listed
+                    silent += messages[0]["content"] not in written
+        if silent == len(_ROLES_IN_PARTS):
             raise UserError(
                 f"engine.chat_template: {self._name} writes nothing of what the user says, neither of a text nor of a "
                 "list of parts; use another template, or `none`"
             )
-        return False
+        return ()
 
     def _render(
         self, messages: Sequence[Message], generates: bool, tools: Sequence[Message] = (), thinks: bool = False
@@ -272,10 +282,10 @@ class ChatTemplate:
         # Templates of GPT-OSS's kind have another name for thoughts.
         thoughts = ({"thinking": each["reasoning_content"]} if "reasoning_content" in each else {} for each in messages)
         messages = [{**message, **more} for message, more in zip(messages, thoughts, strict=True)]
-        return self._applied(map(_of_parts, messages) if self._in_parts else messages, generates, tools, variables)
+        return self._applied(_of_parts(messages, self._in_parts), generates, tools, variables)
 
     def _applied(
-        self, messages: Iterable[Message], generates: bool, tools: Sequence[Message], variables: Mapping[str, object]
+        self, messages: Sequence[Message], generates: bool, tools: Sequence[Message], variables: Mapping[str, object]
     ) -> str:
         try:
             written = self._tokenizer.apply_chat_template(
@@ -299,9 +309,14 @@ def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
-def _of_parts(message: Message) -> Message:
-    content = message.get("content")
-    return {**message, "content": [{"type": "text", "text": content}]} if content else message
+def _of_parts(messages: Sequence[Message], roles: Collection[str]) -> Sequence[Message]:
+    """Make the contents of some roles' messages lists of parts."""
+    return [
+        {**each, "content": [{"type": "text", "text": each["content"]}]}
+        if each["role"] in roles and each.get("content")
+        else each
+        for each in messages
+    ]
 
 
 def _with_thoughts_apart(answer: Message) -> Message:

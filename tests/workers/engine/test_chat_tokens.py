@@ -129,14 +129,19 @@ def test_tokens_are_transformers(name: str, tools: tuple[Any, ...]) -> None:
     assert compared
 
 
-def test_contents_are_lists_of_parts_where_a_template_wants_that() -> None:
+@pytest.mark.parametrize("others", ["", "{% if m.role != 'user' %}{{ m.content }}{% continue %}{% endif %}"])
+def test_contents_are_lists_of_parts_where_a_template_wants_that(others: str) -> None:
+    """Of every role, or of the user's alone."""
     parts = (
-        "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
-        "{% endif %}{% endfor %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+        "{% for m in messages %}<{{ m.role }}>" + others + "{% for part in m.content %}{% if part.type == 'text' %}"
+        "{{ part.text }}{% endif %}{% endfor %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     tokenizer = tokenizer_of(parts, True)
     prompt, _ = tokens_of(tokenizer, Example("Is it wet?", ("yes",), shots=(("And?", "No."),)), True, "Be brief.")
     assert tokenizer.decode(prompt) == "<system>Be brief.<user>And?<assistant>No.<user>Is it wet?<assistant>"
+
+
+def test_a_template_that_writes_nothing_of_a_question_is_refused() -> None:
     silent = tokenizer_of("{% for m in messages %}<{{ m.role }}>{% endfor %}", True)
     with pytest.raises(UserError, match="writes nothing of what the user says"):
         tokens_of(silent, Example("Is it wet?", ("yes",)), True)
