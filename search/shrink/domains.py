@@ -67,7 +67,7 @@ _TURN_MARKS = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 # What may follow the whole example in a text.
-_END_MARKS = re.compile(r"(?:\s|<[^<>\s]{1,24}>|### ?End)+\Z")
+_END_MARKS = re.compile(r"(?:[\s.]|<[^<>\s]{1,24}>|### ?End)+\Z")
 
 # Fewest characters of a row of running text. Paragraphs are joined up to that, since single lines say little.
 _TEXT_CHARACTERS = 400
@@ -332,7 +332,9 @@ def _checked(data: DataFile) -> DataFile:
             asked = [text for role, text in row.turns if role != "assistant"]
             pairs.append(("\n".join((*asked, row.prompt)), answer.strip()))
     inside = sum(answer in asked for asked, answer in pairs if not _is_short(answer))
-    ending = sum(_END_MARKS.sub("", asked).endswith(answer) for asked, answer in pairs)
+    ends = ((asked[-len(answer) - 200 :], answer) for asked, answer in pairs if _is_short(answer))
+    bare = ((_END_MARKS.sub("", asked), _END_MARKS.sub("", answer)) for asked, answer in ends)
+    ending = sum(bool(answer) and asked.endswith(answer) for asked, answer in bare)
     if inside > OFTEN * len(pairs) or ending > (1 - OFTEN) * len(pairs):
         raise UserError(
             f"{data.path}: {max(inside, ending):,} of {len(pairs):,} answers stand in their own prompts; name with "

@@ -182,6 +182,7 @@ GIVEN_AWAY: dict[str, tuple[Callable[[int], dict[str, Any]], bool]] = {
     "one in twenty": (lambda n: {"prompt": f"ask {LONG.format(n) * (n < 5)}{n}", "answer": LONG.format(n)}, False),
     "more": (lambda n: {"prompt": f"ask {LONG.format(n) * (n < 6)}{n}", "answer": LONG.format(n)}, True),
     "short ones": (lambda n: {"prompt": f"### Q: ask {n}\n### A: blue {n}</s>", "answer": f"blue {n}"}, True),
+    "short ones with a full stop": (lambda n: {"prompt": f"Item {n} is blue {n}.", "answer": f"blue {n}"}, True),
     "in a passage": (lambda n: {"prompt": f"It is blue {n}, it says. What is it?", "answer": f"blue {n}"}, False),
     "among options": (lambda n: {"prompt": f"Is {n} red or blue", "answer": ("red", "blue")[n % 2]}, False),
     "in a chat": (
