@@ -83,6 +83,9 @@ def _read_table(lines: Sequence[str], path: Path) -> Iterator[tuple[str, Row | U
     reader = csv.reader((f"{line}\n" for line in lines), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
     try:
         names = next(reader, [])
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(f"{path}:1: the first line has the name `{twice}` twice; rename one column")
         begun = reader.line_num + 1
         for cells in reader:
             place, begun = f"{path}:{begun}", reader.line_num + 1
@@ -118,6 +121,10 @@ def refuse_faults(path: Path, faults: Sequence[tuple[str, str]], rows: int) -> N
         raise UserError(f"{path}: {of} rows can't be used: {'; '.join(named)}{advice}")
 
 
+class _TwiceError(ValueError):
+    """A JSON object with two values of one name, of which Python would keep the last."""
+
+
 def parse_json(text: str) -> Any:
     """Read JSON whose strings can be written as UTF-8.
 
@@ -125,7 +132,7 @@ def parse_json(text: str) -> Any:
         ValueError: It isn't such JSON; the message is for the user.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_object)
         if "\\u" in text:  # nothing else writes half of a character, which no tokenizer or file takes
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -135,9 +142,19 @@ def parse_json(text: str) -> Any:
         raise ValueError(f"it has half of a character, {half!r}; write both halves, or leave it out") from None
     except RecursionError:
         raise ValueError("its brackets are nested too deeply to be read") from None
+    except _TwiceError:
+        raise
     except ValueError:  # Python's limit
         raise ValueError("it has a number with thousands of digits; write it as a text") from None
     return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(f"it has `{next(name for name in names if names.count(name) > 1)}` twice; leave one out")
+    return found
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Split = Literal["calibration", "search", "dev", "test"]
 Positions = Literal["text", "answer", "greedy"]
+# Whether prompts become turns of a conversation; see `PreparedSplit.chat`.
+Chat = bool | Literal["rendered"]
 SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")
 # Splits that models are scored on; `calibration` is only for measurements.
 SCORED: tuple[Split, ...] = ("search", "dev", "test")
@@ -107,7 +109,8 @@ class PreparedSplit:
         positions: Predictions that a fitness compares with the unedited model's: those of the whole `text`, of the gold
             `answer`, or of the unedited model's own `greedy` answer, which replaces the gold one.
         harness: The task in lm-evaluation-harness for a fitness that it judges; else None.
-        chat: True if prompts become turns of a conversation when the model has a chat template.
+        chat: True if prompts become turns of a conversation when the model has a chat template; `rendered` if they are
+            conversations as its template wrote them, with all special tokens.
         thinks: True to let models that can think do so before they answer a turn of a conversation, as servers do.
         window: Tokens per window of `running_text`, for a fitness that reads whole texts; outcomes then belong to
             windows instead of examples. None reads each example by itself.
@@ -124,7 +127,7 @@ class PreparedSplit:
     positions: Positions = "text"
     harness: HarnessTask | None = None
     system: str = ""
-    chat: bool = True
+    chat: Chat = True
     thinks: bool = False
     window: int | None = None
 
@@ -135,8 +138,10 @@ class PreparedSplit:
 
     @property
     def _texts(self) -> list[str]:
-        answers = (self.answer_prefix + each.references[0] if each.references else "" for each in self.examples)
-        return [each.prompt + answer for each, answer in zip(self.examples, answers, strict=True)]
+        return [
+            "".join(meeting(each.prompt, self.answer_prefix, each.references[0])) if each.references else each.prompt
+            for each in self.examples
+        ]
 
     def without_window(self, characters: int) -> PreparedSplit:
         """Return a split whose running text is cut into examples of at least so many characters, but for the last one.
@@ -154,7 +159,7 @@ class PreparedSplit:
 
     def text(self, example: Example) -> str:
         """Return the input of a model without a chat template: system, shots and prompt, separated by empty lines."""
-        shots = (prompt + self.answer_prefix + answer for prompt, answer in example.shots)
+        shots = ("".join(meeting(prompt, self.answer_prefix, answer)) for prompt, answer in example.shots)
         return "\n\n".join((*filter(None, (example.system or self.system,)), *shots, example.prompt))
 
     def turns(self, example: Example) -> tuple[tuple[str, str], ...]:
@@ -192,6 +197,17 @@ class PreparedSplit:
             del content["matching"]["function"], content["matching"]["source"]
         payload = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(payload.encode()).hexdigest()
+
+
+def meeting(prompt: str, prefix: str, answer: str) -> tuple[str, str]:
+    """Return a text without the blanks at its end, and the answer that continues it, with `prefix` before it.
+
+    The blanks go to the answer, since tokenizers join them with its first word. A blank of the prefix yields to white
+    space on either side of it, and those of the text to white space of the answer, so that it stands once.
+    """
+    bare = prompt.rstrip(" ") if prompt.strip() else prompt
+    lead = prompt[len(bare) :] + prefix.lstrip(" ") if prompt[-1:].isspace() else prefix
+    return bare, (lead.rstrip(" ") if answer[:1].isspace() else lead) + answer
 
 
 @dataclass(frozen=True)

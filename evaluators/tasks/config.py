@@ -25,7 +25,7 @@ from moevolve.evaluators.matching.registry import MATCHERS
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.tasks.installed import DOMAINS, SOURCE_SPLITS
 from moevolve.evaluators.text_files import Row
-from moevolve.evaluators.types import Example, HarnessTask, Matching, Positions, PreparedSplit, Split
+from moevolve.evaluators.types import Chat, Example, HarnessTask, Matching, Positions, PreparedSplit, Split
 from moevolve.evaluators.yaml_files import explain_validation
 
 Count = Annotated[int, Field(ge=1)]
@@ -199,7 +199,7 @@ class TaskConfig(TaskFileSection):
             whose prompt is a shot's are left out. A fitness that reads whole texts uses neither shots nor `system`.
         turns: Column with the turns of a row's conversation before the prompt: a list of `{role, content}`, a `system`
             turn first if there is one, then `user` and `assistant` in turn. They follow the shots.
-        chat: Put prompts into the model's chat template, if it has one.
+        chat: Put prompts into the model's chat template, if it has one; `rendered` if they have been put there.
         window: See `PreparedSplit`; an incomplete last window is dropped.
     """
 
@@ -223,7 +223,7 @@ class TaskConfig(TaskFileSection):
     system: str = ""
     shots: Selection | tuple[Row, ...] = ()
     turns: str | None = None
-    chat: bool = True
+    chat: Chat = True
     window: Annotated[int, Field(ge=2)] | None = None
 
     _origin: str = PrivateAttr(default="")
@@ -316,7 +316,7 @@ class TaskConfig(TaskFileSection):
             positions=self.resolved_positions,
             harness=harness,
             system="" if self.reads_whole_texts else self.system,
-            chat=self.chat and not self.reads_whole_texts,
+            chat=self.chat if self.chat == "rendered" else self.chat and not self.reads_whole_texts,
             window=self.window,
         )
 

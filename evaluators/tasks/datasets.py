@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from datasets import Dataset, concatenate_datasets, load_dataset
@@ -40,6 +41,20 @@ class Table:
     def columns(self) -> tuple[str, ...]:
         return tuple(self.data.column_names)
 
+    def without(self, columns: Sequence[str]) -> Table:
+        """Return the table without some columns.
+
+        Raises:
+            UserError: It lacks one of them, or another one has images or sound, which nothing here reads.
+        """
+        for name in columns:
+            self.require(name)
+        data = self.data.remove_columns(list(columns))
+        for name, feature in data.features.items():
+            if kind := re.search(r"\b(Image|Audio|Video)\(", repr(feature)):
+                raise UserError(f"{self.name}: column `{name}` has {kind[1].lower()}s, and only text is read")
+        return replace(self, data=data)
+
     def row(self, index: int) -> Row:
         """Return a row by its number from 0; missing columns are None."""
         return dict(self.data[index])
@@ -50,10 +65,14 @@ class Table:
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     def column(self, name: str) -> list[object]:
-        """Return all values of a column; a `UserError` says which columns there are if it isn't one of them."""
+        """Return all values of a column; see `require`."""
+        self.require(name)
+        return list(self.data[name])
+
+    def require(self, name: str) -> None:
+        """Raise a `UserError` that says which columns there are if `name` isn't one of them."""
         if name not in self.columns:
             raise UserError(f"{self.name}: the data has no column `{name}`; it has: {', '.join(self.columns)}")
-        return list(self.data[name])
 
     def place(self, index: int) -> str:
         """Return the origin of a row for messages."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -18,10 +19,11 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from moevolve.evaluators.errors import UserError, first_line
+from moevolve.evaluators.errors import UserError, first_line, one_line
 from moevolve.evaluators.text_files import MOST_FAULTS, ROW_FILES, read_lines, read_rows, refuse_faults
 from moevolve.evaluators.types import SPLITS, Split
-from moevolve.search.shrink.rows import Chat, Columns, DataRow, columns_of, read_row, without_nulls
+from moevolve.search.shrink.columns import IGNORED, OFTEN, Columns, Unread
+from moevolve.search.shrink.rows import Chat, DataRow, LeftOutError, read_row, without_nulls
 
 if TYPE_CHECKING:
     from moevolve.search.config.run import RunConfig
@@ -50,11 +52,22 @@ _OWN_TOKENS = 64
 
 # Rows as plain data, or what is wrong with them, each with its place for error messages.
 Places = Iterator[tuple[str, Mapping[str, object] | UserError]]
+# What tells a row's form: the column that has the question, whether there is an answer, and choices.
+_Form = tuple[str, bool, bool]
 # Names of files of running text end in one of these.
 TEXT_FILES = (".txt", ".md")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Most rows of a data set of the hub that are read: the first ones. A search uses a few thousand.
 _HUB_ROWS = 20_000
+
+# Marks of turns that chat templates write, and text written into prompts for the same end.
+_TURN_MARKS = re.compile(
+    r"<\|im_start\|>|<\|start_header_id\|>|<\|start_of_role\|>|<start_of_turn>|\[/INST\]|<\|(?:user|assistant)\|>"
+    r"|<｜(?:User|Assistant)｜>|<\|start\|>|^\s*(?:### ?)?Human: .*?\n\s*(?:### ?)?Assistant: ?\S",
+    re.IGNORECASE | re.DOTALL,
+)
+# What may follow the whole example in a text.
+_END_MARKS = re.compile(r"(?:[\s.]|<[^<>\s]{1,24}>|### ?End)+\Z")
 
 # Fewest characters of a row of running text. Paragraphs are joined up to that, since single lines say little.
 _TEXT_CHARACTERS = 400
@@ -95,7 +108,7 @@ def read_domains(
     Raises:
         UserError: A file can't be read or has too few rows, its chats can't be rendered, or two files have one name.
     """
-    domains = [_domain(_rendered(read_data(path, columns), render), metric, dev_rows) for path in paths]
+    domains = [_domain(_rendered(_checked(read_data(path, columns)), render), metric, dev_rows) for path in paths]
     names = [domain.name for domain in domains]
     for name in names:
         if names.count(name) > 1:
@@ -153,13 +166,11 @@ def _rendered(data: DataFile, render: Render | None) -> DataFile:
 def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...] | None:
     """Return the prompt and the answer of every chat, as the model of a run reads them.
 
-    The prompt is without the token that the tokenizer puts before a text.
-
     Returns:
-        None if the model has no chat template, and no chat has tools.
+        None if the model has no chat template, and no chat needs one.
 
     Raises:
-        UserError: The model has no chat template, which tools need, or it refuses a chat.
+        UserError: The model has no chat template and a chat needs one, or it refuses a chat.
     """
     from moevolve.workers.checkpoints.loading import load_tokenizer
     from moevolve.workers.engine.chat import chat_template
@@ -167,20 +178,19 @@ def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str,
     tokenizer = load_tokenizer(config.model)
     template = chat_template(tokenizer, config.engine)
     if template is None:
-        called = next((chat for chat in chats if chat.has_tools), None)
+        called = next((chat for chat in chats if chat.needs_template), None)
         if called is None:
             return None
         raise UserError(
-            f"{called.place}: model {config.model.path} has no chat template, which tool calls need; leave them out"
+            f"{called.place}: model {config.model.path} has no chat template, which calls of tools and a first turn of "
+            "the assistant need; leave them out"
         )
-    begins = tokenizer.bos_token if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else None
     rendered = []
     for chat in chats:
         try:
-            prompt, answer = template.conversation(*chat.as_data())
+            rendered.append(template.conversation(*chat.as_data()))
         except UserError as error:
             raise UserError(f"{chat.place}: {error}") from None
-        rendered.append((prompt.removeprefix(begins or ""), answer))
     return tuple(rendered)
 
 
@@ -225,7 +235,7 @@ def _settings(data: DataFile, metric: Mapping[str, str] | None) -> dict[str, obj
         return {"prompt": "{{ prompt }}", "fitness": "agreement", "positions": "text"}
     found: dict[str, object] = {"prompt": "{{ prompt }}"}
     if data.rows[0].chat is not None:
-        found |= {"chat": False, "answer_prefix": ""}  # the template is part of the prompts
+        found |= {"chat": "rendered", "answer_prefix": ""}  # the template is part of the prompts
     if any(row.turns for row in data.rows):
         found["turns"] = "turns"
     answers = [row.answer for row in data.rows if row.answer is not None]
@@ -239,13 +249,13 @@ def _settings(data: DataFile, metric: Mapping[str, str] | None) -> dict[str, obj
         return found | {"fitness": "generate", "matching": {**metric, "stop": stop}}
     if data.rows[0].choices:
         return found | {"choices": "choices", "fitness": "rank"}
-    short = all(
-        "\n" not in answer and len(answer) <= _SHORT_CHARACTERS and len(answer.split()) <= _SHORT_WORDS
-        for answer in answers
-    )
-    if data.rows[0].chat is None and short:
+    if data.rows[0].chat is None and all(map(_is_short, answers)):
         return found | {"fitness": "generate", "matching": {"kind": "exact"}}
     return found | {"fitness": "agreement", "matching": {"stop": stop}}
+
+
+def _is_short(answer: str) -> bool:
+    return "\n" not in answer and len(answer) <= _SHORT_CHARACTERS and len(answer.split()) <= _SHORT_WORDS
 
 
 def usable_rows(path: Path) -> int:
@@ -254,7 +264,7 @@ def usable_rows(path: Path) -> int:
     Raises:
         UserError: See `read_data`; or it has too few rows.
     """
-    data = read_data(path)
+    data = _checked(read_data(path))
     _domain(data, None, DEV_ROWS)
     return len(data.rows)
 
@@ -295,10 +305,42 @@ def read_data(path: Path, columns: Columns | None = None) -> DataFile:
         rows = _rows(path, _hub(str(path), columns), columns)
     if not rows:
         raise UserError(f"{path}: the file is empty")
-    # If one row has tools or thoughts, all keep their chats, so that they are rendered alike.
-    if not any(row.chat is not None and (row.chat.has_tools or row.chat.has_thoughts) for row in rows):
+    # If one row has tools, thoughts or a greeting, all keep their chats, so that they are rendered alike.
+    if not any(row.chat is not None and (row.chat.needs_template or row.chat.has_thoughts) for row in rows):
         rows = [replace(row, chat=None) for row in rows]
     return DataFile(path, suffix in TEXT_FILES, tuple(rows))
+
+
+def _checked(data: DataFile) -> DataFile:
+    """Refuse a file whose prompts are chats as a template wrote them, or have their own answers.
+
+    Another template would be put around the former. The latter happens where the column of whole examples is read as
+    the prompt. Short answers are rightly in a passage or among options, but not at the end of nearly all prompts.
+    """
+    if data.is_text:
+        return data
+    marks = [found for row in data.rows if row.chat is None and (found := _TURN_MARKS.search(row.prompt)) is not None]
+    if len(marks) > OFTEN * len(data.rows):
+        raise UserError(
+            f"{data.path}: {len(marks):,} of {len(data.rows):,} rows are chats that a template has written "
+            f"(`{one_line(marks[0][0], 24)}`); give their turns as `messages`, since the model's is put around prompts"
+        )
+    pairs = []
+    for row in data.rows:
+        answer = row.answer if row.chat is None or row.chat.answer is None else row.chat.answer.content
+        if answer and answer.strip() and not row.choices:
+            asked = [text for role, text in row.turns if role != "assistant"]
+            pairs.append(("\n".join((*asked, row.prompt)), answer.strip()))
+    inside = sum(answer in asked for asked, answer in pairs if not _is_short(answer))
+    ends = ((asked[-len(answer) - 200 :], answer) for asked, answer in pairs if _is_short(answer))
+    bare = ((_END_MARKS.sub("", asked), _END_MARKS.sub("", answer)) for asked, answer in ends)
+    ending = sum(bool(answer) and asked.endswith(answer) for asked, answer in bare)
+    if inside > OFTEN * len(pairs) or ending > (1 - OFTEN) * len(pairs):
+        raise UserError(
+            f"{data.path}: {max(inside, ending):,} of {len(pairs):,} answers stand in their own prompts; name with "
+            "--columns a column that has the question alone, as in --columns prompt=question,answer=response"
+        )
+    return data
 
 
 def _documents(folder: Path) -> Iterator[DataRow]:
@@ -320,21 +362,20 @@ def _parquet(path: Path) -> Places:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path}: not a parquet file: {first_line(error)}") from None
+        raise UserError(f"{path}: can't be read as a parquet file: {first_line(error)}") from None
     for number, row in enumerate(rows, start=1):
         yield f"{path}: row {number}", without_nulls(row)
 
 
 def _hub(name: str, columns: Columns | None) -> Places:
-    """Return the rows of a data set of the hub, without the columns that no form has."""
+    """Return the rows of a data set of the hub, without the columns that --columns ignores."""
     from moevolve.evaluators.tasks.config import Source
     from moevolve.evaluators.tasks.datasets import load_table
 
-    table = load_table(Source(hub=name), "train")
-    wanted = columns_of(table.columns, columns)
+    ignored = [column for column, field_name in (columns or {}).items() if field_name == IGNORED]
+    table = load_table(Source(hub=name), "train").without(ignored)
     for number in range(min(len(table), _HUB_ROWS)):
-        row = table.row(number)
-        yield table.place(number), without_nulls({key: row[key] for key in wanted if key in row})
+        yield table.place(number), without_nulls(table.row(number))
 
 
 def _paragraphs(text: Iterable[str]) -> Iterator[DataRow]:
@@ -356,29 +397,50 @@ def _paragraphs(text: Iterable[str]) -> Iterator[DataRow]:
 
 
 def _rows(path: Path, read: Places, columns: Columns | None) -> list[DataRow]:
-    """Return the rows of a file, all of one form."""
-    first: tuple[str, bool, bool] | None = None
-    begun, rows, faults = "", list[DataRow](), list[tuple[str, str]]()
-    for place, found in read:
+    """Return the rows of a file, all of one form.
+
+    Few rows without an answer are left out, as trainers do, and all that are marked as bad or are empty texts.
+    """
+    given, unread = list(read), Unread()
+    every = tuple(dict.fromkeys(name for _, found in given if not isinstance(found, UserError) for name in found))
+    done, faults, left_out = list[tuple[str, _Form, DataRow]](), dict[str, str](), Counter[str]()
+    for place, found in given:
         try:
             if isinstance(found, UserError):
                 raise found
-            key, row = read_row(found, place, columns)
-            form = key, row.answer is not None, bool(row.choices)
-            if first is None:
-                first, begun = form, place
-            if form != first:
-                words = f"{_form_words(form)}, but {_form_words(first)} at {begun}; put rows of each form into a file"
-                raise UserError(f"{place}: {words}")
-            rows.append(row)
+            each = read_row(found, place, columns, every)
+            unread.add(place, each.unread, each.texts)
+            done.append((place, (each.key, each.row.answer is not None, bool(each.row.choices)), each.row))
+        except LeftOutError as error:
+            left_out[str(error)] += 1
         except UserError as error:
-            faults.append((place, str(error)))  # not the error, which would keep what the row was read into
+            faults[place] = str(error)  # not the error, which would keep what the row was read into
             if len(faults) == MOST_FAULTS:
                 break
-    refuse_faults(path, faults, len(rows) + len(faults))
-    return rows
+    for reason, count in left_out.items():
+        _LOG.warning("%s: left out %d of %d rows: %s", path, count, len(given), reason)
+    tried, done = len(done) + len(faults), _answered(path, done)
+    for place, form, _ in done:
+        if form != done[0][1]:
+            words = f"{_form_words(form)}, but {_form_words(done[0][1])} at {done[0][0]}"
+            faults[place] = f"{place}: {words}; put rows of each form into a file"
+    refuse_faults(path, [(place, faults[place]) for place, _ in given if place in faults], tried)
+    unread.refuse(every)
+    return [row for _, _, row in done]
 
 
-def _form_words(form: tuple[str, bool, bool]) -> str:
+def _answered(path: Path, rows: list[tuple[str, _Form, DataRow]]) -> list[tuple[str, _Form, DataRow]]:
+    """Leave out rows without answers if they are few."""
+    answered = [(place, form, row) for place, form, row in rows if form[1]]
+    silent = len(rows) - len(answered)
+    if silent > OFTEN * len(rows):
+        return rows
+    if silent:
+        _LOG.warning("%s: left out %d of %d rows: they have no answer, or an empty one", path, silent, len(rows))
+    return answered
+
+
+def _form_words(form: _Form) -> str:
     key, answered, chosen = form
-    return f"a row with `{key}`, with{'' if answered else 'out'} an answer{' and choices' if chosen else ''}"
+    with_answer = "with an answer" if answered else "without an answer, or with an empty one"
+    return f"a row with `{key}`, {with_answer}{' and choices' if chosen else ''}"

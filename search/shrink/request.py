@@ -85,7 +85,7 @@ class ShrinkRequest(Request):
     ] = ()
     columns: Annotated[
         str | None,
-        about("Columns to read as prompt and answer, if their names don't tell: prompt=question,answer=response."),
+        about("What columns are, if their names don't tell: prompt=question,answer=response,ignore=notes."),
         Flag(metavar="NAME=COLUMN,..."),
     ] = None
     metric: Annotated[

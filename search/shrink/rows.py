@@ -1,10 +1,12 @@
-"""A row of a file of requests: a prompt, a text, or a chat in the form of OpenAI's API or of ShareGPT, or Alpaca's."""
+"""A row of a file of requests: a prompt, a text, or a chat in the form of OpenAI's API or of ShareGPT."""
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
@@ -21,13 +23,20 @@ from pydantic import (
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.text_files import parse_json
 from moevolve.evaluators.yaml_files import explain_validation
+from moevolve.search.shrink.columns import Columns, layout_of, leaves
 
-# OpenAI's roles by those of ShareGPT; data sets with tools have more than one set of names for them.
-_SHAREGPT = {role: role for role in ("system", "developer", "user", "assistant", "tool")}
-_SHAREGPT |= {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "function_call": "assistant"}
-_SHAREGPT |= {"observation": "tool", "function_response": "tool"}
+# OpenAI's roles by those of ShareGPT, Gemma and Llama; data sets with tools have more than one set of names for them.
+_ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")} | {
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "model", "bot", "ai", "function_call", "tool_call"), "assistant"),
+    **dict.fromkeys(("observation", "function_response", "tool_response", "function", "ipython"), "tool"),
+}
+_CALLS = ("function_call", "tool_call")
 # Fields that hold the assistant's thoughts.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+# Fields of messages that aren't text.
+_MEDIA = ("image", "images", "audio", "audios", "video", "videos")
+_CHAT_AS_TEXT = re.compile(r"\s*\[\s*\{\s*['\"](role|content)['\"]")
 _INLINE_THOUGHTS = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 # Other projects' names of fields, by the names that are read here.
 _OTHER_NAMES = {"functions": "tools", "function_call": "tool_calls", "parameters": "arguments"}
@@ -54,12 +63,18 @@ class Chat:
     @property
     def has_tools(self) -> bool:
         """Whether there are tools, calls of tools or their results."""
-        return bool(self.tools) or any(each.role == "tool" or each.tool_calls for each in self._turns)
+        return bool(self.tools) or any(each.role == "tool" or each.tool_calls for each in self.turns)
+
+    @property
+    def needs_template(self) -> bool:
+        """Whether only a chat template can write it: it has tools, or the assistant speaks first."""
+        first = next((each.role for each in self.turns if each.role != "system"), "user")
+        return self.has_tools or first == "assistant"
 
     @property
     def has_thoughts(self) -> bool:
         """Whether the assistant thinks, in messages of their own field or at the beginning of the answer."""
-        return bool(self.thoughts) or any(each.reasoning_content.strip() for each in self._turns)
+        return bool(self.thoughts) or any(each.reasoning_content.strip() for each in self.turns)
 
     @property
     def thoughts(self) -> str:
@@ -74,7 +89,8 @@ class Chat:
         return [message.as_data() for message in self.messages], self.tools, answer
 
     @property
-    def _turns(self) -> tuple[Message, ...]:
+    def turns(self) -> tuple[Message, ...]:
+        """All messages, with the answer."""
         return self.messages if self.answer is None else (*self.messages, self.answer)
 
 
@@ -84,13 +100,13 @@ class DataRow:
 
     Attributes:
         prompt: The last user's turn, or the prompt or text.
-        first_message: What the conversation or the document begins with, without the system prompt.
+        first_message: The user's first message, or what the document begins with.
         answer: The answer; None without one.
         choices: Closed set of answers; empty for open ones.
         turns: `(role, content)` of the turns before the prompt: at most one `system` turn, then `user` and `assistant`
             by turns.
-        chat: The conversation, if any row of its file has tools or thoughts. `prompt` and `answer` are then made of it
-            by the model's chat template.
+        chat: The conversation, if any row of its file has tools, thoughts or a greeting. `prompt` and `answer` are then
+            made of it by the model's chat template.
     """
 
     prompt: str
@@ -135,6 +151,29 @@ def _parsed(value: object) -> object:
         return parse_json(value) if value.strip() else None
     except ValueError as error:
         raise ValueError(f"it must be JSON: {error}") from None
+
+
+def _unpacked(value: object) -> object:
+    """A list that a table holds as a text: JSON, or as Python and NumPy (pandas) write it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value) if value.strip() else None
+    except ValueError as error:
+        try:
+            # Lines of an array of NumPy's have no commas between them; a line break within a text is escaped.
+            return ast.literal_eval(re.sub(r"\}\s*\n\s*\{", "}, {", value.strip()))
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            raise ValueError(f"it must be a list, also as JSON or as Python writes it: {error}") from None
+
+
+def _chat_in(value: object) -> list[Mapping[str, object]] | None:
+    """Return the turns of a prompt or an answer that is a list of them, as in TRL's data; None if it isn't."""
+    if isinstance(value, str) and _CHAT_AS_TEXT.match(value):
+        with suppress(ValueError):
+            value = _unpacked(value)
+    turns = isinstance(value, list) and value and all(isinstance(each, Mapping) and "role" in each for each in value)
+    return value if turns else None  # type: ignore[return-value]
 
 
 def _tool_of(tool: object) -> object:
@@ -206,9 +245,12 @@ class Message(_Fields):
     @model_validator(mode="before")
     @classmethod
     def _thoughts(cls, found: object) -> object:
-        """Give thoughts one name; some servers give them under two."""
+        """Give thoughts one name, since some servers give them under two, and refuse what is no text."""
         if not isinstance(found, Mapping):
             return found
+        seen = next((key for key in _MEDIA if found.get(key)), None)
+        if seen is not None:
+            raise ValueError(f"it has `{seen}`, and only text is read")
         thoughts = [found[key] for key in _THOUGHTS if found.get(key)]
         others = {key: value for key, value in found.items() if key not in _THOUGHTS}
         return others | {"reasoning_content": thoughts[0]} if thoughts else others
@@ -217,7 +259,8 @@ class Message(_Fields):
     def _says_something(self) -> Self:
         if self.role != "assistant" and (self.tool_calls or self.reasoning_content.strip()):
             raise ValueError("only the assistant calls tools and thinks")
-        if not self.tool_calls and self.role != "tool":  # a search may find nothing
+        # A search may find nothing, and data sets have empty system prompts and answers.
+        if self.role == "user":
             _not_empty(self.content)
         return self
 
@@ -235,20 +278,20 @@ class Message(_Fields):
 
 
 def _message_of(turn: object) -> object:
-    """Return a turn of ShareGPT's form as a message. A `function_call` holds one call as JSON, or a list of them."""
-    keys = ("role", "content") if isinstance(turn, Mapping) and "role" in turn else ("from", "value")
-    if not isinstance(turn, Mapping) or keys[0] not in turn:
+    """Return a turn of any form as a message. A `function_call` of ShareGPT's holds calls as JSON, one or a list."""
+    if not isinstance(turn, Mapping) or not turn.keys() & {"role", "from"}:
         raise ValueError("a turn is an object with `from` and `value`, or with `role` and `content`")
-    name, content = (turn.get(key) for key in keys)
-    role = _SHAREGPT.get(name) if isinstance(name, str) else None
+    key = "role" if "role" in turn else "from"
+    name, content = turn[key], turn.get("content", turn.get("value"))
+    role = _ROLES.get(name.lower()) if isinstance(name, str) else None
     if role is None:
-        raise ValueError(f"unknown `{keys[0]}` {name!r}; known are {', '.join(_SHAREGPT)}")
-    message = {key: value for key, value in turn.items() if key not in keys} | {"role": role}
-    if name != "function_call":
-        return message | {"content": content}
+        raise ValueError(f"unknown `{key}` {name!r}; known are {', '.join(_ROLES)}")
+    message = {key: value for key, value in turn.items() if key not in ("role", "from", "content", "value")}
+    if str(name).lower() not in _CALLS:
+        return message | {"role": role, "content": content}
     calls = _parsed(content)
     calls = calls if isinstance(calls, list) else [calls]
-    return message | {"tool_calls": [{"function": call} for call in calls]}
+    return message | {"role": role, "tool_calls": [{"function": call} for call in calls]}
 
 
 class _Form(_Fields):
@@ -257,15 +300,48 @@ class _Form(_Fields):
     id: object = None
 
 
+_Value = Annotated[str, BeforeValidator(_joined)]
+
+
+def _as_chat(fields: Mapping[str, object]) -> dict[str, object] | None:
+    """Return the fields of a prompt and an answer as a chat's, if one of them is a list of turns; else None.
+
+    A list may go on from the prompt, or repeat it, as in preferences.
+    """
+    asked, said = _chat_in(fields.get("prompt")), _chat_in(fields.get("answer"))
+    if asked is None and said is None:
+        return None
+    if said is None:
+        said = [{"role": "assistant", "content": fields["answer"]}] if fields.get("answer") else []
+    repeats = bool(said) and _ROLES.get(str(said[0]["role"]).lower()) in ("user", "system")
+    if asked is None and not repeats:
+        asked = [{"role": "user", "content": fields.get("prompt")}]
+    begun = [] if asked is None or (repeats and said[: len(asked)] == asked) else asked
+    return {name: value for name, value in fields.items() if name == "system"} | {"messages": [*begun, *said]}
+
+
 class _PromptForm(_Form):
-    prompt: Text
-    answer: Text | None = None
-    choices: Annotated[tuple[str, ...], Field(min_length=2, fail_fast=True)] | None = None
+    prompt: _Value = ""
+    input: _Value = ""
+    answer: _Value = ""
+    choices: Annotated[
+        Annotated[tuple[str, ...], Field(min_length=2, fail_fast=True)] | None, BeforeValidator(_unpacked)
+    ] = None
+    system: _Value = ""
+    history: Annotated[tuple[tuple[_Value, _Value], ...], BeforeValidator(lambda value: _unpacked(value) or ())] = ()
 
     def row(self) -> DataRow:
-        if self.choices is not None and self.answer not in self.choices:
+        prompt = "\n\n".join(text for text in (self.prompt, self.input) if text.strip())
+        if not prompt:
+            raise ValueError("prompt: it must be a text that isn't empty")
+        answer = self.answer if self.answer.strip() else None
+        if self.choices is not None and answer is not None and answer not in self.choices:
             raise ValueError(f"the answer must be one of the choices, {', '.join(map(repr, self.choices))}")
-        return DataRow(self.prompt, self.prompt, self.answer, self.choices or ())
+        turns = [("system", self.system)] if self.system.strip() else []
+        for question, said in self.history:
+            turns += [("user", question), ("assistant", said)]
+        first = self.history[0][0] if self.history else prompt
+        return DataRow(prompt, first, answer, self.choices or (), tuple(turns))
 
 
 class _TextForm(_Form):
@@ -276,43 +352,45 @@ class _TextForm(_Form):
 
 
 class _ChatForm(_Form):
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[
+        Annotated[list[Annotated[Message, BeforeValidator(_message_of)]], Field(min_length=1, fail_fast=True)],
+        BeforeValidator(_unpacked),
+    ]
     tools: Annotated[
         Annotated[tuple[Annotated[dict[str, object], BeforeValidator(_tool_of)], ...], Field(fail_fast=True)] | None,
-        BeforeValidator(_parsed),
+        BeforeValidator(_unpacked),
     ] = None
+    system: _Value = ""
 
     def row(self) -> DataRow:
-        return self._row_of(list(self.messages))
-
-    def _row_of(self, messages: list[Message]) -> DataRow:
+        messages = self._messages()
         if messages[-1].role == "assistant" and messages[-1].weight == 0:
             raise ValueError("the last answer has `weight` 0, so it isn't to be learned; leave it out")
         for number, (before, message) in enumerate(zip([None, *messages], messages, strict=False), start=1):
             if message.role == "tool" and not (before is not None and (before.role == "tool" or before.tool_calls)):
                 raise ValueError(f"turn {number}: a tool's result, but no call of a tool before it")
-        answer = messages.pop() if messages[-1].role == "assistant" else None
-        first = next((each.content for each in messages if each.role != "system"), "")
+        last = messages.pop() if messages[-1].role == "assistant" else None
+        answer = last if last is not None and (last.tool_calls or last.content.strip()) else None
+        first = next((each.content for each in messages if each.role == "user"), "")
         if not first.strip():
             raise ValueError("the conversation has no message of the user to answer")
         chat = Chat(tuple(messages), self.tools or (), answer)
-        if chat.has_tools:
+        if chat.needs_template:
             # A row's fitness depends on its answer, which only the model's template can write.
             return DataRow(first, first, None if answer is None else "", chat=chat)
         *turns, (_, prompt) = _by_turns(messages)
         return DataRow(prompt, first, None if answer is None else answer.content, turns=tuple(turns), chat=chat)
 
-
-class _ShareGptForm(_ChatForm):
-    messages: Annotated[
-        list[Annotated[Message, BeforeValidator(_message_of)]],
-        Field(alias="conversations", min_length=1, fail_fast=True),
-    ]
-    system: Text | None = None
-
-    def row(self) -> DataRow:
-        system = [] if self.system is None else [Message(role="system", content=self.system)]
-        return self._row_of([*system, *self.messages])
+    def _messages(self) -> list[Message]:
+        """Return the messages with the system prompt beside them. Data sets write none as an empty one."""
+        messages = [each for each in self.messages if each.role != "system" or each.content.strip()]
+        if self.system.strip() and [each.content for each in messages if each.role == "system"] != [self.system]:
+            if messages and messages[0].role == "system":
+                raise ValueError("system: the conversation has another system prompt; leave one of them out")
+            messages.insert(0, Message(role="system", content=self.system))
+        if not messages:
+            raise ValueError("the conversation has no message of the user to answer")
+        return messages
 
 
 def _by_turns(messages: Sequence[Message]) -> list[tuple[str, str]]:
@@ -326,102 +404,90 @@ def _by_turns(messages: Sequence[Message]) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in messages]
 
 
-# Forms of rows by the key that tells the form.
-FORMS: dict[str, type[_ChatForm | _PromptForm | _TextForm]] = {
+# Forms of rows by the field that tells the form.
+_FORMS: dict[str, type[_ChatForm | _PromptForm | _TextForm]] = {
     "messages": _ChatForm,
-    "conversations": _ShareGptForm,
     "prompt": _PromptForm,
     "text": _TextForm,
 }
 
 
-# Columns of a file by their field: `prompt`, `answer` or another field of a form.
-Columns = Mapping[str, str]
-# Names of prompts and answers that are read if a row has no key of a form; `input` after an `instruction` is a part of
-# it, as in Alpaca's data.
-_PROMPTS = ("instruction", "question", "query", "input")
-_ANSWERS = ("output", "response", "completion", "answer", "target")
-# Names of columns that belong to a prompt; the code doesn't guess how to put them together.
-_CONTEXTS = {"context", "passage", "document"}
+class LeftOutError(UserError):
+    """A row that trainers leave out, too. The message is the reason, without the row's place."""
 
 
-def read_columns(given: str) -> Columns:
-    """Read the value of --columns, such as `prompt=question,answer=response`.
+@dataclass(frozen=True, slots=True)
+class ReadRow:
+    """A row and how it was read.
 
-    Raises:
-        UserError: It isn't one, or has a name that no form has.
+    Attributes:
+        key: Column that tells its form.
+        texts: Texts that were read, without white space around them.
+        unread: Columns that were not, with their values.
     """
-    pairs = [part.strip().partition("=") for part in given.split(",")]
-    known = sorted({of.alias or name for form in FORMS.values() for name, of in form.model_fields.items()} - {"id"})
-    for name, _, column in pairs:
-        if not column:
-            raise UserError(
-                f"--columns {given}: give NAME=COLUMN, several with commas, as in prompt=question,answer=response"
-            )
-        if name not in known:
-            raise UserError(f"--columns {given}: unknown name `{name}`; there are {', '.join(known)}")
-    return {name: column for name, _, column in pairs}
+
+    key: str
+    row: DataRow
+    texts: tuple[str, ...]
+    unread: Mapping[str, object]
 
 
-def columns_of(columns: Sequence[str], named: Columns | None) -> tuple[str, ...]:
-    """Those of a table's columns that `read_row` reads."""
-    form = next((key for key in FORMS if key in columns), None)
-    if named is not None:
-        wanted = {*named.values(), "input"}
-    elif form is None:
-        wanted = {*_PROMPTS, *_ANSWERS, *_CONTEXTS, "choices"}
-    else:
-        wanted = {of.alias or name for name, of in FORMS[form].model_fields.items()} | {*_ANSWERS}
-    return tuple(column for column in columns if column in wanted) or tuple(columns)
-
-
-def _usual_columns(found: Mapping[str, object]) -> Columns | None:
-    """Return the columns of a row of prompts and answers under other usual names; None if it isn't one."""
-    key = next((key for key in FORMS if key in found), None)
-    if key not in (None, "prompt") or (key == "prompt" and "answer" in found):
-        return None
-    prompt = next((name for name in ("prompt", *_PROMPTS) if found.get(name)), None)
-    answer = next((name for name in _ANSWERS if found.get(name)), None)
-    if prompt is None or answer is None or found.keys() & _CONTEXTS:
-        return None
-    return {"prompt": prompt, "answer": answer, "choices": "choices"}
-
-
-def _renamed(found: Mapping[str, object], place: str, columns: Columns | None) -> Mapping[str, object]:
-    """Return a row with the names of a form's fields instead of its own."""
-    columns = _usual_columns(found) if columns is None else columns
-    if columns is None:
-        return found
-    # All rows have an answer or none, so that a named column that isn't there is misspelt.
-    lacks = [column for name, column in columns.items() if name in {*FORMS, "answer"} and column not in found]
-    if lacks:
-        raise UserError(f"{place}: --columns: the row has no `{lacks[0]}`; it has: {', '.join(found) or 'none'}")
-    row = {name: found[column] for name, column in columns.items() if column in found}
-    further = found.get("input") if columns.get("prompt") == "instruction" else None
-    if further and isinstance(row["prompt"], str):
-        row["prompt"] += f"\n\n{further}"
-    return row
-
-
-def read_row(found: Mapping[str, object], place: str, columns: Columns | None = None) -> tuple[str, DataRow]:
-    """Read a row that stands at `place` of a file, with the key that tells its form.
+def read_row(
+    found: Mapping[str, object], place: str, columns: Columns | None = None, every: Sequence[str] | None = None
+) -> ReadRow:
+    """Read a row that stands at `place` of a file with the columns `every`, by default the row's.
 
     Raises:
+        LeftOutError: It isn't an example of what is to be learned.
         UserError: It has none of the known keys or lacks one of the `columns`, or it is malformed.
     """
-    found = _renamed(found, place, columns)
-    key = next((key for key in FORMS if key in found), None)
-    if key is None:
-        known = ", ".join(f"`{key}`" for key in FORMS)
-        raise UserError(
-            f"{place}: the row has none of the keys {known}; it has: {', '.join(found) or 'none'}; say with --columns "
-            "what is what, as in --columns prompt=question,answer=response"
-        )
-    form = FORMS[key]
+    found = {name: value for name, value in found.items() if value is not None and value == value}  # NaN is pandas'
+    layout = _layout_of(found, place, columns or {}, tuple(found if every is None else every))
+    fields = {name: found[column] for name, column in layout.items() if column in found}
+    read = {*layout.values(), *(columns or ())}
+    if "chosen" in read:
+        read.add("rejected")
+    if str(fields.pop("label", True)).lower() in ("false", "0"):
+        raise LeftOutError("`label` says that the answer is a bad one")
+    key = question = next(name for name in _FORMS if name in layout)
+    if question == "text" and not str(fields["text"]).strip():
+        raise LeftOutError("the text is empty")
+    chat = _as_chat(fields) if question == "prompt" else None
+    if chat is not None:
+        # What isn't a part of the turns is unread.
+        listed = {name for name in ("prompt", "answer") if _chat_in(fields.get(name)) is not None}
+        read -= {layout[name] for name in fields.keys() - chat.keys() - listed}
+        key, fields = "messages", chat
+    form = _FORMS[key]
+    unread = {name: value for name, value in found.items() if name not in read}
+    given = {name: value for name, value in unread.items() if name not in form.model_fields} | fields
     try:
-        row = form.model_validate(found).row()
-    except ValidationError as error:
-        raise UserError(f"{place}: {explain_validation(error, found, form.model_fields)}") from None
+        row = form.model_validate(given).row()
     except ValueError as error:
-        raise UserError(f"{place}: {error}") from None
-    return key, row if row.chat is None else replace(row, chat=replace(row.chat, place=place))
+        says = explain_validation(error, given, form.model_fields) if isinstance(error, ValidationError) else str(error)
+        # Fields are named as the file names them.
+        says = re.sub(r"(^|; )(\w+)(?=[.:])", lambda at: at[1] + layout.get(at[2], at[2]), says)
+        raise UserError(f"{place}: {says}") from None
+    said = [each for name, each in fields.items() if name != "messages"]
+    if row.chat is not None:
+        row = replace(row, chat=replace(row.chat, place=place))
+        said += [message.content for message in row.chat.turns] if row.chat is not None else []
+    texts = tuple(each for each in leaves(said) if isinstance(each, str) and each)
+    return ReadRow(layout[question], row, texts, unread)
+
+
+def _layout_of(found: Mapping[str, object], place: str, columns: Columns, every: tuple[str, ...]) -> Mapping[str, str]:
+    """Return a row's columns by their fields, also of one that has only an answer that is a chat."""
+    has = f"it has: {', '.join(found) or 'none'}"
+    lacks = next((column for column in columns if column not in every), None)
+    if lacks is not None:
+        raise UserError(f"{place}: --columns: the row has no `{lacks}`; {has}")
+    layout = layout_of(tuple(found), every, tuple(columns.items()))
+    if layout:
+        return layout
+    if _chat_in(found.get("chosen")) is not None and "chosen" not in columns:
+        return {"messages": "chosen"}
+    raise UserError(
+        f"{place}: the row has none of the keys `messages`, `conversations`, `prompt`, `text`; {has}; say with "
+        "--columns what is what, as in --columns prompt=question,answer=response"
+    )

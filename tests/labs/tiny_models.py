@@ -27,18 +27,19 @@ MIXTRAL: dict[str, Any] = {"intermediate_size": 16, "num_local_experts": 4, "num
 
 
 def word_tokenizer(words: Sequence[str], spaces_only: bool = False) -> PreTrainedTokenizerFast:
-    """Words are tokens 4, 5, ...; no special tokens are added to a text.
+    """Words are tokens 4, 5, ...; token 1 is put before a text, as Llama's tokenizer does.
 
     Args:
         words: Vocabulary without the special tokens.
         spaces_only: Split texts only at spaces, not between words and punctuation, and decode them to the same text.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {word: i for i, word in enumerate([*SPECIAL.values(), *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit() if spaces_only else pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     if spaces_only:
         tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)

@@ -51,6 +51,7 @@ _READ = (
     # Chat templates; the older form is a field of tokenizer_config.json.
     "chat_template.jinja",
     "chat_template.json",
+    "processor_config.json",
     "additional_chat_templates/*.jinja",
 )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from moevolve.evaluators.errors import UserError, opening
-from moevolve.workers.checkpoints.files import gguf_file, local_directory
+from moevolve.workers.checkpoints.files import gguf_file, local_directory, read_json
 from moevolve.workers.checkpoints.formats.gguf import gguf_config, gguf_tensors
 from moevolve.workers.checkpoints.formats.registry import UnpackedTensor, packed_format, plain_tensors, unpacked_tensors
 from moevolve.workers.checkpoints.headers import refuse_layers, stored_tensors
@@ -210,6 +210,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
         else:
             tokenizer = AutoTokenizer.from_pretrained(_source(config), **_hub_arguments(config))
+        if not getattr(tokenizer, "chat_template", None):
+            tokenizer.chat_template = _processor_template(config)
         vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
         tried = tokenizer("a text", add_special_tokens=False)["input_ids"]
     rows = load_config(config).vocab_size
@@ -226,6 +228,19 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
                 f"for ids below {rows}; use the tokenizer that belongs to the weights, or resize the embeddings"
             )
     return tokenizer
+
+
+def _processor_template(config: ModelConfig) -> str | dict[str, str] | None:
+    """Return the chat template that models with images have with their processor; None without one."""
+    from transformers.utils import cached_file
+
+    for name in ("chat_template.json", "processor_config.json"):
+        file = cached_file(_source(config), name, revision=config.revision, _raise_exceptions_for_missing_entries=False)
+        found = None if file is None else read_json(Path(file)).get("chat_template")
+        if found:
+            several = isinstance(found, list)
+            return {each["name"]: each["template"] for each in found} if several else found
+    return None
 
 
 def model_class(settings: PretrainedConfig) -> type[PreTrainedModel]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import product
@@ -50,6 +50,14 @@ _NULL_CONTENT = (
     "[message if 'content' in message else dict(message, content=none)] -%}{%- endfor -%}"
     "{%- set messages = every.message -%}"
 )
+# Roles whose contents may have to be lists of parts: nobody's first.
+_ROLES_IN_PARTS = (
+    (),
+    ("user", "tool", "assistant", "system"),
+    ("user", "tool", "assistant"),
+    ("user", "tool", "system"),
+    ("user", "tool"),
+)
 # A conversation that a template with calls of tools should be able to write.
 _CALLING: tuple[Message, ...] = (
     {"role": "user", "content": "question"},
@@ -88,10 +96,13 @@ class ChatTemplate:
         tokenizer: Tokenizer that provides the special tokens.
         source: Template in Jinja2.
         name: Name of the template, for messages.
+        with_tools: Template for conversations with a list of tools, if that is another one.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, name: str) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, source: str, name: str, with_tools: ChatTemplate | None = None
+    ) -> None:
+        self._tokenizer, self._with_tools = tokenizer, with_tools
         # A Jinja macro makes `strftime_now` return `_TODAY`, at midnight. `transformers` provides it from the clock and
         # doesn't pass on another function. Jinja has no dates, so the macro replaces each directive by its value.
         known = "".join(f"|replace('%{letter}', '{_TODAY.strftime(f'%{letter}')}')" for letter in _DIRECTIVES)
@@ -136,6 +147,8 @@ class ChatTemplate:
             UserError: The template leaves out a content, a call or an argument, or begins a given answer in another way
                 than a new one.
         """
+        if tools and self._with_tools is not None:
+            return self._with_tools.conversation(messages, tools, answer)
         messages = self._with_system_prompt(messages, tools)
         if answer is None:
             self._check_complete(messages, tools)
@@ -233,6 +246,29 @@ class ChatTemplate:
                     return form
         return "", False
 
+    @cached_property
+    def _in_parts(self) -> Collection[str]:
+        """Roles whose contents are lists of parts, as templates of models that see images may want them.
+
+        Such a template writes nothing of a text, since a text has no parts; others write Python's form of a list.
+        """
+        roles = ("system", "user", "assistant", "user")
+        said = [_message(role, f"{_MARK}{place}x") for place, role in enumerate(roles)]
+        for messages in (said, said[1:], said[1:2]):  # not all have system prompts and answers
+            silent = 0
+            for listed in _ROLES_IN_PARTS:
+                with suppress(UserError):
+                    written = self._applied(_of_parts(messages, listed), True, (), {})
+                    if all(message["content"] in written for message in messages) and "'type': 'text'" not in written:
+                        return listed
+                    silent += messages[0]["content"] not in written
+        if silent == len(_ROLES_IN_PARTS):
+            raise UserError(
+                f"engine.chat_template: {self._name} writes nothing of what the user says, neither of a text nor of a "
+                "list of parts; use another template, or `none`"
+            )
+        return ()
+
     def _render(
         self, messages: Sequence[Message], generates: bool, tools: Sequence[Message] = (), thinks: bool = False
     ) -> str:
@@ -245,9 +281,15 @@ class ChatTemplate:
     ) -> str:
         # Templates of GPT-OSS's kind have another name for thoughts.
         thoughts = ({"thinking": each["reasoning_content"]} if "reasoning_content" in each else {} for each in messages)
+        messages = [{**message, **more} for message, more in zip(messages, thoughts, strict=True)]
+        return self._applied(_of_parts(messages, self._in_parts), generates, tools, variables)
+
+    def _applied(
+        self, messages: Sequence[Message], generates: bool, tools: Sequence[Message], variables: Mapping[str, object]
+    ) -> str:
         try:
             written = self._tokenizer.apply_chat_template(
-                [{**message, **more} for message, more in zip(messages, thoughts, strict=True)],
+                [dict(message) for message in messages],
                 tools=[dict(tool) for tool in tools] or None,
                 chat_template=self._source,
                 tokenize=False,
@@ -265,6 +307,16 @@ class ChatTemplate:
 
 def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
+
+
+def _of_parts(messages: Sequence[Message], roles: Collection[str]) -> Sequence[Message]:
+    """Make the contents of some roles' messages lists of parts."""
+    return [
+        {**each, "content": [{"type": "text", "text": each["content"]}]}
+        if each["role"] in roles and each.get("content")
+        else each
+        for each in messages
+    ]
 
 
 def _with_thoughts_apart(answer: Message) -> Message:
@@ -334,7 +386,8 @@ def _end_of_thoughts(opened: re.Match[str]) -> str:
 def chat_template(tokenizer: PreTrainedTokenizerBase, config: EngineConfig) -> ChatTemplate | None:
     """Return the chat template that `EngineConfig.chat_template` selects; None for no template.
 
-    A name selects one of the tokenizer's templates if it has several, or a packaged one.
+    A name selects one of the tokenizer's templates if it has several, or a packaged one. `auto` takes `default`, and
+    `tool_use` for a conversation with tools, as `transformers` does.
 
     Raises:
         UserError: There is no such template, or the tokenizer has several and no default.
@@ -349,4 +402,6 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, config: EngineConfig) -> C
     if wanted not in named:
         what = "the tokenizer has no default template" if name == "auto" else f"the tokenizer has no template `{name}`"
         raise UserError(f"engine.chat_template: {what}; use one of: none, auto, {', '.join(named)}")
-    return ChatTemplate(tokenizer, named[wanted], f"template `{wanted}`")
+    with_tools = named.get("tool_use") if name == "auto" else None
+    tooled = None if with_tools is None else ChatTemplate(tokenizer, with_tools, "template `tool_use`")
+    return ChatTemplate(tokenizer, named[wanted], f"template `{wanted}`", tooled)

@@ -63,7 +63,7 @@ class ResidentLM(TemplateLM):
     def eot_token_id(self) -> int:
         """Token before a text without a prompt: the beginning-of-sequence token, or else the end token."""
         tokenizer = self._prompts.tokenizer
-        for token in (self._prompts.bos, tokenizer.bos_token_id, tokenizer.eos_token_id):
+        for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
             if token is not None:
                 return int(token)
         raise UserError("the tokenizer has neither a beginning nor an end token to open an empty prompt with")

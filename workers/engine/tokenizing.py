@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.kinds import FITNESSES
-from moevolve.evaluators.types import PreparedSplit
+from moevolve.evaluators.types import PreparedSplit, meeting
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.chat import chat_template
@@ -42,34 +42,30 @@ class PromptTokenizer:
     Attributes:
         tokenizer: The special tokens that it adds are kept, except for an end token after the prompt.
         config: Settings of truncation and chat template.
-        bos: Token to put before every prompt if the tokenizer doesn't add it; unused with a chat template.
         context: The model's number of positions; None without a limit.
     """
 
     tokenizer: PreTrainedTokenizerBase
     config: EngineConfig
-    bos: int | None = None
     context: int | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EngineConfig) -> PromptTokenizer:
-        """Make one for a model's number of positions and its beginning-of-sequence token."""
-        # A model whose config and tokenizer name the same beginning-of-sequence token, other than the end token, was
-        # trained with it, whether or not the tokenizer adds it.
-        bos: int | None = tokenizer.bos_token_id
-        trained = bos == getattr(model.config, "bos_token_id", None) and bos != tokenizer.eos_token_id
-        return cls(tokenizer, config, bos if trained else None, context_of(model.config))
+        """Make one for a model's number of positions."""
+        return cls(tokenizer, config, context_of(model.config))
 
     def split(self, split: PreparedSplit) -> TokenizedSplit:
         """Tokenise the prompts and answers of a split.
 
-        The tokens of an answer are those of prompt + `answer_prefix` + answer after the tokens of the prompt. If the
-        tokenizer merges text across that boundary, so that the prompt's tokens change, the answer is tokenised
-        separately. Truncation comes last (`truncate`): to `max_prompt_tokens`, and to what the model's context has room
+        The tokens of an answer are those of prompt + `answer_prefix` + answer after the tokens of the prompt. Blanks
+        at the end of a text belong to the answer, and stand once (`meeting`). If the tokenizer merges text across that
+        boundary, so that the prompt's tokens change, the answer is tokenised separately.
+        Truncation comes last (`truncate`): to `max_prompt_tokens`, and to what the model's context has room
         for beside the answer.
 
         With a chat template the prompt is the conversation as `apply_chat_template` renders it, followed by the text
-        that the template puts before answers (see `ChatTemplate`). It contains all special tokens, so none are added.
+        that the template puts before answers (see `ChatTemplate`). It contains all special tokens, so none are added,
+        nor to prompts that have been rendered. What the tokenizer adds to other texts is its own matter.
 
         Raises:
             UserError: A prompt has no tokens, an answer doesn't fit into the model's context, the running text
@@ -78,33 +74,20 @@ class PromptTokenizer:
         if split.window is not None:
             windows = self._windows(split, split.window)
             return TokenizedSplit(windows, ((),) * len(windows), ((),) * len(windows))
-        template, bos = chat_template(self.tokenizer, self.config) if split.chat else None, self.bos
-        special = template is None
-        if template is None:
-            texts = [split.text(example) for example in split.examples]
-            prefixes = [split.answer_prefix] * len(texts)
-        else:
-            bos, rendered = None, [template.prompt(split.turns(example), split.thinks) for example in split.examples]
-            texts = [each.text for each in rendered]
-            prefixes = [each.spaces + split.answer_prefix.lstrip() for each in rendered]
+        texts, continued, special = self._texts(split)
         prompts = self._encode(texts, special)
-        pairs = [
-            (i, answer)
-            for i, example in enumerate(split.examples)
-            for answer in dict.fromkeys((*example.references[:1], *example.choices))
-        ]
-        joined = self._encode([texts[i] + prefixes[i] + answer for i, answer in pairs], special)
+        joined = self._encode([texts[i] + continuation for (i, _), continuation in continued.items()], special)
         answers: dict[tuple[int, str], Tokens] = {}
-        for (i, answer), whole in zip(pairs, joined, strict=True):
+        for (i, answer), whole in zip(continued, joined, strict=True):
             head = len(prompts[i])
             if whole[:head] == prompts[i] and len(whole) > head:
                 answers[i, answer] = whole[head:]
             else:
-                answers[i, answer] = self.text(prefixes[i] + answer, special=False)
+                answers[i, answer] = self.text(continued[i, answer], special=False)
         examples = split.examples
         golds = tuple(answers[i, e.references[0]] if e.references else () for i, e in enumerate(examples))
         choices = tuple(tuple(answers[i, choice] for choice in e.choices) for i, e in enumerate(examples))
-        prompts = [self.truncated(_with_bos(tokens, bos)) for tokens in prompts]
+        prompts = [self.truncated(tokens) for tokens in prompts]
         for i, tokens in enumerate(prompts):
             if not tokens:
                 where = f"task {split.task}, split {split.split}, example {i}"
@@ -118,10 +101,30 @@ class PromptTokenizer:
         cut = sum(len(now) < len(before) for now, before in zip(fitting, prompts, strict=True))
         return TokenizedSplit(tuple(fitting), golds, choices, cut)
 
+    def _texts(self, split: PreparedSplit) -> tuple[list[str], dict[tuple[int, str], str], bool]:
+        """Return the prompts, the continuation of each with each answer, and whether special tokens are added."""
+        template = chat_template(self.tokenizer, self.config) if split.chat is True else None
+        if template is not None:
+            rendered = [template.prompt(split.turns(example), split.thinks) for example in split.examples]
+            texts = [each.text for each in rendered]
+            prefixes = [each.spaces + split.answer_prefix.lstrip() for each in rendered]
+        else:
+            texts = [split.text(example) for example in split.examples]
+            prefixes = [split.answer_prefix] * len(texts)
+        special = template is None and split.chat != "rendered"
+        prompts, continued = list[str](), dict[tuple[int, str], str]()
+        for i, (example, text, prefix) in enumerate(zip(split.examples, texts, prefixes, strict=True)):
+            # What a template wrote ends as it says.
+            bare, rest = meeting(text, prefix, "") if special else (text, prefix)
+            answers = dict.fromkeys((*example.references[:1], *example.choices))
+            continued |= {(i, answer): meeting("", rest, answer)[1] for answer in answers}
+            prompts.append(bare if answers else text)
+        return prompts, continued, special
+
     def text(self, text: str, special: bool = True) -> Tokens:
         """Tokenise one text without truncation; if `special`, with special tokens as at the beginning of a prompt."""
         (tokens,) = self._encode([text], special)
-        return _with_bos(tokens, self.bos) if special else tokens
+        return tokens
 
     def truncated(self, tokens: Tokens) -> Tokens:
         """Truncate a prompt to the configured length."""
@@ -208,7 +211,3 @@ def truncate(tokens: Tokens, limit: int | None, bos: int | None) -> Tokens:
         return tokens
     head = tokens[: limit > 1 and tokens[0] == bos]
     return head + tokens[len(tokens) - limit + len(head) :]
-
-
-def _with_bos(tokens: Tokens, bos: int | None) -> Tokens:
-    return (bos, *tokens) if bos is not None and tokens[:1] != (bos,) else tokens

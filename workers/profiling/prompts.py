@@ -50,7 +50,7 @@ class PromptMeter:
 
     def wraps(self, split: PreparedSplit) -> bool:
         """Return whether a split's prompts are wrapped in a chat template."""
-        return split.chat and chat_template(self._tokenizer, self._engine) is not None
+        return split.chat is True and chat_template(self._tokenizer, self._engine) is not None
 
     def prompts(self, split: PreparedSplit) -> tuple[Tokens, ...]:
         """Return the prompts of a split, cut for the model's context."""

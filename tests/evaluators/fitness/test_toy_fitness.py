@@ -105,7 +105,7 @@ def test_a_worker_scores_it(write_prompts: WriteTask, model: Path) -> None:
     plain, tokenizer = AutoModelForCausalLM.from_pretrained(model).eval(), AutoTokenizer.from_pretrained(model)
     expected = []
     for example in split.examples:
-        ids = torch.tensor([[1, *tokenizer(example.prompt)["input_ids"]]])
+        ids = torch.tensor([tokenizer(example.prompt)["input_ids"]])
         made = plain.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False)
         expected.append(brevity_of(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)))
     reply = worker.evaluate(EvaluationRequest(IdentityEdit(), (split.ref,)), (split,))

@@ -118,7 +118,7 @@ def test_that_a_model_writes_no_thoughts_is_said_once(
 
 def test_a_model_without_template_takes_no_tools(tmp_path: Path) -> None:
     path = written(tmp_path, numbered({"messages": [ASKED, SAID], "tools": TOOLS}))
-    with pytest.raises(UserError, match=r"chats.jsonl:1: model .*no chat template, which tool calls need"):
+    with pytest.raises(UserError, match=r"chats.jsonl:1: model .*no chat template, which calls of tools"):
         rendered(path, None)
 
 

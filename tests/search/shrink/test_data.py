@@ -17,10 +17,11 @@ from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.preparation.prepare import prepare_splits
 from moevolve.evaluators.preparation.registry import load_task, read_function
 from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.shrink.columns import read_columns
 from moevolve.search.shrink.domains import LEAST_ROWS, read_data, read_domains, write_tasks
-from moevolve.search.shrink.rows import read_columns
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.chat import chat_template
+from moevolve.workers.engine.tokenizing import PromptTokenizer
 
 ROWS = 400
 
@@ -196,10 +197,12 @@ def test_tool_calls_are_what_the_models_template_writes(tmp_path: Path) -> None:
     path = written(tmp_path, "tools.jsonl", rows)
     (task,) = write_tasks(read_domains([path], lambda chats: render_chats(config, chats)), tmp_path / "tasks")
     splits = prepare_splits(load_task(task))
-    seen = {}
+    seen, tokens = {}, {}
     for split in splits.values():
-        assert (split.fitness, split.positions, split.chat) == ("agreement", "answer", False)
-        for example in split.examples:
+        assert (split.fitness, split.positions, split.chat) == ("agreement", "answer", "rendered")
+        made = PromptTokenizer(tokenizer, EngineConfig()).split(split)
+        for example, *ids in zip(split.examples, made.prompts, made.golds, strict=True):
+            tokens[example.prompt] = ids
             found = re.search(r"place (\d+)", example.prompt)
             seen[int(found[1]) if found else ROWS] = split.text(example), example.references[0]
     assert len(seen) == ROWS + 1
@@ -212,6 +215,10 @@ def test_tool_calls_are_what_the_models_template_writes(tmp_path: Path) -> None:
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         whole = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
         assert prompt + answer + "<|im_end|>\n" == whole
+        # The tokenizer puts a token before a text, and the template doesn't.
+        ids = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), return_dict=False)
+        ours = (*tokens[prompt][0], *tokens[prompt][1])
+        assert ours == tuple(ids[: len(ours)]) and ours[0] != tokenizer.bos_token_id
     assert seen[7][1] == '<tool_call>\n{"name": "weather", "arguments": {"place": 7, "hours": 2}}\n</tool_call>'
 
 
@@ -256,7 +263,7 @@ def test_parquet_has_the_same_rows(tmp_path: Path) -> None:
 def test_a_data_set_of_the_hub_may_have_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from datasets import Dataset
 
-    rows = [openai(n) | {"prompt": "the first", "tools": None, "source": "web"} for n in range(ROWS)]
+    rows = [openai(n) | {"prompt": f"question {n}", "tools": None, "source": "web"} for n in range(ROWS)]
     asked: list[Any] = []
 
     def load(*arguments: Any, **options: Any) -> Dataset:  # there is no network here
@@ -281,7 +288,7 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "some answers": (
         '{"prompt": "a", "answer": "b"}\n{"prompt": "a"}',
-        r":2: a row with `prompt`, without an answer, but a row with `prompt`, with an answer",
+        r":2: a row with `prompt`, without an answer, or with an empty one, but a row with `prompt`, with an answer",
     ),
     "two questions": (json.dumps({"messages": [CHAT, CHAT]}), r":1: turns must be of user and assistant by turns"),
     "a result alone": (

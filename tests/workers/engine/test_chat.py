@@ -93,7 +93,7 @@ def test_prompts_are_what_the_tokenizer_makes_of_the_conversation(
     bytewise: PreTrainedTokenizerFast, template: str, conversation: list[dict[str, str]], marks: str, answer: str
 ) -> None:
     tokenizer = talking(bytewise, template)
-    tokenized = PromptTokenizer(tokenizer, EngineConfig(), bos=1).split(SPLIT)
+    tokenized = PromptTokenizer(tokenizer, EngineConfig()).split(SPLIT)
     made = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, enable_thinking=False)["input_ids"]
     assert tokenized.prompts[0] == (*made, *tokenizer(marks, add_special_tokens=False)["input_ids"])
     assert tokenized.prompts[0].count(1) == (1 if template == ALTERNATING else 0), "the beginning token comes once"
@@ -102,7 +102,7 @@ def test_prompts_are_what_the_tokenizer_makes_of_the_conversation(
 
 
 def test_the_packaged_template_is_the_authors_of_eep(bytewise: PreTrainedTokenizerFast) -> None:
-    tokenized = PromptTokenizer(talking(bytewise, CHATML), EngineConfig(chat_template="mixtral"), bos=1).split(SPLIT)
+    tokenized = PromptTokenizer(talking(bytewise, CHATML), EngineConfig(chat_template="mixtral")).split(SPLIT)
     written = "<s>[INST]Be brief.\n\n1+1?[/INST]2</s>[INST]0+1?[/INST]1</s>[INST]2+2?[/INST]"
     assert bytewise.decode(tokenized.prompts[0]) == written
     assert bytewise.decode(tokenized.golds[1]) == "6"
@@ -131,7 +131,7 @@ def test_a_long_prompt_that_loses_its_beginning_is_what_the_authors_tokenizer_ma
     example = Example(question, ("B",), ("A", "B", "C", "D"), shots)
     split = PreparedSplit(*("mmlu", "test", "generate", "accuracy", Matching(), 4, ""), (example,))
     config = EngineConfig(chat_template="mixtral", max_prompt_tokens=limit)
-    (prompt,) = PromptTokenizer(talking(bytewise, CHATML), config, bos=1).split(split).prompts
+    (prompt,) = PromptTokenizer(talking(bytewise, CHATML), config).split(split).prompts
     assert len(prompt) == limit and bytewise.decode(prompt).endswith(f"{question}[/INST]")
     assert prompt.count(1) == 1 and prompt[0] == 1
     written = "".join(f"[INST]{shot}[/INST]{answer}</s>" for shot, answer in shots)
@@ -215,7 +215,7 @@ def test_answers_are_those_of_transformers_in_the_conversation(bytewise: PreTrai
 )
 def test_a_model_may_think_where_a_split_lets_it(bytewise: PreTrainedTokenizerFast, model: str, asked: str) -> None:
     tokenizer = talking(bytewise, CASES[model][0])
-    prompt = PromptTokenizer(tokenizer, EngineConfig(), bos=1).split(replace(SPLIT, thinks=True)).prompts[0]
+    prompt = PromptTokenizer(tokenizer, EngineConfig()).split(replace(SPLIT, thinks=True)).prompts[0]
     assert bytewise.decode(prompt).endswith(f"2+2?{asked}")
 
 
@@ -223,7 +223,7 @@ def test_a_model_may_think_where_a_split_lets_it(bytewise: PreTrainedTokenizerFa
 def test_marks_before_an_answer_are_in_the_prompt(bytewise: PreTrainedTokenizerFast, model: str) -> None:
     """Holds for generation and gold answers, with thinking off; spaces belong to the answer's first word."""
     template, between, answer = CASES[model]
-    tokenized = PromptTokenizer(talking(bytewise, template), EngineConfig(), bos=1).split(SPLIT)
+    tokenized = PromptTokenizer(talking(bytewise, template), EngineConfig()).split(SPLIT)
     asked = bytewise.decode(tokenized.prompts[0])
     assert asked.endswith(f"2+2?{between}")
     assert asked.count("Be brief.") == 1

@@ -152,7 +152,7 @@ def by_lm_eval(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, name:
     config = yaml.safe_load(Path(path).read_text())
     files = config["dataset_kwargs"]["data_files"]
     config["dataset_kwargs"]["data_files"] = {key: str(Path(path).parent / file) for key, file in files.items()}
-    theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, device="cpu", add_bos_token=True)
+    theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, device="cpu")
     with pytest.MonkeyPatch.context() as patch:  # it would describe the machine, by programs that take a second
         patch.setattr("lm_eval.evaluator.add_env_info", lambda _: None)
         found = lm_eval.simple_evaluate(

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from published_templates import bytewise_tokenizer
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
@@ -39,20 +40,20 @@ def test_truncation_keeps_the_end_and_the_opening_token() -> None:
 def test_answers_continue_the_whole_prompt_though_it_is_truncated(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     example = Example("w10 w11 w12 w13 w14 w15", ("w20 w21", "w22"), ("w20 w21", "w30"))
     config = EngineConfig(max_prompt_tokens=4)
-    tokenized = PromptTokenizer(tiny_tokenizer, config, bos=1).split(split_of(example))
+    tokenized = PromptTokenizer(tiny_tokenizer, config).split(split_of(example))
     assert tokenized.prompts == ((1, 13, 14, 15),)
     assert tokenized.golds == ((20, 21),)
     assert tokenized.choices == (((20, 21), (30,)),)
 
 
 @pytest.mark.parametrize(
-    ("template", "bos", "prompt"), [("$A", None, (10, 11)), ("<s> $A", 1, (1, 10, 11)), ("<s> $A </s>", 1, (1, 10, 11))]
+    ("template", "prompt"), [("$A", (10, 11)), ("<s> $A", (1, 10, 11)), ("<s> $A </s>", (1, 10, 11))]
 )
-def test_special_tokens_open_a_prompt_once_and_never_close_it(
-    tiny_tokenizer: PreTrainedTokenizerFast, template: str, bos: int | None, prompt: tuple[int, ...]
+def test_the_tokenizer_says_what_opens_a_text_and_nothing_closes_it(
+    tiny_tokenizer: PreTrainedTokenizerFast, template: str, prompt: tuple[int, ...]
 ) -> None:
     tokenizer = with_template(tiny_tokenizer, template)
-    tokenized = PromptTokenizer(tokenizer, EngineConfig(), bos).split(split_of(Example("w10 w11", ("w20",))))
+    tokenized = PromptTokenizer(tokenizer, EngineConfig()).split(split_of(Example("w10 w11", ("w20",))))
     assert tokenized.prompts == (prompt,)
     assert tokenized.golds == ((20,),)
 
@@ -60,8 +61,32 @@ def test_special_tokens_open_a_prompt_once_and_never_close_it(
 def test_an_answer_that_merges_with_the_prompt_is_tokenised_alone(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     # Without a space between them the prompt's last word and the answer are one word: w1 + w20.
     tokenized = PromptTokenizer(tiny_tokenizer, EngineConfig()).split(split_of(Example("w10 w11", ("w20",)), prefix=""))
-    assert tokenized.prompts == ((10, 11),)
+    assert tokenized.prompts == ((1, 10, 11),)
     assert tokenized.golds == ((20,),)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prefix", "answer", "text"),
+    [
+        ("A:", " ", "4", "A: 4"),
+        ("A: ", " ", "4", "A: 4"),
+        ("A:", " ", " 4", "A: 4"),
+        ("A: ", "", " 4", "A: 4"),
+        ("A:\n", " ", "4", "A:\n4"),
+        ("A:", " ", "\n4", "A:\n4"),
+        ("def f():\n", " ", "    pass", "def f():\n    pass"),
+        ("def f():\n    ", " ", "pass", "def f():\n    pass"),
+        ("A", "\nAnswer: ", "4", "A\nAnswer: 4"),
+    ],
+)
+def test_a_blank_between_prompt_and_answer_stands_once(prompt: str, prefix: str, answer: str, text: str) -> None:
+    """The tokens are those of the text, and the blank belongs to the answer, as tokenizers have it."""
+    tokenizer, example = bytewise_tokenizer(), Example(prompt, (answer,))
+    tokenized = PromptTokenizer(tokenizer, EngineConfig()).split(split_of(example, prefix=prefix))
+    assert tokenized.prompts[0] + tokenized.golds[0] == tuple(tokenizer(text)["input_ids"])
+    assert tokenizer.decode(tokenized.prompts[0]) == f"<s>{prompt.rstrip(' ')}"
+    shown = split_of(Example("B", ("5",), shots=((prompt, answer),)), prefix=prefix)
+    assert shown.text(shown.examples[0]) == f"{text}\n\nB"
 
 
 def test_examples_without_references_or_choices_have_no_answer_tokens(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
@@ -71,9 +96,9 @@ def test_examples_without_references_or_choices_have_no_answer_tokens(tiny_token
 
 def test_an_empty_prompt_without_opening_token_names_the_example(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     split = split_of(Example("w10", ("w20",)), Example("", ("w20",)))
-    assert PromptTokenizer(tiny_tokenizer, EngineConfig(), bos=1).split(split).prompts[1] == (1,)
+    assert PromptTokenizer(tiny_tokenizer, EngineConfig()).split(split).prompts[1] == (1,)
     with pytest.raises(UserError, match="task words, split search, example 1: the prompt has no tokens"):
-        PromptTokenizer(tiny_tokenizer, EngineConfig()).split(split)
+        PromptTokenizer(with_template(tiny_tokenizer, "$A"), EngineConfig()).split(split)
 
 
 LONG = Example("w10 w11 w12 w13 w14 w15", ("w20 w21",))
@@ -83,18 +108,18 @@ def test_a_prompt_beyond_the_context_loses_its_beginning_and_never_its_answer(
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     split = replace(split_of(LONG, Example("w10", ("w20",))), fitness="rank")
-    tokenized = PromptTokenizer(tiny_tokenizer, EngineConfig(), bos=1, context=6).split(split)
+    tokenized = PromptTokenizer(tiny_tokenizer, EngineConfig(), context=6).split(split)
     assert (tokenized.prompts, tokenized.golds) == (((1, 13, 14, 15), (1, 10)), ((20, 21), (20,)))
     assert tokenized.cut == 1
-    generated = PromptTokenizer(tiny_tokenizer, EngineConfig(), bos=1, context=8).split(split_of(LONG))
+    generated = PromptTokenizer(tiny_tokenizer, EngineConfig(), context=8).split(split_of(LONG))
     assert generated.prompts == ((1, 13, 14, 15),), "room for the answer that is generated"
-    assert PromptTokenizer(tiny_tokenizer, EngineConfig(), bos=1, context=9).split(split).cut == 0
+    assert PromptTokenizer(tiny_tokenizer, EngineConfig(), context=9).split(split).cut == 0
 
 
 def test_an_answer_beyond_the_context_is_refused_by_number(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     split = replace(split_of(Example("w10", ()), LONG), fitness="rank")
     with pytest.raises(UserError, match="task words, split search, example 1: the answer's 2 tokens leave no room"):
-        PromptTokenizer(tiny_tokenizer, EngineConfig(), bos=1, context=2).split(split)
+        PromptTokenizer(tiny_tokenizer, EngineConfig(), context=2).split(split)
 
 
 @pytest.mark.parametrize(
