@@ -7,19 +7,26 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from moevolve.evaluators.errors import UserError, opening
-from moevolve.workers.checkpoints.files import gguf_file, local_directory
+from moevolve.workers.checkpoints.files import config_file, gguf_file, local_directory, read_json
 from moevolve.workers.checkpoints.formats.gguf import gguf_config, gguf_tensors
 from moevolve.workers.checkpoints.formats.registry import UnpackedTensor, packed_format, plain_tensors, unpacked_tensors
 from moevolve.workers.checkpoints.headers import refuse_layers, stored_tensors
 from moevolve.workers.checkpoints.preflight import check_tensors
+from moevolve.workers.checkpoints.settings import check_generation, check_rope
 from moevolve.workers.checkpoints.state import empty_model, load_part, restore_buffers
 from moevolve.workers.checkpoints.stored_experts import StoredExperts
-from moevolve.workers.checkpoints.text_models import ReadableTensor, published_names, text_config, text_tensors
+from moevolve.workers.checkpoints.text_models import (
+    ReadableTensor,
+    published_names,
+    text_config,
+    text_fields,
+    text_tensors,
+)
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 from moevolve.workers.families.base import EXPERTS_BACKEND, ExpertFamily
 from moevolve.workers.families.registry import FAMILIES, dense_family, expert_family, family_of, register_class
@@ -171,7 +178,19 @@ def _alone(config: ModelConfig, *files: str) -> Path | None:
 def load_config(config: ModelConfig) -> PretrainedConfig:
     """Load the `transformers` config of a checkpoint; of a multimodal one, that of its text model."""
     file = _alone(config, "config.json")
-    return gguf_config(file) if file is not None else text_config(_whole_config(config))
+    if file is not None:
+        return gguf_config(file)
+    settings = text_config(_whole_config(config))
+    check_rope(settings, raw_config(config, settings), config.path)
+    return settings
+
+
+def raw_config(config: ModelConfig, settings: PretrainedConfig) -> dict[str, Any]:
+    """Return the part of config.json that a text model's config was made from, as stored; empty for a GGUF alone."""
+    if _alone(config, "config.json") is not None:
+        return {}
+    raw = read_json(config_file(config))
+    return text_fields(raw, settings) if isinstance(raw, dict) else {}
 
 
 def naming(config: ModelConfig) -> AbstractContextManager[None]:
@@ -279,6 +298,7 @@ def _read_generation_config(model: PreTrainedModel, config: ModelConfig) -> None
     if not file.is_file():
         return
     with opening(f"{file}: it can't be read"):
+        check_generation(read_json(file), str(file))
         model.generation_config = GenerationConfig.from_pretrained(file.parent)
     ends = model.generation_config.eos_token_id
     if ends is not None and not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends])):
