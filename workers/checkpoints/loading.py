@@ -13,7 +13,8 @@ import torch
 
 from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.files import config_file, gguf_file, local_directory, read_json
-from moevolve.workers.checkpoints.formats.gguf import gguf_config, gguf_tensors
+from moevolve.workers.checkpoints.formats.gguf import gguf_tensors
+from moevolve.workers.checkpoints.formats.gguf_metadata import apply_tokens, gguf_config, gguf_tokenizer
 from moevolve.workers.checkpoints.formats.registry import UnpackedTensor, packed_format, plain_tensors, unpacked_tensors
 from moevolve.workers.checkpoints.headers import refuse_layers, stored_tensors
 from moevolve.workers.checkpoints.preflight import check_tensors
@@ -42,6 +43,10 @@ DTYPES: dict[Dtype, torch.dtype] = {
 
 # Tensors whose first numbers are read before a model is loaded: a second on a slow disk.
 _SAMPLED = 500
+
+
+# A folder with one of them has a tokenizer.
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def resolve_device(config: ModelConfig) -> torch.device:
@@ -179,9 +184,13 @@ def load_config(config: ModelConfig) -> PretrainedConfig:
     """Load the `transformers` config of a checkpoint; of a multimodal one, that of its text model."""
     file = _alone(config, "config.json")
     if file is not None:
-        return gguf_config(file)
-    settings = text_config(_whole_config(config))
-    check_rope(settings, raw_config(config, settings), config.path)
+        settings = gguf_config(file)
+    else:
+        settings = text_config(_whole_config(config))
+        check_rope(settings, raw_config(config, settings), config.path)
+    tokenizer = file or _alone(config, *_TOKENIZER_FILES)
+    if tokenizer is not None:
+        apply_tokens(settings, tokenizer)
     return settings
 
 
@@ -215,13 +224,12 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     Raises:
         UserError: There is none, it can't be read, or it has tokens that the model has no embeddings for.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
 
-    file = _alone(config, "tokenizer.json", "tokenizer_config.json")
+    file = _alone(config, *_TOKENIZER_FILES)
     with opening(f"model {config.path}: its tokenizer can't be read"):
         if file is not None:
-            # `AutoTokenizer` would read the file's config first, which `transformers` can for few architectures.
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
+            tokenizer = gguf_tokenizer(file)
         else:
             tokenizer = AutoTokenizer.from_pretrained(_source(config), **_hub_arguments(config))
         vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()

@@ -6,7 +6,6 @@ import inspect
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moevolve.evaluators.errors import UserError
@@ -23,10 +22,10 @@ class Only(NamedTuple):
 
 
 # What is known of settings by key: where one is applied, why it can't matter, or which values it may have.
-Settings = Mapping[str, str | Only]
+Settings = dict[str, str | Only]
 
 # Values that every program takes for a setting that isn't there.
-_NOT_SET = (None, False, "", [], {})
+_NOT_SET: tuple[object, ...] = (None, False, "", [], {})
 
 
 def check_settings(settings: Mapping[str, Any], known: Settings, where: str) -> None:
@@ -163,7 +162,6 @@ def _rope_reads(settings: PretrainedConfig, rope: Mapping[str, Any], key: str) -
     return not alone and kind in ROPE_INIT_FUNCTIONS and f'"{key}"' in inspect.getsource(ROPE_INIT_FUNCTIONS[kind])
 
 
-@lru_cache
 def _family_code(kind: type[PretrainedConfig]) -> str:
     """Source of the modules that define a config class and its models."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING

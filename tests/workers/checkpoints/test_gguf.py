@@ -115,6 +115,7 @@ def test_a_damaged_file_is_named(damage: str, message: str, write: Write, tiny_m
         case "shape":
             model.config.moe_intermediate_size = 64
             model.config.save_pretrained(file.parent)
+            write_gguf(file, stored, metadata(model.config))
         case "layers":
             (file.parent / "config.json").unlink()
             write_gguf(file, stored, metadata(model.config) | {"qwen3moe.block_count": 10**9})

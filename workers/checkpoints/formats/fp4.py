@@ -7,6 +7,7 @@ E2M1 has 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives. MXFP4 has a power of tw
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +49,12 @@ NVFP4_SETTINGS: Settings = {
     "kv_cache_quant_algo": "of the cache",
     "producer": "the program that wrote it",
 }
-# Of the groups in these settings, which are spelled as those of compressed-tensors.
+# Of the groups in these settings, which are spelled as those of compressed-tensors, and of their weights.
+_NVFP4_GROUP: Settings = {
+    "weights": "see below",
+    "input_activations": "of activations",
+    "targets": "told by the tensors",
+}
 _NVFP4_WEIGHTS: Settings = {
     "num_bits": Only((4,), "another number of bits"),
     "type": Only(("float",), "another kind of numbers"),
@@ -131,7 +137,7 @@ class GptOssMxfp4(Codec):
 class ModelOptNvfp4(Codec):
     """NVFP4 as ModelOpt writes it: `weight`, uint8 [rows, columns / 2], `weight_scale` and `weight_scale_2`."""
 
-    def __init__(self, settings: Mapping[str, object]) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         algorithm = settings.get("quant_algo")
         if str(algorithm).upper() not in ("NVFP4", "W4A16_NVFP4"):
             raise UserError(f"modelopt weights quantised by {algorithm} aren't supported; use an NVFP4 checkpoint")
@@ -139,11 +145,7 @@ class ModelOptNvfp4(Codec):
         check_settings({**settings, "config_groups": None}, NVFP4_SETTINGS, "its quantization_config")
         for name, group in groups.items():
             where = f"its quantization_config.config_groups.{name}"
-            check_settings(
-                group,
-                {"weights": "see below", "input_activations": "of activations", "targets": "told by the tensors"},
-                where,
-            )
+            check_settings(group, _NVFP4_GROUP, where)
             check_settings(group["weights"], _NVFP4_WEIGHTS, f"{where}.weights")
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
