@@ -110,11 +110,16 @@ def _changes_results(name: str, model: PreTrainedModel, tensors: Collection[str]
     """Whether a tensor that the model doesn't take belongs to a part that it has, so that it is another model's."""
     if is_mtp_stem(name) or _UNUSED_SCALES.fullmatch(name):
         return False
+    base = f"{model.base_model_prefix}."
+    if any(other.startswith(f"{base}{name.partition('.')[0]}.") for other in expected):
+        name = f"{base}{name}"  # as in files of a decoder alone, which `transformers` reads as well
     layer = re.match(rf"{re.escape(layers_prefix(model))}(\d+)\.", name)
     if layer is not None:
         later = int(layer[1]) >= model.config.num_hidden_layers
         says_so = any(getattr(model.config, field, None) for field in MTP_FIELDS)
-        return not (later and (says_so or any(each.startswith(layer[0]) and _MTP_PART in each for each in tensors)))
+        return not (
+            later and (says_so or any(layer[0].removeprefix(base) in each and _MTP_PART in each for each in tensors))
+        )
     part = name.partition(".")[0]
     return any(other.startswith(f"{part}.") for other in expected)
 

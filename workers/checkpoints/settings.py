@@ -89,7 +89,8 @@ GENERATION_SETTINGS: Settings = {
     "num_beams": Only((1,), "answers are searched with beams"),
     **dict.fromkeys(_BEAMS, "of answers that are searched with beams"),
     **dict.fromkeys(_LENGTHS, "tasks say how long answers are"),
-    "guidance_scale": Only((1, 1.0), "two distributions are mixed"),
+    "guidance_scale": Only((1,), "two distributions are mixed"),
+    "encoder_repetition_penalty": Only((1,), "tokens of prompts count more or less"),
     **dict.fromkeys(_COMPUTING, "how to compute"),
 }
 

@@ -156,15 +156,16 @@ def _derived(file: Path, _changed: int) -> PretrainedConfig:
         settings["num_hidden_layers"] = layers - predicted_layers(reader, architecture)
         refuse_layers(layers, sum(len(each.tensors) for each in readers), file)
     theta = _shortest(metadata(reader, f"{architecture}.rope.freq_base") or 10_000.0)
-    found = AutoConfig.for_model(
-        model_type,
-        **settings,
-        rope_parameters={"rope_type": "default", "rope_theta": theta},
-        vocab_size=0 if tokens is None else len(tokens.data),
-        tie_word_embeddings=tied,
-        **{f"{name}_token_id": metadata(reader, f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")},
-        pad_token_id=metadata(reader, "tokenizer.ggml.padding_token_id"),
-    )
+    with opening(f"{file}: its metadata don't describe a model"):
+        found = AutoConfig.for_model(
+            model_type,
+            **settings,
+            rope_parameters={"rope_type": "default", "rope_theta": theta},
+            vocab_size=0 if tokens is None else len(tokens.data),
+            tie_word_embeddings=tied,
+            **{f"{name}_token_id": metadata(reader, f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")},
+            pad_token_id=metadata(reader, "tokenizer.ggml.padding_token_id"),
+        )
     factors = next((each for reader in readers for each in reader.tensors if each.name == "rope_freqs.weight"), None)
     if factors is not None:
         found.rope_parameters = _scaling(
@@ -314,11 +315,14 @@ def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     named = {key.removeprefix(template): found.pop(key) for key in list(found) if key.startswith(template)}
     check_settings(found, TOKENIZER_SETTINGS, f"{file}: its tokenizer")
     kind, pre = found.get("ggml.model"), found.get("ggml.pre", "default")
+    blank = found.get("ggml.add_space_prefix", kind == "llama")
     if kind == "gpt2" and pre not in (*GGUF_PRE_TOKENIZER_SPLITS, *_BYTE_LEVEL):
-        raise UserError(f"{file}: by its metadata the tokenizer divides texts as {pre!r}, which isn't known; {beside}")
-    if found.get("ggml.add_space_prefix", kind == "llama") != (kind == "llama"):
         raise UserError(
-            f"{file}: by its metadata the tokenizer puts a blank before texts or doesn't, unlike others; {beside}"
+            f"{file}: its tokenizer has ggml.pre: {pre!r}, a way to divide texts that isn't known; {beside}"
+        )
+    if blank != (kind == "llama"):
+        raise UserError(
+            f"{file}: its tokenizer has ggml.add_space_prefix: {blank}, unlike others of its kind; {beside}"
         )
     # `AutoTokenizer` would read the file's config first, which `transformers` can for few architectures.
     tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)

@@ -26,9 +26,7 @@ _BOTH: Settings = {
     "quant_method": "chooses the format",
     "method": Only(("gptq", "awq"), "another format"),
     "bits": "applied",
-    "w_bit": "applied",
     "group_size": "applied",
-    "q_group_size": "applied",
     "sym": "applied where matrices are written anew; zero points are stored",
     "zero_point": "applied where matrices are written anew; zero points are stored",
     "desc_act": "told by g_idx",
@@ -78,6 +76,8 @@ _BOTH: Settings = {
 }
 _LAYOUT = "another order of codes"
 AWQ_SETTINGS: Settings = _BOTH | {
+    "w_bit": Only((4,), "another number of bits"),
+    "q_group_size": "applied",
     "backend": Only(("auto", "autoawq", "gemm"), _LAYOUT),
     **dict.fromkeys(("version", "format", "checkpoint_format"), Only(("gemm",), _LAYOUT)),
 }
