@@ -23,7 +23,9 @@ from tiny_models import save_tiny_model
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.formats.registry import UnpackedTensor
 from moevolve.workers.checkpoints.loading import check_weights, load_config, packing
+from moevolve.workers.checkpoints.shards import read_tensor
 from moevolve.workers.contract.settings import ModelConfig
 
 # Settings of a case, its tensors by name, and numbers by the names of matrices.
@@ -325,4 +327,10 @@ def outcome(source: Path, folder: Path, case: int) -> str:
     for name, tensor in tensors.items():
         expected = torch.from_numpy(np.asarray(plain[name])).float() if name in plain else tensor
         assert torch.allclose(read[name][...], expected, rtol=1e-5, atol=1e-7), f"{name}: {settings}"
+    if draw in (gptq, awq):  # which write anew the numbers that they have
+        one = read[next(iter(plain))]
+        assert isinstance(one, UnpackedTensor)
+        parts = {last: read_tensor(stored) for last, stored in one.parts.items()}
+        again = one.codec.unpack(one.codec.pack(one[...], parts), torch.float32)
+        assert torch.allclose(again, one[...], rtol=1e-5, atol=1e-7), f"written anew: {settings}"
     return "right"
