@@ -45,11 +45,11 @@ def _some(rng: Generator, items: Any) -> Any:
     return items[int(rng.integers(len(items)))]
 
 
-def _words(codes: Any, bits: int) -> Tensor:
-    """Codes of a row in int32 words, the first one in the lowest bits."""
+def _words(codes: Any, bits: int, less: int = 0) -> Tensor:
+    """Codes of a row in int32 words, the first one in the lowest bits, less a number."""
     grouped = np.asarray(codes, np.int64).reshape(len(codes), -1, 32 // bits)
     packed = sum(grouped[:, :, place] << bits * place for place in range(32 // bits))
-    return torch.from_numpy(np.asarray(packed).astype(np.uint32).view(np.int32))
+    return torch.from_numpy((np.asarray(packed) - less).astype(np.uint32).view(np.int32))
 
 
 def gptq(rng: Generator, matrices: Mapping[str, Tensor]) -> Case:
@@ -70,7 +70,7 @@ def gptq(rng: Generator, matrices: Mapping[str, Tensor]) -> Case:
     ]
     if rng.random() < 0.6:
         settings["dynamic"] = dict(own[i] for i in rng.permutation(len(own))[: 1 + int(rng.integers(4))])
-    less = 0 if "gptq_v2" in settings.values() else 1
+    newer = "gptq_v2" in settings.values()
     packed, plain = {}, {}
     for name, tensor in matrices.items():
         stem, (rows, columns) = name.removesuffix("weight"), tensor.shape
@@ -85,12 +85,14 @@ def gptq(rng: Generator, matrices: Mapping[str, Tensor]) -> Case:
         group_of = np.arange(columns) // group
         if mine["desc_act"]:
             group_of = rng.permutation(group_of)
-        zeros = rng.integers(1, 2**bits, (columns // group, rows))
+        zeros = rng.integers(0, 2**bits, (columns // group, rows))
+        # As GPTQModel writes the first version: ones are subtracted from words, and a zero borrows from its neighbours.
+        ones = 0 if newer else (2**32 - 1) // (2**bits - 1)
         scales = rng.integers(8, 16, zeros.shape) / 256.0
         codes = rng.integers(0, 2**bits, (columns, rows))
         packed |= {
             f"{stem}qweight": _words(codes.T, bits).T.contiguous(),
-            f"{stem}qzeros": _words(zeros - less, bits),
+            f"{stem}qzeros": _words(zeros, bits, ones),
             f"{stem}scales": torch.from_numpy(scales).half(),
         }
         if mine["desc_act"] or rng.random() < 0.7:

@@ -45,6 +45,8 @@ DTYPES: dict[Dtype, torch.dtype] = {
 _SAMPLED = 500
 
 
+# Where older programs wrote what others write into config.json.
+QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 # A folder with one of them has a tokenizer.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -137,6 +139,13 @@ def packing(config: ModelConfig, settings: PretrainedConfig) -> Packing | None:
         return Packing("gguf", partial(gguf_tensors, file, settings))
     packed = getattr(settings, "quantization_config", None)
     if packed is None:
+        folder = local_directory(config)
+        for name in () if folder is None else QUANTISATION_FILES:
+            if (folder / name).is_file():
+                raise UserError(
+                    f"{folder / name} says how the weights are quantised, and config.json has no quantization_config; "
+                    "put its content there, with the quant_method (modelopt, gptq, awq), or remove it if they aren't"
+                )
         return None
     packed = packed if isinstance(packed, dict) else packed.to_dict()
     method = str(packed.get("quant_method"))
@@ -199,7 +208,16 @@ def raw_config(config: ModelConfig, settings: PretrainedConfig) -> dict[str, Any
     if _alone(config, "config.json") is not None:
         return {}
     raw = read_json(config_file(config))
-    return text_fields(raw, settings) if isinstance(raw, dict) else {}
+    if not isinstance(raw, dict):
+        return {}
+    own = text_fields(raw, settings)
+    for key in ("rope_scaling", "rope_parameters", "rope_theta") if own is not raw else ():
+        if raw.get(key) not in (None, own.get(key)):
+            raise UserError(
+                f"model {config.path}: config.json has {key}: {raw[key]} beside the settings of its text model, which "
+                f"say {own.get(key)}; put the one that is the model's there"
+            )
+    return own
 
 
 def naming(config: ModelConfig) -> AbstractContextManager[None]:

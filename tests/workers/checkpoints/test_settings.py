@@ -147,6 +147,17 @@ def test_a_text_model_keeps_the_settings_that_its_family_does_not_declare() -> N
     assert text_config(AutoConfig.for_model("qwen3_vl_moe", text_config=text)).head_dim == 32
 
 
+def test_settings_in_other_places_stop(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model")
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    with pytest.raises(UserError, match=r"hf_quant_config.json says how .* config.json has no quantization_config"):
+        check_weights(ModelConfig(str(folder), device="cpu"))
+    whole = {"model_type": "qwen3_vl_moe", "text_config": {"model_type": "qwen3_vl_moe_text", "rope_theta": 1e4}}
+    (folder / "config.json").write_text(json.dumps(whole | {"rope_scaling": {"type": "linear", "factor": 2.0}}))
+    with pytest.raises(UserError, match="rope_scaling: .* beside the settings of its text model, which say None"):
+        load_config(ModelConfig(str(folder)))
+
+
 def test_generation_settings_that_force_tokens_stop(checkpoint: Checkpoints, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model")
     config, file = ModelConfig(str(folder), device="cpu"), folder / "generation_config.json"

@@ -148,8 +148,9 @@ class Gptq(Awq):
             raise UserError(
                 f"its quantization_config has format and checkpoint_format, which differ: {sorted(formats)}"
             )
-        # The first version of the format stores zero points less one.
-        self._less = 0 if formats == {"gptq_v2"} else 1
+        # The first version of the format stores zero points less one. GPTQModel subtracts words, so that a zero point
+        # of 0 borrows from its neighbours.
+        self._less = 0 if formats == {"gptq_v2"} else sum(1 << shift for shift in range(0, 32, self._bits))
         self._symmetric = bool(settings.get("sym", True))
         self._group, self._ordered = settings.get("group_size"), not settings.get("desc_act")
         self._dynamic: list[tuple[re.Pattern[str], Gptq | None]] = []
@@ -177,11 +178,13 @@ class Gptq(Awq):
         from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
         _, zeros, group_of = self._codes(like)
-        allowed = range(self._less, 2**self._bits)  # a zero point of 0 isn't the same to all kernels if stored as -1
+        allowed = range(
+            min(self._less, 1), 2**self._bits
+        )  # a zero point of 0 isn't the same to all kernels if stored as -1
         codes, zeros, scales = _rounded(values, group_of, zeros, like["scales"], allowed, self._symmetric)
         half = 2 ** (self._bits - 1)  # the library packs signed integers
         packed = pack_to_int32((codes - half).to(torch.int8), self._bits, packed_dim=0)
-        points = pack_to_int32((zeros - self._less - half).to(torch.int8), self._bits, packed_dim=1)
+        points = pack_to_int32((zeros - half).to(torch.int8), self._bits, packed_dim=1) - self._less
         return {**like, "qweight": packed, "qzeros": points, "scales": scales}
 
     def _codes(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,8 +193,8 @@ class Gptq(Awq):
             group_of = parts["g_idx"].long()
         else:
             group_of = _in_order(len(codes), len(scales), self._group)
-        zeros = _numbers(parts["qzeros"].T, self._bits).T[:, : scales.shape[1]]
-        return codes.float(), zeros.float() + self._less, group_of
+        zeros = _numbers((parts["qzeros"] + self._less).T, self._bits).T[:, : scales.shape[1]]
+        return codes.float(), zeros.float(), group_of
 
 
 def _in_order(inputs: int, groups: int, size: int | None) -> Tensor:
