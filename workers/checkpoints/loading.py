@@ -140,10 +140,10 @@ def packing(config: ModelConfig, settings: PretrainedConfig) -> Packing | None:
     packed = getattr(settings, "quantization_config", None)
     if packed is None:
         folder = local_directory(config)
-        for name in () if folder is None else QUANTISATION_FILES:
-            if (folder / name).is_file():
+        for file in [] if folder is None else [folder / name for name in QUANTISATION_FILES]:
+            if file.is_file():
                 raise UserError(
-                    f"{folder / name} says how the weights are quantised, and config.json has no quantization_config; "
+                    f"{file} says how the weights are quantised, and config.json has no quantization_config; "
                     "put its content there, with the quant_method (modelopt, gptq, awq), or remove it if they aren't"
                 )
         return None

@@ -154,7 +154,7 @@ def test_settings_in_other_places_stop(checkpoint: Checkpoints, tmp_path: Path) 
         check_weights(ModelConfig(str(folder), device="cpu"))
     whole = {"model_type": "qwen3_vl_moe", "text_config": {"model_type": "qwen3_vl_moe_text", "rope_theta": 1e4}}
     (folder / "config.json").write_text(json.dumps(whole | {"rope_scaling": {"type": "linear", "factor": 2.0}}))
-    with pytest.raises(UserError, match="rope_scaling: .* beside the settings of its text model, which say None"):
+    with pytest.raises(UserError, match=r"rope_scaling: .* beside the settings of its text model, which say None"):
         load_config(ModelConfig(str(folder)))
 
 
