@@ -208,7 +208,13 @@ def write_gguf(file: Path, stored: dict[str, tuple[Any, Type]], keys: dict[str, 
     for key, value in keys.items():
         if key == "general.architecture":
             continue
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+        add = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }
         add[type(value)](key, value)
     for name, (array, kind) in stored.items():
         writer.add_tensor(name, array, raw_dtype=kind)

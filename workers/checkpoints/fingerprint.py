@@ -132,7 +132,8 @@ def check_digests(model: ModelConfig, wanted: Mapping[str, str]) -> None:
 
 
 def _stored(model: ModelConfig) -> dict[str, StoredTensor]:
-    from moevolve.workers.checkpoints.formats.gguf import open_parts, stored_gguf  # these need torch
+    from moevolve.workers.checkpoints.formats.gguf import stored_gguf  # these need torch
+    from moevolve.workers.checkpoints.formats.gguf_metadata import open_parts
     from moevolve.workers.checkpoints.loading import checkpoint_folder
 
     file = gguf_file(model)

@@ -7,19 +7,27 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from moevolve.evaluators.errors import UserError, opening
-from moevolve.workers.checkpoints.files import gguf_file, local_directory, read_json
-from moevolve.workers.checkpoints.formats.gguf import gguf_config, gguf_tensors
+from moevolve.workers.checkpoints.files import config_file, gguf_file, local_directory, read_json
+from moevolve.workers.checkpoints.formats.gguf import gguf_tensors
+from moevolve.workers.checkpoints.formats.gguf_metadata import apply_tokens, gguf_config, gguf_tokenizer
 from moevolve.workers.checkpoints.formats.registry import UnpackedTensor, packed_format, plain_tensors, unpacked_tensors
 from moevolve.workers.checkpoints.headers import refuse_layers, stored_tensors
 from moevolve.workers.checkpoints.preflight import check_tensors
+from moevolve.workers.checkpoints.settings import check_generation, check_rope
 from moevolve.workers.checkpoints.state import empty_model, load_part, restore_buffers
 from moevolve.workers.checkpoints.stored_experts import StoredExperts
-from moevolve.workers.checkpoints.text_models import ReadableTensor, published_names, text_config, text_tensors
+from moevolve.workers.checkpoints.text_models import (
+    ReadableTensor,
+    published_names,
+    text_config,
+    text_fields,
+    text_tensors,
+)
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 from moevolve.workers.families.base import EXPERTS_BACKEND, ExpertFamily
 from moevolve.workers.families.registry import FAMILIES, dense_family, expert_family, family_of, register_class
@@ -35,6 +43,10 @@ DTYPES: dict[Dtype, torch.dtype] = {
 
 # Tensors whose first numbers are read before a model is loaded: a second on a slow disk.
 _SAMPLED = 500
+# Where older programs wrote what others write into config.json.
+QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+# A folder with one of them has a tokenizer.
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def gpu_count() -> int:
@@ -130,6 +142,13 @@ def packing(config: ModelConfig, settings: PretrainedConfig) -> Packing | None:
         return Packing("gguf", partial(gguf_tensors, file, settings))
     packed = getattr(settings, "quantization_config", None)
     if packed is None:
+        folder = local_directory(config)
+        for file in [] if folder is None else [folder / name for name in QUANTISATION_FILES]:
+            if file.is_file():
+                raise UserError(
+                    f"{file} says how the weights are quantised, and config.json has no quantization_config; "
+                    "put its content there, with the quant_method (modelopt, gptq, awq), or remove it if they aren't"
+                )
         return None
     packed = packed if isinstance(packed, dict) else packed.to_dict()
     method = str(packed.get("quant_method"))
@@ -176,7 +195,32 @@ def _alone(config: ModelConfig, *files: str) -> Path | None:
 def load_config(config: ModelConfig) -> PretrainedConfig:
     """Load the `transformers` config of a checkpoint; of a multimodal one, that of its text model."""
     file = _alone(config, "config.json")
-    return gguf_config(file) if file is not None else text_config(_whole_config(config))
+    if file is not None:
+        settings = gguf_config(file)
+    else:
+        settings = text_config(_whole_config(config))
+        check_rope(settings, raw_config(config, settings), config.path)
+    tokenizer = file or _alone(config, *_TOKENIZER_FILES)
+    if tokenizer is not None:
+        apply_tokens(settings, tokenizer)
+    return settings
+
+
+def raw_config(config: ModelConfig, settings: PretrainedConfig) -> dict[str, Any]:
+    """Return the part of config.json that a text model's config was made from, as stored; empty for a GGUF alone."""
+    if _alone(config, "config.json") is not None:
+        return {}
+    raw = read_json(config_file(config))
+    if not isinstance(raw, dict):
+        return {}
+    own = text_fields(raw, settings)
+    for key in ("rope_scaling", "rope_parameters", "rope_theta") if own is not raw else ():
+        if raw.get(key) not in (None, own.get(key)):
+            raise UserError(
+                f"model {config.path}: config.json has {key}: {raw[key]} beside the settings of its text model, which "
+                f"say {own.get(key)}; put the one that is the model's there"
+            )
+    return own
 
 
 def naming(config: ModelConfig) -> AbstractContextManager[None]:
@@ -201,13 +245,12 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     Raises:
         UserError: There is none, it can't be read, or it has tokens that the model has no embeddings for.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
 
-    file = _alone(config, "tokenizer.json", "tokenizer_config.json")
+    file = _alone(config, *_TOKENIZER_FILES)
     with opening(f"model {config.path}: its tokenizer can't be read"):
         if file is not None:
-            # `AutoTokenizer` would read the file's config first, which `transformers` can for few architectures.
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
+            tokenizer = gguf_tokenizer(file)
         else:
             tokenizer = AutoTokenizer.from_pretrained(_source(config), **_hub_arguments(config))
         if not getattr(tokenizer, "chat_template", None):
@@ -299,6 +342,7 @@ def _read_generation_config(model: PreTrainedModel, config: ModelConfig) -> None
     if not file.is_file():
         return
     with opening(f"{file}: it can't be read"):
+        check_generation(read_json(file), str(file))
         model.generation_config = GenerationConfig.from_pretrained(file.parent)
     ends = model.generation_config.eos_token_id
     if ends is not None and not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends])):

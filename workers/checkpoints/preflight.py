@@ -27,13 +27,18 @@ if TYPE_CHECKING:
 # Part of the names of a matrix that only layers for multi-token prediction have, which follow the decoder's layers.
 _MTP_PART = "eh_proj"
 # Scales of activations and of the KV cache, which computing with unpacked weights doesn't need.
-_UNUSED_SCALES = re.compile(r".+[._](input|activation|k|v|q|prob)_(scale|global_scale|zero_point)")
+_UNUSED_SCALES = re.compile(r".+[._](input|activation|act|output|k|v|kv|q|prob)_(scale|global_scale|zero_point)")
+# Last names of tensors that belong to a quantised matrix.
+_PACKED_PART = re.compile(r".+[._](scales?|scale_inv|zero_point|zeros|g_idx|packed|shape|absmax|quant_map)|.+\.SCB")
+
+
+_PART_HINT = ", and quantization_config doesn't say that it is part of a quantised matrix"
 
 
 def check_tensors(model: PreTrainedModel, tensors: Mapping[str, ReadableTensor], path: str) -> None:
     """Refuse a checkpoint whose tensors aren't exactly those of its model.
 
-    Modules that the model doesn't have at all, such as those for images, may be there and are ignored.
+    Parts that the model doesn't have at all, such as those for images, may be there and are ignored.
 
     Args:
         model: Model on the meta device, whose parameters are replaced.
@@ -46,7 +51,8 @@ def check_tensors(model: PreTrainedModel, tensors: Mapping[str, ReadableTensor],
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    expected, conversions = set(model.state_dict()), get_model_conversion_mapping(model)
+    expected = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    conversions = get_model_conversion_mapping(model)
     for each in conversions:
         if getattr(each, "force_cpu", False):
             each.force_cpu = False  # to save memory of devices; tensors without numbers can't be moved
@@ -64,10 +70,11 @@ def check_tensors(model: PreTrainedModel, tensors: Mapping[str, ReadableTensor],
     elif unexpected:
         wrong = (
             f"tensor {unexpected[0]} is in the files, and a {model.config.model_type} model with this config.json has "
-            "no such parameter; fetch config.json and the weights anew from one place"
+            f"no such parameter{_PART_HINT if _PACKED_PART.fullmatch(unexpected[0]) else ''}; fetch config.json and "
+            "the weights anew from one place"
         )
     else:
-        wrong = _untied(model, sources, tensors)
+        wrong = _coded(sources, empty, expected) or _untied(model, sources, tensors)
     if wrong:
         raise UserError(f"model {path}: {wrong}")
 
@@ -103,13 +110,33 @@ def _changes_results(name: str, model: PreTrainedModel, tensors: Collection[str]
     """Whether a tensor that the model doesn't take belongs to a part that it has, so that it is another model's."""
     if is_mtp_stem(name) or _UNUSED_SCALES.fullmatch(name):
         return False
+    base = f"{model.base_model_prefix}."
+    if any(other.startswith(f"{base}{name.partition('.')[0]}.") for other in expected):
+        name = f"{base}{name}"  # as in files of a decoder alone, which `transformers` reads as well
     layer = re.match(rf"{re.escape(layers_prefix(model))}(\d+)\.", name)
     if layer is not None:
         later = int(layer[1]) >= model.config.num_hidden_layers
         says_so = any(getattr(model.config, field, None) for field in MTP_FIELDS)
-        return not (later and (says_so or any(each.startswith(layer[0]) and _MTP_PART in each for each in tensors)))
-    module = name.rpartition(".")[0]
-    return any(other.startswith(f"{module}.") for other in expected)
+        return not (
+            later and (says_so or any(layer[0].removeprefix(base) in each and _MTP_PART in each for each in tensors))
+        )
+    part = name.partition(".")[0]
+    return any(other.startswith(f"{part}.") for other in expected)
+
+
+def _coded(
+    sources: Mapping[str, Sequence[str]], empty: Mapping[str, Tensor], expected: Mapping[str, torch.dtype]
+) -> str:
+    """Return what is wrong where a parameter's numbers are stored as codes that nothing says how to read."""
+    for target, names in sources.items():
+        for name in names if target in expected and expected[target].is_floating_point else ():
+            dtype = empty[name].dtype
+            if not dtype.is_floating_point or dtype.itemsize == 1:
+                return (
+                    f"tensor {name} has numbers of {dtype} without scales, so it's unknown what they stand for; fetch "
+                    "config.json and the weights anew from one place, or save the weights as bfloat16"
+                )
+    return ""
 
 
 def _missing(name: str, unexpected: Collection[str], model: PreTrainedModel) -> str:

@@ -30,6 +30,8 @@ _FUSED = re.compile(r".+\.experts\.[^.]*[^.\d].*")
 # Ends of names of correction biases, which checkpoints have in the router or beside it.
 _CORRECTION_BIASES = (f".{CORRECTION_BIAS}", ".expert_bias", ".router_bias")
 _MTP_STEM = re.compile(r"(^|\.)(mtp\w*|nextn)(\.|$)")
+# Regular expressions that name experts by numbers.
+_NUMBERED = re.compile(r"(?=.*[\\*\[(|^$?+:]).*experts\\?\.[\[(?:]*\d")
 _TABLE_DTYPES = {"I64": "<i8", "I32": "<i4"}
 
 
@@ -162,13 +164,22 @@ class Pruning:
     def renamed(self, value: JsonValue) -> JsonValue:
         """Rename experts in a JSON file's content, such as the modules that a quantisation config names.
 
-        The result has no strings that name pruned experts or dropped layers.
+        The result has no strings that name pruned experts or dropped layers. Raises a `UserError` for regular
+        expressions that name some experts by their numbers.
         """
         if isinstance(value, list):
-            return [each for item in value for each in (self._names(item) if isinstance(item, str) else [item])]
+            return [each for item in value for each in (self._modules(item) if isinstance(item, str) else [item])]
         if isinstance(value, dict):
-            return {name: self.renamed(content) for key, content in value.items() for name in self._names(key)}
+            return {name: self.renamed(content) for key, content in value.items() for name in self._modules(key)}
         return value
+
+    def _modules(self, name: str) -> list[str]:
+        if _NUMBERED.match(name.replace("[0-9]", "")):
+            raise UserError(
+                f"the quantisation config names experts by the pattern {name!r}, and kept experts get other numbers; "
+                "export the individual with --form stock"
+            )
+        return self._names(name)
 
     def _names(self, name: str) -> list[str]:
         if self._is_mtp(name) and self._mtp == "drop":

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from types import EllipsisType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -76,7 +76,9 @@ def text_config(settings: PretrainedConfig) -> PretrainedConfig:
         from transformers import CONFIG_MAPPING
 
         kind = CONFIG_MAPPING[family]
-        found = {each.name: getattr(text, each.name) for each in fields(kind) if each.init and hasattr(text, each.name)}
+        # A family reads some settings that its class doesn't declare, as Qwen3-MoE reads head_dim.
+        names = {each.name for each in (*fields(kind), *fields(text)) if each.init}
+        found = {name: getattr(text, name) for name in sorted(names) if hasattr(text, name)}
         rope = {name: value for name, value in text.rope_parameters.items() if name not in _IMAGE_POSITIONS}
         text = kind(**{**found, "rope_parameters": rope, **fixed})
     text.tie_word_embeddings = getattr(settings, "tie_word_embeddings", text.tie_word_embeddings)
@@ -120,10 +122,13 @@ def published_names(whole: PretrainedConfig) -> Iterator[None]:
         register_checkpoint_conversion_mapping(text, own, overwrite=True)
 
 
-def is_text_of(settings: Mapping[str, object], config: PretrainedConfig) -> bool:
-    """Return whether a part of a config.json describes the text model whose config as its family has it is `config`."""
-    kind = settings.get("model_type")
-    return kind == config.model_type or SAME_ON_TEXT.get(str(kind), ("", {}))[0] == config.model_type
+def text_fields(settings: dict[str, Any], config: PretrainedConfig) -> dict[str, Any]:
+    """Return the part of a config.json that describes the text model, whose config as its family has it is `config`."""
+    # Qwen3-Omni's model of text is inside one that reads images and sounds.
+    outer = settings.get("thinker_config", settings)
+    inner = outer.get("text_config", {})
+    kind = str(inner.get("model_type"))
+    return inner if config.model_type in (kind, SAME_ON_TEXT.get(kind, ("", {}))[0]) else settings
 
 
 def text_name(name: str) -> str | None:

@@ -11,7 +11,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.gguf import metadata, open_parts, stored_gguf
+from moevolve.workers.checkpoints.formats.gguf import stored_gguf
+from moevolve.workers.checkpoints.formats.gguf_metadata import metadata, open_parts
 from moevolve.workers.checkpoints.pruning import KeptTensor
 from moevolve.workers.contract.card import MtpLayers
 from moevolve.workers.contract.facts import ModelFacts

@@ -18,18 +18,20 @@ from typing import Any, TypeGuard
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.files import gguf_file, read_json
-from moevolve.workers.checkpoints.formats.gguf import ARCHITECTURES, GgufNames, open_parts, stored_gguf
+from moevolve.workers.checkpoints.formats.gguf import ARCHITECTURES, GgufNames, stored_gguf
+from moevolve.workers.checkpoints.formats.gguf_metadata import open_parts
 from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.headers import INDEX_FILE, StoredTensor, read_header, stored_tensors
 from moevolve.workers.checkpoints.loading import check_weights, checkpoint_folder, load_config, naming
 from moevolve.workers.checkpoints.pruning import KeptTensor, Pruning
+from moevolve.workers.checkpoints.text_models import text_fields
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport, MtpLayers
 from moevolve.workers.contract.edits import Edit, underlying
 from moevolve.workers.contract.facts import parameters_after
 from moevolve.workers.contract.methods import ExpertSelection, PruningExporter
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.anew import GgufRewriter, PackedRewriter, Rewriter, Rewritten, rewrite
-from moevolve.workers.export.config_files import changed_fields, copy_files, text_fields, write_json
+from moevolve.workers.export.config_files import changed_fields, copy_files, write_json
 from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
 from moevolve.workers.export.gguf import kept_gguf, write_gguf
 from moevolve.workers.families.base import MTP_FIELDS, ExpertFamily

@@ -14,7 +14,9 @@ from moevolve.workers.checkpoints.loading import (
     load_config,
     model_without_weights,
     packing,
+    raw_config,
 )
+from moevolve.workers.checkpoints.settings import unread_settings
 from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.decoder import decoder_of
@@ -55,6 +57,7 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         packed = packing(config, settings)
         layers = find_moe_layers(model, config.path)
         first = layers[0] if layers else None
+        unread = _unread(config, settings, first)
         return ModelFacts(
             family=family.model_type,
             fingerprint="",
@@ -71,7 +74,11 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
             router_parameters_per_expert=first.router_parameters if first else 0,
             correction_parameters=first.correction_parameters if first else 0,
             dtype=dtype_of(config, settings),
-            notes=_notes(model, layers) + ((f"unpacked from {packed.name} while it loads",) if packed else ()),
+            notes=(
+                *_notes(model, layers),
+                *((f"config.json says more than the family reads: {', '.join(unread)}",) if unread else ()),
+                *((f"unpacked from {packed.name} while it loads",) if packed else ()),
+            ),
             dense=_dense_facts(model, settings),
             linears=tuple(
                 LinearFacts(name, module.out_features, module.in_features, module.bias is not None)
@@ -80,6 +87,22 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
             routing=first.rule if first else None,
             unrepairable=first.unrepairable if first else None,
         )
+
+
+def _unread(config: ModelConfig, settings: PretrainedConfig, first: MoELayer | None) -> list[str]:
+    """Return the settings of config.json that nothing reads. Raises a `UserError` if routing isn't what one says."""
+    raw = raw_config(config, settings)
+    unread = unread_settings(raw, settings)
+    rule = None if first is None else first.rule
+    if rule is not None:
+        said = {"scoring_func": rule.scores.split("_")[0], "norm_topk_prob": rule.renormalise}
+        for key, value in (said | {"routed_scaling_factor": rule.scale}).items():
+            if key in unread and raw[key] is not None and raw[key] != value:
+                raise UserError(
+                    f"model {config.path}: config.json has {key}: {raw[key]!r}, which a {settings.model_type} doesn't "
+                    f"read, and it computes {value!r}; use the model type that the weights were trained as"
+                )
+    return unread
 
 
 def _active(layer: MoELayer, settings: PretrainedConfig, path: str) -> int:

@@ -14,15 +14,28 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from gguf_checkpoints import ARCHITECTURES, DENSE, SETTINGS, gguf_checkpoint, lone_gguf, metadata, write_gguf
+from gguf_checkpoints import (
+    ARCHITECTURES,
+    DENSE,
+    SETTINGS,
+    converted,
+    gguf_checkpoint,
+    lone_gguf,
+    metadata,
+    quantised,
+    vocabulary,
+    write_gguf,
+)
 from packed_checkpoints import same_numbers
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.files import gguf_parts, local_directory
 from moevolve.workers.checkpoints.fingerprint import model_fingerprint
+from moevolve.workers.checkpoints.formats.gguf_metadata import gguf_config
 from moevolve.workers.checkpoints.gguf_reader import QuickReader
 from moevolve.workers.checkpoints.loading import load_model
-from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.engine.tokenizing import PromptTokenizer, end_tokens
 from moevolve.workers.model.describe import describe_model
 
 if TYPE_CHECKING:
@@ -115,6 +128,7 @@ def test_a_damaged_file_is_named(damage: str, message: str, write: Write, tiny_m
         case "shape":
             model.config.moe_intermediate_size = 64
             model.config.save_pretrained(file.parent)
+            write_gguf(file, stored, metadata(model.config))
         case "layers":
             (file.parent / "config.json").unlink()
             write_gguf(file, stored, metadata(model.config) | {"qwen3moe.block_count": 10**9})
@@ -210,3 +224,139 @@ def test_fingerprints_tell_files_apart(write: Write, tmp_path: Path) -> None:
     content[-1] ^= 1
     file.write_bytes(content)
     assert model_fingerprint(packed) != found
+
+
+def alone(file: Path, **keys: Any) -> Path:
+    """Write a file whose metadata describe a Qwen3-MoE; its tensors are of no use."""
+    usual = {
+        "general.architecture": "qwen3moe",
+        "qwen3moe.block_count": 1,
+        "qwen3moe.embedding_length": 64,
+        "qwen3moe.attention.head_count": 4,
+        "qwen3moe.attention.key_length": 16,
+        "qwen3moe.expert_count": 4,
+        "qwen3moe.expert_used_count": 2,
+    }
+    tensors = {f"blk.{i}.attn_norm.weight": (np.ones(8, np.float32), Type.F32) for i in range(3)}
+    write_gguf(file, tensors, usual | keys)
+    return file
+
+
+NEUTRAL: dict[str, Any] = {
+    "rope.scaling.type": "none",
+    "rope.scaling.factor": 1.0,
+    "rope.dimension_count": 16,
+    "attention.value_length": 16,
+    "expert_weights_scale": 1.0,
+    "expert_weights_norm": True,
+    "expert_gating_func": 1,
+    "attention.causal": True,
+    "logit_scale": 1.0,
+    "rope.scaling.finetuned": False,
+}
+
+
+def test_metadata_that_change_nothing_pass(tmp_path: Path) -> None:
+    keys = {f"qwen3moe.{key}": value for key, value in NEUTRAL.items()} | {"quantize.imatrix.file": "a", "other.x": 3}
+    assert gguf_config(alone(tmp_path / "a.gguf", **keys)).num_experts == 4
+    predicting = alone(tmp_path / "b.gguf", **{"qwen3moe.block_count": 2, "qwen3moe.nextn_predict_layers": 1})
+    assert gguf_config(predicting).num_hidden_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope.scaling.factor", 4.0),
+        ("rope.scale_linear", 2.0),
+        ("rope.scaling.type", "yarn"),
+        ("rope.scaling.attn_factor", 1.5),
+        ("rope.dimension_count", 8),
+        ("attention.causal", False),
+        ("expert_weights_norm", False),
+        ("expert_weights_scale", 2.5),
+        ("expert_gating_func", 2),
+        ("logit_scale", 0.5),
+        ("attention.sliding_window", 8),
+        ("attention.clamp_kqv", 8.0),
+        ("attention.head_count", [4]),
+        ("unheard_of", 3),
+    ],
+)
+def test_metadata_that_are_not_applied_stop(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"its metadata (have qwen3moe\.)?{key}"):
+        gguf_config(alone(tmp_path / "a.gguf", **{f"qwen3moe.{key}": value}))
+
+
+def test_every_key_that_the_library_knows_is_applied_or_stops(tmp_path: Path) -> None:
+    """Whatever a key is set to, the config differs, or the file is refused by the key's name; some keys are notes."""
+    notes = {"vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned", "expert_shared_count"}
+    kinds = (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope)
+    known = {each for kind in kinds for each in vars(kind).values() if isinstance(each, str) and "{arch}." in each}
+    before = gguf_config(alone(tmp_path / "a.gguf")).to_dict()
+    passed = set()
+    for key in sorted(each.removeprefix("{arch}.") for each in known if each.count("{") == 1):
+        value = "odd" if key in ("rope.scaling.type", "tensor_data_layout") else 0.25 if "epsilon" in key else 3
+        try:
+            found = gguf_config(alone(tmp_path / "a.gguf", **{f"qwen3moe.{key}": value})).to_dict()
+        except UserError as error:
+            passed |= set() if key in str(error) else {str(error)}
+        else:
+            passed |= {key} if found == before else set()
+    assert passed <= notes
+
+
+FACTORS = [1.0, 1.293976, 7.667385, 8.0, 8.0, 8.0, 8.0, 8.0]
+"""Of Llama 3's scaling by 8, an original context of 64 and a base of 10,000, for heads of 16 numbers."""
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_factors_of_rotary_frequencies_are_applied(beside: bool, tiny_model: MakeModel, tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 512}
+    scaled = {"rope_parameters": rope | {"original_max_position_embeddings": 64}}
+    model = tiny_model("llama", **(SETTINGS["llama"] | ALONE | sizes | scaled))
+    stored = quantised(converted(model.state_dict(), model.config), Type.F32)
+    file, keys = tmp_path / "a.gguf", metadata(model.config) | vocabulary()
+    if beside:
+        model.config.save_pretrained(tmp_path)
+
+    def write_with(factors: list[float]) -> ModelConfig:
+        more = {"rope_freqs.weight": (np.array(factors, np.float32), Type.F32)}
+        write_gguf(file, stored | more, keys)
+        return ModelConfig(str(file), device="cpu", dtype="float32")
+
+    found, _ = load_model(write_with(FACTORS))
+    ids = torch.arange(100)[None]
+    assert torch.allclose(found(ids).logits, model(ids).logits, atol=1e-4)
+    with pytest.raises(UserError, match=r"rope_freqs.weight"):
+        load_model(write_with([1.0, 2.0, *FACTORS[2:]]))
+
+
+def test_a_file_says_how_texts_begin_and_answers_end(tiny_model: MakeModel, tmp_path: Path) -> None:
+    model = tiny_model("llama", **(SETTINGS["llama"] | ALONE))
+    stored = quantised(converted(model.state_dict(), model.config), Type.F32)
+    keys = metadata(model.config) | vocabulary() | {"tokenizer.ggml.bos_token_id": 258}
+    file = tmp_path / "a.gguf"
+
+    def load(**more: Any) -> tuple[Any, Any]:
+        write_gguf(file, stored, keys | {f"tokenizer.{key}": value for key, value in more.items()})
+        return load_model(ModelConfig(str(file), device="cpu", dtype="float32"))
+
+    for adds in (True, False):
+        found, tokenizer = load(**{"ggml.add_bos_token": adds, "ggml.eot_token_id": 255, "ggml.eom_token_id": 254})
+        prompts = PromptTokenizer.of(found, tokenizer, EngineConfig())
+        assert prompts.text("hello") == ((258, 257, 258) if adds else (257, 258))
+        assert end_tokens(found, tokenizer, EngineConfig()) == {254, 255, 259}
+    _, tokenizer = load(**{"chat_template": "a", "chat_templates": ["tool_use"], "chat_template.tool_use": "b"})
+    assert tokenizer.chat_template == {"default": "a", "tool_use": "b"}
+    for key, value in {"ggml.pre": "deepseek-llm", "ggml.add_space_prefix": True, "ggml.unheard": 3}.items():
+        with pytest.raises(UserError, match=f"its tokenizer has {key}: "):
+            load(**{key: value})
+
+
+def test_a_head_beside_a_tied_embedding_is_named(write: Write) -> None:
+    packed, _ = write("qwen3_moe")
+    file = Path(packed.path).parent / "config.json"
+    file.write_text(file.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+    with pytest.raises(UserError, match=r"it has tensor output\.weight, and by its config the output projection"):
+        load_model(packed)

@@ -48,10 +48,16 @@ def spread(scales: Floats, size: int) -> Floats:
     return scales.repeat(size, axis=-1)[..., None]
 
 
+FP8_SHAPES = {"fp8": (-(-ROWS // BLOCK), -(-COLUMNS // BLOCK)), "fp8 rows": (ROWS, 1), "fp8 matrix": (1,)}
+
+
 def fp8(parts: Parts) -> tuple[Codes, Floats]:
     levels = fp8_values(np.arange(256).astype(np.uint8))
     levels[[0x7F, 0xFF]] = np.inf  # not numbers
-    scales = array(parts["weight_scale_inv"]).repeat(BLOCK, 0)[:ROWS].repeat(BLOCK, 1)[:, :COLUMNS]
+    scales = array(parts.get("weight_scale_inv", parts.get("weight_scale")))
+    if scales.shape == FP8_SHAPES["fp8"]:
+        scales = scales.repeat(BLOCK, 0)[:ROWS].repeat(BLOCK, 1)[:, :COLUMNS]
+    scales = np.broadcast_to(scales, (ROWS, COLUMNS))
     return parts["weight"].view(torch.uint8).numpy(), scales[..., None] * levels
 
 
@@ -111,7 +117,7 @@ def ggml(kind: str, parts: Parts) -> tuple[Codes, Floats]:
 
 
 DECODERS = {
-    "fp8": fp8,
+    **dict.fromkeys(FP8_SHAPES, fp8),
     "mxfp4": gpt_oss,
     "int4": int4,
     "nvfp4": nvfp4,
@@ -126,12 +132,11 @@ def sample(kind: str, numbers: np.random.Generator) -> tuple[Codec, Parts]:
     """A codec, and a packed matrix of 16 x 64 numbers."""
     if kind in GGUF:
         return GgufType(kind), {"": torch.from_numpy(quantize(np.ones((ROWS, COLUMNS), np.float32), Type[kind]))}
-    if kind == "fp8":
-        scales = torch.ones(-(-ROWS // BLOCK), -(-COLUMNS // BLOCK))
+    if kind in FP8_SHAPES:
+        block = {"weight_block_size": [BLOCK, BLOCK]} if kind == "fp8" else {}
+        scale, scales = "weight_scale_inv" if block else "weight_scale", torch.ones(FP8_SHAPES[kind])
         weight = torch.ones(ROWS, COLUMNS).to(torch.float8_e4m3fn)
-        return named_codec(
-            {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}, {"weight": weight, "weight_scale_inv": scales}
-        )
+        return named_codec({"quant_method": "fp8"} | block, {"weight": weight, scale: scales})
     if kind == "mxfp4":
         blocks = torch.zeros((1, ROWS, COLUMNS // 32, 16), dtype=torch.uint8)
         codec, _ = named_codec({"quant_method": "mxfp4"}, {"weight_blocks": blocks, "weight_scales": blocks[..., 0]})

@@ -140,6 +140,17 @@ def test_names_in_settings_follow_the_experts() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "pattern", [r"+:.*experts\.[02]\.", "re:.*experts.3.up_proj", r"-:model\.layers\.1\.mlp\.experts\.(1|2)"]
+)
+def test_patterns_that_number_experts_are_refused(pattern: str) -> None:
+    found = pruning(tensors_of(("weight",), "mlp"))
+    with pytest.raises(UserError, match="names experts by the pattern"):
+        found.renamed({"dynamic": {pattern: {"bits": 8}}})
+    of_all = [r"re:.*experts\.\d+\.up_proj", r"+:.*experts\.[0-9]+\.down_proj", "re:.*mlp.experts.*"]
+    assert found.renamed(of_all) == of_all
+
+
 def test_experts_that_calibration_never_saw_may_lack_scales_of_activations() -> None:
     tensors = tensors_of(("weight", "input_scale"), "mlp")
     unseen = "model.layers.1.mlp.experts.0.up_proj.input_scale"

@@ -90,7 +90,7 @@ def test_linear_layers_as_other_programs_write_them(
             "packed as 'bitsandbytes'.* one packed as fp8, mxfp4",
         ),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quantised by W4A8_AWQ aren't supported"),
-        ({"quant_method": "awq", "bits": 8}, "awq weights of 8 bits in version gemm"),
+        ({"quant_method": "awq", "bits": 8}, "awq weights of 8 bits"),
         ({"quant_method": "gptq", "bits": 3}, "gptq weights of 3 bits"),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": 3}}, "isn't one of compressed-tensors"),
     ],

@@ -22,7 +22,8 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints import headers
 from moevolve.workers.checkpoints.files import gguf_parts
-from moevolve.workers.checkpoints.formats.gguf import open_parts, stored_gguf
+from moevolve.workers.checkpoints.formats.gguf import stored_gguf
+from moevolve.workers.checkpoints.formats.gguf_metadata import open_parts
 from moevolve.workers.checkpoints.loading import load_model
 from moevolve.workers.checkpoints.pruning import KeptTensor
 from moevolve.workers.contract.edits import IdentityEdit

@@ -88,13 +88,20 @@ def packed_matrices(
     """
     for name in names:
         module, _, last = name.rpartition(".")
-        if last != root:
-            continue
-        parts = {part: f"{module}.{part}" for part in (root, *required, *optional) if f"{module}.{part}" in names}
-        missing = [part for part in required if part not in parts]
-        if missing:
-            raise UserError(f"tensor {name} is quantised, and {module}.{missing[0]} is missing; fetch the files again")
-        yield PackedMatrix(f"{module}.weight", parts, codec)
+        if last == root:
+            yield packed_matrix(codec, names, module, (root, *required), optional)
+
+
+def packed_matrix(
+    codec: Codec, names: Collection[str], module: str, required: Collection[str], optional: Collection[str] = ()
+) -> PackedMatrix:
+    """Return the weight of a quantised module; see `packed_matrices`."""
+    parts = {part: f"{module}.{part}" for part in (*required, *optional) if f"{module}.{part}" in names}
+    missing = [part for part in required if part not in parts]
+    if missing:
+        there = next(iter(parts.values()))
+        raise UserError(f"tensor {there} is quantised, and {module}.{missing[0]} is missing; fetch the files again")
+    return PackedMatrix(f"{module}.weight", parts, codec)
 
 
 def scaled_blocks(values: Tensor, scales: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:
@@ -111,13 +118,11 @@ def scaled_blocks(values: Tensor, scales: Tensor, block: tuple[int, int], dtype:
     return (values.float() * by_row.repeat_interleave(block[1], 1)[:, :columns]).to(dtype)
 
 
-def blocks_largest(values: Tensor, block: tuple[int, int] | None) -> Tensor:
+def blocks_largest(values: Tensor, block: tuple[int, int]) -> Tensor:
     """Return the largest absolute value of every block, [..., ceil(rows / block rows), ceil(columns / block columns)].
 
-    The last blocks may be smaller. Without `block` it is that of all `values`, [..., rows, columns].
+    The last blocks may be smaller.
     """
-    if block is None or values.ndim < 2:
-        return values.abs().amax()
     rows, columns = values.shape[-2:]
     padded = torch.nn.functional.pad(values.abs(), (0, -columns % block[1], 0, -rows % block[0]))
     return padded.unflatten(-1, (-1, block[1])).amax(-1).unflatten(-2, (-1, block[0])).amax(-2)

@@ -7,6 +7,7 @@ E2M1 has 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives. MXFP4 has a power of tw
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from moevolve.workers.checkpoints.formats.base import (
     power_of_two,
     scaled_blocks,
 )
+from moevolve.workers.checkpoints.settings import Only, Settings, check_settings
 
 # Numbers of a row that share a scale.
 MX_GROUP, NV_GROUP = 32, 16
@@ -28,6 +30,38 @@ MX_GROUP, NV_GROUP = 32, 16
 _LARGEST, _LARGEST_SCALE = 6.0, 448.0
 # Numbers halfway between neighbours, by the code of the smaller one.
 _MIDDLES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+
+
+MXFP4_SETTINGS: Settings = {
+    "quant_method": "chooses this format",
+    "modules_to_not_convert": "told by the tensors",
+    "dequantize": "asks transformers to unpack",
+}
+NVFP4_SETTINGS: Settings = {
+    "quant_method": "chooses this format",
+    "quant_algo": Only(("nvfp4", "w4a16_nvfp4"), "weights in another format"),
+    "group_size": Only((NV_GROUP,), "another number of numbers that share a scale"),
+    # Quantised matrices are those that have scales.
+    "exclude_modules": "told by the tensors",
+    "ignore": "told by the tensors",
+    # Weights are unpacked, and activations and caches computed as they are.
+    "kv_cache_scheme": "of the cache",
+    "kv_cache_quant_algo": "of the cache",
+    "producer": "the program that wrote it",
+}
+# Of the groups in these settings, which are spelled as those of compressed-tensors, and of their weights.
+_NVFP4_GROUP: Settings = {
+    "weights": "see below",
+    "input_activations": "of activations",
+    "targets": "told by the tensors",
+}
+_NVFP4_WEIGHTS: Settings = {
+    "num_bits": Only((4,), "another number of bits"),
+    "type": Only(("float",), "another kind of numbers"),
+    "group_size": NVFP4_SETTINGS["group_size"],
+    "strategy": Only(("tensor_group", "group"), "scales of other parts of a matrix"),
+    "symmetric": "FP4 has no zero points",
+}
 
 
 def fp4_bytes(values: Tensor) -> Tensor:
@@ -72,7 +106,7 @@ class GptOssMxfp4(Codec):
     """
 
     def __init__(self, settings: Mapping[str, object]) -> None:
-        pass  # the format has no settings
+        check_settings(settings, MXFP4_SETTINGS, "its quantization_config")
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
         for name in names:
@@ -103,10 +137,16 @@ class GptOssMxfp4(Codec):
 class ModelOptNvfp4(Codec):
     """NVFP4 as ModelOpt writes it: `weight`, uint8 [rows, columns / 2], `weight_scale` and `weight_scale_2`."""
 
-    def __init__(self, settings: Mapping[str, object]) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         algorithm = settings.get("quant_algo")
-        if algorithm != "NVFP4":
+        if str(algorithm).upper() not in ("NVFP4", "W4A16_NVFP4"):
             raise UserError(f"modelopt weights quantised by {algorithm} aren't supported; use an NVFP4 checkpoint")
+        groups = settings.get("config_groups") or {}
+        check_settings({**settings, "config_groups": None}, NVFP4_SETTINGS, "its quantization_config")
+        for name, group in groups.items():
+            where = f"its quantization_config.config_groups.{name}"
+            check_settings(group, _NVFP4_GROUP, where)
+            check_settings(group["weights"], _NVFP4_WEIGHTS, f"{where}.weights")
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
         return packed_matrices(self, names, "weight_scale_2", ["weight", "weight_scale"], ["input_scale"])

@@ -7,25 +7,33 @@ library, and packed where it can.
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from moevolve.evaluators.errors import UserError, opening
-from moevolve.workers.checkpoints.files import gguf_parts
+from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.base import Codec
+from moevolve.workers.checkpoints.formats.gguf_metadata import (
+    DENSE_CONFIGS,
+    GGUF_SETTINGS,
+    check_factors,
+    check_metadata,
+    is_dense_file,
+    metadata,
+    open_parts,
+    predicted_layers,
+)
 from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor, refuse_layers
+from moevolve.workers.checkpoints.settings import check_settings
 from moevolve.workers.checkpoints.shards import finite
 from moevolve.workers.checkpoints.state import SavedNames, empty_model
 
@@ -42,36 +50,6 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "olmoe": "olmoe",
     "gpt_oss": "gpt-oss",
-}
-
-_FIELDS = {
-    "feed_forward_length": "intermediate_size",
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "expert_used_count": "num_experts_per_tok",
-}
-# Qwen's experts have their own width, and may have heads that aren't hidden size / heads wide.
-_QWEN = {
-    "attention.key_length": "head_dim",
-    "expert_count": "num_experts",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-}
-# Model type, further fields by key, and what llama.cpp's code does without a key for it, by architecture.
-_CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, object]]] = {
-    "llama": ("mixtral", {"expert_count": "num_local_experts", "attention.key_length": "head_dim"}, {}),
-    "olmoe": ("olmoe", {"expert_count": "num_experts"}, {"norm_topk_prob": False}),
-    "qwen2moe": ("qwen2_moe", _QWEN, {"norm_topk_prob": False}),
-    "qwen3moe": ("qwen3_moe", _QWEN, {"norm_topk_prob": True}),
-}
-
-# The same of architectures whose files without a number of experts are dense models of another type.
-_DENSE_CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, object]]] = {
-    "llama": ("llama", {"attention.key_length": "head_dim"}, {})
 }
 
 # Experts of GPT-OSS, the only supported family whose checkpoints have them fused.
@@ -125,31 +103,6 @@ class GgufTensor:
         return finite(found, self.sources[0].name, self.file)
 
 
-def open_parts(file: Path) -> dict[Path, GGUFReader]:
-    """Map all files of a model into memory, in order, given one of them.
-
-    Raises:
-        UserError: One is missing or isn't a valid GGUF file, or the gguf library isn't installed.
-    """
-    try:
-        from moevolve.workers.checkpoints.gguf_reader import QuickReader
-    except ImportError as error:
-        raise UserError(
-            f"{file}: GGUF files are read by the library gguf; install it with: pip install 'moevolve[quantised]'"
-        ) from error
-    readers: dict[Path, GGUFReader] = {}
-    for part in gguf_parts(file):
-        with opening(f"{part} isn't a valid GGUF file, or ends early", "fetch the file again"):
-            readers[part] = QuickReader(part)
-    return readers
-
-
-def metadata(reader: GGUFReader, key: str) -> Any:
-    """Return a value of a file's metadata; None if it doesn't have the key."""
-    found = reader.get_field(key)
-    return None if found is None else found.contents()
-
-
 def stored_gguf(readers: Mapping[Path, GGUFReader]) -> dict[str, StoredTensor]:
     """Return the tensors of a model as they are stored, by llama.cpp's names; dtypes are those of GGUF."""
     found = {}
@@ -177,14 +130,16 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
             f"{file}: its architecture is {architecture!r}, and its config's model type is {settings.model_type!r}; "
             f"supported are {', '.join(f'{arch!r} with {kind!r}' for kind, arch in ARCHITECTURES.items())}"
         )
-    is_dense = _is_dense(readers[0], architecture)
-    if is_dense != (settings.model_type in {model_type for model_type, *_ in _DENSE_CONFIGS.values()}):
+    is_dense = is_dense_file(readers[0], architecture)
+    if is_dense != (settings.model_type in {model_type for model_type, *_ in DENSE_CONFIGS.values()}):
         has = "no experts" if is_dense else "experts"
         raise UserError(
             f"{file}: it has {has}, and its config's model type is {settings.model_type!r}; replace the config.json "
             "next to it by that of the model that it was made from"
         )
     refuse_layers(settings.num_hidden_layers, len(stored), file)
+    check_settings({key: metadata(readers[0], key) for key in GGUF_SETTINGS}, GGUF_SETTINGS, str(file))
+    check_metadata(readers[0], architecture, settings, file)
     names = GgufNames(architecture, settings.num_hidden_layers)
     model = empty_model(MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)], settings, dtype)
     wanted = {name: tensor for saved in SavedNames(model).tensors.values() for name, tensor in saved.items()}
@@ -206,10 +161,19 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
                 f"{file}: tensor {found[0]} has shape {shapes}, and by the config {name} has shape "
                 f"{list(tensor.shape)}; give the config.json of this model"
             )
-    layers = tuple(f"blk.{layer}." for layer in range(settings.num_hidden_layers))
-    unknown = [name for name in stored if name.startswith(layers) and name not in used]
-    if unknown:
-        raise UserError(f"{file}: tensor {unknown[0]} isn't part of a {settings.model_type} model with this config")
+    layers = settings.num_hidden_layers
+    predicting = range(layers, layers + predicted_layers(readers[0], architecture))
+    ignored = tuple(f"blk.{layer}." for layer in predicting)
+    for name in (name for name in stored if name not in used and not name.startswith(ignored)):
+        if name == "rope_freqs.weight":
+            check_factors(stored[name], settings, file)
+        elif name == "output.weight":
+            raise UserError(
+                f"{file}: it has tensor {name}, and by its config the output projection is the embedding; set "
+                "tie_word_embeddings: false in config.json"
+            )
+        else:
+            raise UserError(f"{file}: tensor {name} isn't part of a {settings.model_type} model with this config")
     return tensors
 
 
@@ -320,61 +284,3 @@ class GgufType(Codec):
             exact = torch.where(before.to(values.dtype) == values, before, exact)
         packed = quantize(exact.contiguous().numpy(), self._type)
         return {"": torch.from_numpy(np.ascontiguousarray(packed).view(np.uint8))}
-
-
-def gguf_config(file: Path) -> PretrainedConfig:
-    """Derive the config of a model from the metadata of its file, the first part of a split one.
-
-    Raises:
-        UserError: The file is invalid, or of an architecture or with a rotary scaling that metadata don't describe
-            completely.
-    """
-    # A launch asks for the config several times.
-    return copy.deepcopy(_derived(file, file.stat().st_mtime_ns))
-
-
-@lru_cache(maxsize=8)
-def _derived(file: Path, _changed: int) -> PretrainedConfig:
-    from transformers import AutoConfig
-
-    readers = list(open_parts(file).values())
-    reader = readers[0]
-    architecture = str(metadata(reader, "general.architecture"))
-    beside = f"put the config.json of the model that it was made from next to it, in {file.parent}"
-    if architecture not in _CONFIGS:
-        raise UserError(f"{file}: the config of architecture {architecture!r} can't be derived from it; {beside}")
-    scaling = metadata(reader, f"{architecture}.rope.scaling.type")
-    if scaling not in (None, "none"):
-        raise UserError(f"{file}: its rotary scaling {scaling!r} can't be derived from it; {beside}")
-    tokens = reader.get_field("tokenizer.ggml.tokens")
-    # llama.cpp writes the output projection only if it isn't the embedding's matrix.
-    tied = not any(tensor.name == "output.weight" for each in readers for tensor in each.tensors)
-    configs = _DENSE_CONFIGS if _is_dense(reader, architecture) else _CONFIGS
-    model_type, keys, settings = configs[architecture]
-    for key, name in (_FIELDS | keys).items():
-        value = metadata(reader, f"{architecture}.{key}")
-        if value is not None:
-            settings = settings | {name: _shortest(value)}
-    layers = settings.get("num_hidden_layers")
-    if isinstance(layers, int):
-        refuse_layers(layers, sum(len(each.tensors) for each in readers), file)
-    theta = _shortest(metadata(reader, f"{architecture}.rope.freq_base") or 10_000.0)
-    return AutoConfig.for_model(
-        model_type,
-        **settings,
-        rope_parameters={"rope_type": "default", "rope_theta": theta},
-        vocab_size=0 if tokens is None else len(tokens.data),
-        tie_word_embeddings=tied,
-        **{f"{name}_token_id": metadata(reader, f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")},
-        pad_token_id=metadata(reader, "tokenizer.ggml.padding_token_id"),
-    )
-
-
-def _is_dense(reader: GGUFReader, architecture: str) -> bool:
-    """Whether metadata are of the dense model of an architecture that is that of a mixture of experts as well."""
-    return architecture in _DENSE_CONFIGS and not metadata(reader, f"{architecture}.expert_count")
-
-
-def _shortest(value: object) -> object:
-    """Return the shortest decimal that is the same float32: 1e-5 and not 9.99999975e-06."""
-    return float(str(np.float32(value))) if isinstance(value, float) else value
