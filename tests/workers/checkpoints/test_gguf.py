@@ -342,8 +342,11 @@ def test_a_file_says_how_texts_begin_and_answers_end(tiny_model: MakeModel, tmp_
         write_gguf(file, stored, keys | {f"tokenizer.{key}": value for key, value in more.items()})
         return load_model(ModelConfig(str(file), device="cpu", dtype="float32"))
 
-    for adds in (True, False):
-        found, tokenizer = load(**{"ggml.add_bos_token": adds, "ggml.eot_token_id": 255, "ggml.eom_token_id": 254})
+    ends = {"ggml.eot_token_id": 255, "ggml.eom_token_id": 254}
+    # llama.cpp has defaults by the way in which texts are divided.
+    begins: list[tuple[bool, dict[str, Any]]] = [(adds, {"ggml.add_bos_token": adds}) for adds in (True, False)]
+    for adds, said in [*begins, (True, {"ggml.pre": "llama-bpe"}), (False, {"ggml.pre": "qwen2"})]:
+        found, tokenizer = load(**said, **ends)
         prompts = PromptTokenizer.of(found, tokenizer, EngineConfig())
         assert prompts.text("hello") == ((258, 257, 258) if adds else (257, 258))
         assert end_tokens(found, tokenizer, EngineConfig()) == {254, 255, 259}

@@ -50,6 +50,8 @@ GGUF_SETTINGS: Settings = {
     "general.type": Only(("model",), "something else than a model"),
     "general.quantization_version": Only((2,), "blocks in another order"),
 }
+# Ways to divide texts for which llama.cpp adds a BOS if the metadata don't say whether; so it does for SentencePiece.
+_WITH_BOS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano")
 _BYTE_LEVEL = ("gpt-2", "olmo", "mpt", "jais", "trillion", "granite-docling", "phi-2", "jais2")
 TOKENIZER_SETTINGS: Settings = {
     **dict.fromkeys(("ggml.model", "ggml.tokens", "ggml.token_type", "ggml.scores", "ggml.merges"), "applied"),
@@ -328,7 +330,7 @@ def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
     if named:
         tokenizer.chat_template = {**({"default": found["chat_template"]} if "chat_template" in found else {}), **named}
-    if found.get("ggml.add_bos_token"):
+    if found.get("ggml.add_bos_token", kind == "llama" or pre in _WITH_BOS):
         tokenizer.add_bos_token = True
     return tokenizer
 
