@@ -47,6 +47,7 @@ def shares(store: str, winner: str) -> list[float]:
 def main() -> None:
     parser = bench.arguments(__doc__)
     parser.add_argument("--model", default="olmoe-1b-7b", choices=("olmoe-1b-7b", "gpt-oss-20b"))
+    parser.add_argument("--layers", type=int, help="of the published ones; all by default")
     parser.add_argument("--tokens", type=int, default=20_000, help="roughly, in all splits")
     parser.add_argument("--memory-gb", type=float, default=8.0)
     parser.add_argument("--folder", type=Path, default=Path(".lab"))
@@ -54,8 +55,9 @@ def main() -> None:
     parser.add_argument("shrink", nargs="*", default=["--neurons", "50%"])
     options = parser.parse_args()
     published = SPECS[options.model].published
-    spec = Spec(options.model, int(published["num_hidden_layers"]))
-    model, folder = options.folder / f"{options.model}-whole", options.folder / f"{options.model}-shrunk"
+    spec = Spec(options.model, options.layers or int(published["num_hidden_layers"]))
+    model = options.folder / f"{options.model}-{options.layers or 'whole'}"
+    folder = options.folder / f"{options.model}-shrunk"
     remove(folder)
     try:
         if not (model / "model.safetensors.index.json").is_file():
