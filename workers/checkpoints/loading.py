@@ -44,7 +44,7 @@ DTYPES: dict[Dtype, torch.dtype] = {
 # Tensors whose first numbers are read before a model is loaded: a second on a slow disk.
 _SAMPLED = 500
 # Where older programs wrote what others write into config.json.
-QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+_QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 # A folder with one of them has a tokenizer.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -143,8 +143,8 @@ def packing(config: ModelConfig, settings: PretrainedConfig) -> Packing | None:
     packed = getattr(settings, "quantization_config", None)
     if packed is None:
         folder = local_directory(config)
-        for file in [] if folder is None else [folder / name for name in QUANTISATION_FILES]:
-            if file.is_file():
+        for file in [] if folder is None else [folder / name for name in _QUANTISATION_FILES]:
+            if file.is_file() and read_json(file):
                 raise UserError(
                     f"{file} says how the weights are quantised, and config.json has no quantization_config; "
                     "put its content there, with the quant_method (modelopt, gptq, awq), or remove it if they aren't"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.files import gguf_file, read_json
 from moevolve.workers.checkpoints.headers import INDEX_FILE
-from moevolve.workers.checkpoints.loading import QUANTISATION_FILES, checkpoint_folder
+from moevolve.workers.checkpoints.loading import checkpoint_folder
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX
 from moevolve.workers.checkpoints.text_models import text_fields
 from moevolve.workers.contract.settings import ModelConfig
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Other frameworks' copies of the source's weights would contradict the export.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 # Written anew, or about weights in another form.
-_NOT_COPIED = ("README.md", "config.json", *QUANTISATION_FILES, INDEX_FILE)
+_NOT_COPIED = ("README.md", "config.json", "hf_quant_config.json", INDEX_FILE)
 
 
 def changed_fields(raw: Mapping[str, object], before: PretrainedConfig, after: PretrainedConfig) -> dict[str, object]:
