@@ -21,6 +21,7 @@ from moevolve.search.running.plan.counts import TokenCounts
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule
 from moevolve.store.records import new_search_id
+from moevolve.workers.checkpoints.stated import stated_model
 from moevolve.workers.contract.capacity import NeededMemory
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
@@ -152,6 +153,18 @@ def with_changes(setup: SearchSetup, **changes: object) -> SearchSetup:
     return replace(setup, config=config, search_id=new_search_id(), space=space, schedule=schedule)
 
 
+def refuse_wrong(config: RunConfig) -> None:
+    """Raise UserError for tasks that can't be read, and for a genome that the model's config.json rules out.
+
+    It takes no time, unlike what needs torch.
+    """
+    for section in (*config.tasks, *(TaskSection(name=name) for name in config.final.held_out)):
+        section.task()
+    stated = stated_model(config.model) if config.workers.cluster is None else None  # whose nodes have other folders
+    if stated is not None:
+        config.genome.check_experts(stated.family, stated.experts)
+
+
 def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchSetup:
     """Check a configuration against its model and tasks, and prepare everything but weights. The store isn't touched.
 
@@ -163,9 +176,7 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     Raises:
         UserError: The model or a task can't be had, or a setting doesn't suit them; the message names the field.
     """
-    held_out_tasks = [TaskSection(name=name) for name in config.final.held_out]
-    for section in (*config.tasks, *held_out_tasks):
-        section.task()  # a wrong one is named at once, without waiting for torch
+    refuse_wrong(config)  # at once, without waiting for torch
     description: ModelDescription = call(describe_search, config)
     config = config.model_copy(update={"model": description.model})
     space = config.space(description.facts)
@@ -177,7 +188,7 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     schedule = make_schedule(config)
     # A strategy has state and a calibrated space, so each run makes its own. This one only reports wrong settings.
     make_strategy(config, space, schedule)
-    held_out = tuple(section.prepared("test") for section in held_out_tasks)
+    held_out = tuple(TaskSection(name=name).prepared("test") for name in config.final.held_out)
     scored = (*(split for name in SCORED for split in prepared.get(name, ())), *held_out)
     needed, notes = call(needed_memory, config, prepared.get("calibration", ()), scored)
     for note in notes:

@@ -60,18 +60,19 @@ def finish(goal: Goal, store: Store, journal: Journal, table: FinalTable, observ
         return
     if journal.record.written is None or not goal.folder.is_dir():
         with journal.stage("export"):
-            written = _exported(goal, store, subject, checks, lambda: load().resident)
-            journal.note(written=written, speed=None)
-        # Sizes are predicted, but a format that can't be packed anew becomes larger by a repair.
-        if goal.amount.kind == "size" and written.weight_bytes > goal.amount.number:
-            raise ExportError(
-                f"the weight files take {written.weight_bytes:,} bytes, more than {goal.amount}", written.directory
-            )
+            exported = _exported(goal, store, subject, checks, lambda: load().resident)
+            journal.note(written=exported, speed=None)
+    written = journal.record.written
+    assert written is not None
+    # Sizes are predicted, but a format that can't be packed anew becomes larger by a repair.
+    if goal.amount.kind == "size" and written.weight_bytes > goal.amount.number:
+        raise ExportError(
+            f"the weight files take {written.weight_bytes:,} bytes, more than {goal.amount}", written.directory
+        )
     load.cache_clear()  # the processes that are timed need the memory
     if journal.record.speed is None:
         with journal.stage("speed"):
-            assert journal.record.written is not None
-            speed = measured_speed(subject.config.model, journal.record.written, observer)
+            speed = measured_speed(subject.config.model, written, observer)
             journal.note(speed=speed)
     repository = goal.push
     if repository is not None and repository not in journal.record.pushed:

@@ -52,6 +52,7 @@ _OWN_TOKENS = 64
 Places = Iterator[tuple[str, Mapping[str, object] | UserError]]
 # Names of files of running text end in one of these.
 TEXT_FILES = (".txt", ".md")
+DATA_FILES = (*ROW_FILES, ".parquet", *TEXT_FILES)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Most rows of a data set of the hub that are read: the first ones. A search uses a few thousand.
 _HUB_ROWS = 20_000
@@ -289,8 +290,7 @@ def read_data(path: Path, columns: Columns | None = None) -> DataFile:
     elif suffix in ROW_FILES:
         rows = _rows(path, read_rows(path), columns)
     elif path.exists() or not _HUB_ID.fullmatch(str(path)):
-        known = ", ".join((*ROW_FILES, ".parquet", *TEXT_FILES))
-        raise UserError(f"--data {path}: the name must end in one of {known}, or be a folder's")
+        raise UserError(f"--data {path}: the name must end in one of {', '.join(DATA_FILES)}, or be a folder's")
     else:
         rows = _rows(path, _hub(str(path), columns), columns)
     if not rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
@@ -27,18 +27,16 @@ from moevolve.search.shrink.domains import DEV_ROWS, read_domains, render_chats,
 from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.goal import Goal
 from moevolve.search.shrink.keeping import refuse_losing, smallest
-from moevolve.search.shrink.record import Journal
+from moevolve.search.shrink.record import Journal, known_record, known_store
 from moevolve.search.shrink.result import ShrinkPlan, ShrinkResult, result_of
 from moevolve.search.shrink.rows import Chat, read_columns
 from moevolve.search.shrink.settings import (
     planned_bytes,
     provisional,
-    refuse_wrong_settings,
     settings_for,
     source_bytes,
 )
 from moevolve.search.shrink.timing import plan_time, shortened
-from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 from moevolve.workers.export.folder import check_room
 
@@ -60,14 +58,13 @@ def shrink(goal: Goal, observer: Observer, begun: float) -> ShrinkResult | Shrin
         ExportError: The checkpoint is larger than requested.
     """
     with ExitStack() as opened:
-        refuse_wrong_settings(goal)
-        store = opened.enter_context(_known_store(goal))
-        journal = Journal.begin(goal, store, observer)
-        if store is not None and journal.record.written is not None and goal.folder.is_dir():
-            found = result_of(store, journal.record)
-            if found is not None and goal.push in (None, *journal.record.pushed):
-                journal.note(status="finished")
+        store = opened.enter_context(known_store(goal))
+        known = known_record(goal, store)
+        if store is not None and known is not None and known.status == "finished" and goal.folder.is_dir():
+            found = result_of(store, known)
+            if found is not None and goal.push in (None, *known.pushed):
                 return found
+        journal = Journal.begin(goal, store, observer, known)
         opened.enter_context(journal.ending())
         probe = opened.enter_context(ModelProbe())
         workers = SharedWorkers(partial(ray_pool, probe=probe, fits=goal.fits))
@@ -96,18 +93,6 @@ def shrink(goal: Goal, observer: Observer, begun: float) -> ShrinkResult | Shrin
         found = result_of(store, journal.record)
         assert found is not None  # its search has ended
         return found
-
-
-def _known_store(goal: Goal) -> AbstractContextManager[Store | None]:
-    """Open the request's store; None for a dry run or without a store yet: a refused request makes none."""
-    if goal.dry_run:
-        return nullcontext()
-    if goal.open_store is not None:
-        return nullcontext(goal.open_store)
-    try:
-        return opened_store(goal.store)
-    except StoreError:  # making it says what is wrong with it
-        return nullcontext()
 
 
 class _Steps:

@@ -161,11 +161,8 @@ class EepSpace(ArraySpace[EepGenome]):
         Raises:
             UserError: The model doesn't support the settings; the message names the field.
         """
-        if not facts.moe_layers:
-            raise UserError(f"genome.kind: {section.kind} needs MoE layers, and this model ({facts.family}) is dense")
+        section.check_experts(facts.family, facts.experts)
         retained, layers = section.experts or facts.experts, len(facts.moe_layers)
-        if retained > facts.experts:
-            raise UserError(f"genome.experts: {retained} is more than the model's {facts.experts} experts")
         groups = layers if section.groups == "per_layer" else section.groups
         if groups > layers:
             raise UserError(f"genome.groups: {groups} is more than the model's {layers} MoE layers")

@@ -1,17 +1,23 @@
-"""Timing a new checkpoint beside the one that it was made of."""
+"""Timing a new checkpoint beside the one that it was made of, and refusing one that is too large."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from shrink_samples import shrink_record
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.running.observer import Observer
-from moevolve.search.shrink.checkpoint import measured_speed
+from moevolve.search.shrink import checkpoint
+from moevolve.search.shrink.checkpoint import finish, measured_speed
 from moevolve.search.shrink.findings import Written
+from moevolve.search.shrink.goal import Amount
+from moevolve.search.shrink.record import Checks, Journal
+from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.profiling.report import ProfiledModel
 
@@ -36,3 +42,16 @@ def test_only_code_that_an_export_has_written_is_run(tmp_path: Path, monkeypatch
     offloaded = replace(model, expert_offload="disk")
     assert measured_speed(offloaded, Written(tmp_path, "stock", 1, ()), observer) is None
     assert len(trusted) == 4 and "doesn't fit on the device" in notes[-1]
+
+
+def test_a_checkpoint_that_is_too_large_stays_so_when_the_command_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "bound_candidate", lambda *_: None)
+    monkeypatch.setattr(checkpoint, "_checked", lambda *_: Checks("small:0", 60.0, (), None))
+    goal: Any = SimpleNamespace(amount=Amount("size", "9B", number=9), folder=tmp_path, fits=tmp_path, force=False)
+    journal = Journal(None, Observer(), shrink_record(tmp_path, written=Written(tmp_path, "stock", 10, ())))
+    table: Any = SimpleNamespace(winner="small:0")
+    with pytest.raises(ExportError, match="10 bytes, more than --size 9B"):
+        finish(goal, None, journal, table, Observer())  # type: ignore[arg-type]
+    assert journal.record.status == "running"
