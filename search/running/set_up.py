@@ -57,12 +57,19 @@ class ModelDescription:
 def describe_search(config: RunConfig) -> ModelDescription:
     """Describe the model of a search, and check the settings that depend on it."""
     from moevolve.workers.checkpoints.fingerprint import model_fingerprint
-    from moevolve.workers.checkpoints.loading import load_tokenizer
-    from moevolve.workers.engine.chat import chat_template
     from moevolve.workers.profiling.outline import outline_model
 
     config = config.model_copy(update={"model": pinned(config.model)})
     facts = replace(outline_model(config.model).facts, fingerprint=model_fingerprint(config.model))
+    check_settings(config, facts)
+    return ModelDescription(config.model, facts)
+
+
+def check_settings(config: RunConfig, facts: ModelFacts) -> None:
+    """Raise UserError for settings of a search that don't suit its model."""
+    from moevolve.workers.checkpoints.loading import load_tokenizer
+    from moevolve.workers.engine.chat import chat_template
+
     # Workers render the prompts; a tokenizer or template that can't be used is refused before any of them starts.
     chat_template(load_tokenizer(config.model), config.engine)
     space = config.space(facts)
@@ -70,7 +77,8 @@ def describe_search(config: RunConfig) -> ModelDescription:
     for position, phase in enumerate(config.phases):
         if phase.repair is not None:
             _check_repair(phase.repair, f"phases.{position}.repair", space.kind, facts)
-    return ModelDescription(config.model, facts)
+    # A strategy has state and a calibrated space, so each run makes its own. This one only reports wrong settings.
+    make_strategy(config, space, make_schedule(config))
 
 
 def needed_memory(
@@ -185,12 +193,10 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     names = [name for name in SPLITS if wanted[name]]
     found = [task.prepared_splits(names, calibrating) for task in config.tasks]
     prepared = {name: tuple(splits[name] for splits in found) for name in names}
-    schedule = make_schedule(config)
-    # A strategy has state and a calibrated space, so each run makes its own. This one only reports wrong settings.
-    make_strategy(config, space, schedule)
     held_out = tuple(TaskSection(name=name).prepared("test") for name in config.final.held_out)
     scored = (*(split for name in SCORED for split in prepared.get(name, ())), *held_out)
     needed, notes = call(needed_memory, config, prepared.get("calibration", ()), scored)
     for note in notes:
         _LOG.warning("%s", note)
+    schedule = make_schedule(config)
     return SearchSetup(config, search_id, description.facts, space, schedule, prepared, held_out, needed)

@@ -54,7 +54,7 @@ def settings(store: Store, tmp_path: Path) -> ServerSettings:
     return ServerSettings(
         store=store.url,
         tokens=tokens,
-        models={"tiny": "/models/tiny", "gone": "/nowhere/model"},
+        models={"tiny": str(DEMO), "gone": "/nowhere/model"},
         data={"named": "/data/named.jsonl"},
         uploads=tmp_path / "uploads",
         upload_mb=1,
@@ -100,10 +100,10 @@ def test_a_checkpoint_is_shrunk_for_what_the_server_knows_by_name(
         assert answer.status_code == 202 and answer.json()["command"] == "shrink", answer.text
     output, last = ["--output", f"{settings.exports}/small"], ["--"]
     assert started == [
-        ["shrink", *PLAIN, *output, *last, "/models/tiny"],
+        ["shrink", *PLAIN, *output, *last, str(DEMO)],
         [
             *("shrink", *PLAIN, "--task", "boolq", *output),
-            *("--guard-time", "2m", "--force", *last, "/models/tiny"),
+            *("--guard-time", "2m", "--force", *last, str(DEMO)),
         ],
     ]
     bare = TestClient(make_app(store, ServerSettings(store=store.url)), "http://localhost", headers=HEADERS)
@@ -128,6 +128,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"experts": None}, "give one of --experts"),
     ({"size": "1GiB"}, "give one of --experts"),
     ({"experts": "0%"}, "--experts 0%: give a number such as 8, or a share"),
+    ({"experts": "40"}, "--experts 40: did you mean 40%?"),
+    ({"model": "gone"}, "model /nowhere/model: no such directory"),
     ({"time": "2h", "evaluations": 9}, "--time and --evaluations both set the number of candidates"),
     ({"guard_time": "soon"}, "--guard-time soon"),
 ]
