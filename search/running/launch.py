@@ -67,7 +67,7 @@ def refuse_taken(config: RunConfig, store: StoreReader, source: str | None = Non
             f"search {config.name} exists in {store_url}: continue it with `moevolve resume {config.name} "
             f"--store {store_url}`, or choose another name with --name"
         )
-    if parse_stored_config(record.config).config_hash != config.config_hash:
+    if parse_stored_config(record.config, record.name).config_hash != config.config_hash:
         raise UserError(
             f"--or-resume: search {record.name} is in the store with other settings than {source} has now; give "
             f"this one another name with --name, or continue that one with `moevolve resume {record.name}`"

@@ -66,7 +66,7 @@ def set_up_stored(
         CancelledError: The search was cancelled.
     """
     record = store.search(name)
-    stored = parse_stored_config(record.config)
+    stored = parse_stored_config(record.config, record.name)
     if stored.is_imported:
         raise UserError(f"search {record.name} was imported and can't be resumed; launch a new search")
     refuse_cancelled(record)

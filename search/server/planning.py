@@ -84,7 +84,7 @@ async def plan_launch(asked: RemoteLaunchRequest, server: ServerState) -> Launch
     """
     config, _, status = await run_in_threadpool(_checked, asked, server)
     takes = await server.checks.call(preview, config)
-    return LaunchPlan(config.name, status, settings_text(config.canonical_json()), takes)
+    return LaunchPlan(config.name, status, settings_text(config.canonical_json(), config.name), takes)
 
 
 def start_launch(asked: RemoteLaunchRequest, server: ServerState) -> Job:
@@ -158,6 +158,6 @@ def stored_status(store: StoreReader, config: RunConfig) -> str | None:
         record = store.search(config.name)
     except NotFoundError:
         return None
-    if parse_stored_config(record.config).config_hash != config.config_hash:
+    if parse_stored_config(record.config, record.name).config_hash != config.config_hash:
         raise NameTakenError(f"search {config.name} has other settings; choose another name")
     return record.status

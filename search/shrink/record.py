@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import JsonValue, TypeAdapter
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.interface.opening import opened_store
@@ -22,7 +22,7 @@ from moevolve.search.running.observer import Observer
 from moevolve.search.shrink.findings import Speed, TaskCheck, TaskLook, Written
 from moevolve.search.shrink.goal import Goal
 from moevolve.search.shrink.loops import Loops
-from moevolve.store.errors import StoreError
+from moevolve.store.errors import StoreError, parsing
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import StoredShrink
 from moevolve.store.repository import Store
@@ -165,7 +165,7 @@ def read_shrinks(store: StoreReader) -> list[ShrinkRecord]:
     """Return the records of all shrinks of a store, the one that changed last first.
 
     Raises:
-        UserError: Another version of moevolve wrote one.
+        DamagedError: One has another form.
     """
     return [_read(stored) for stored in store.shrinks()]
 
@@ -216,10 +216,8 @@ def known_record(goal: Goal, store: Store | None) -> ShrinkRecord | None:
 
 
 def _read(stored: StoredShrink) -> ShrinkRecord:
-    try:
+    with parsing(f"the record of shrink {stored.name}"):
         return _ADAPTER.validate_json(stored.content)
-    except ValidationError:
-        raise UserError(f"shrink {stored.name}: another version of moevolve recorded it, in another form") from None
 
 
 class Journal:

@@ -140,7 +140,7 @@ def result_of(store: StoreReader, record: ShrinkRecord) -> ShrinkResult | None:
         return None
     if search.status != "finished":
         return None
-    config = parse_stored_config(search.config)
+    config = parse_stored_config(search.config, search.name)
     table = build_final_table(store, search, config, store.history(search.id))
     facts = stored_facts(store, search)
     dense = facts.dense

@@ -119,7 +119,7 @@ class _Steps:
                 tasks = self._tasks()
         if known is not None:
             # Memory that is free now must not change a search that has begun.
-            return parse_stored_config(known).model_copy(update={"store": goal.store})
+            return parse_stored_config(known, goal.name).model_copy(update={"store": goal.store})
         with journal.stage("settings"):
             names = [*goal.tasks, *(str(task.resolve()) for task in tasks)]
             config, sentence = settings_for(goal, names, self._probe, self._observer.on_stage)

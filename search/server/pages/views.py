@@ -176,7 +176,7 @@ def view_of_search(store: StoreReader, search: SearchRecord, control: Control) -
 def config_of(search: SearchRecord) -> RunConfig | None:
     """Return a search's configuration; None if another version of moevolve stored it and it can't be read."""
     try:
-        return parse_stored_config(search.config)
+        return parse_stored_config(search.config, search.name)
     except UserError:
         return None
 
