@@ -23,6 +23,7 @@ from moevolve.search.shrink.findings import Speed, TaskCheck, TaskLook, Written
 from moevolve.search.shrink.goal import Goal
 from moevolve.search.shrink.loops import Loops
 from moevolve.store.errors import StoreError, parsing
+from moevolve.store.leases import this_process
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import StoredShrink
 from moevolve.store.repository import Store
@@ -112,6 +113,7 @@ class ShrinkRecord:
         model: The model's path or id.
         folder: Folder of the new checkpoint.
         run_file: Its settings as a run file, for people and for `moevolve launch`.
+        owner: Name of the process that works on it, or did last; see `this_process`.
         failure: Why it failed or was interrupted; None otherwise.
         ends_at: End that was planned for --time; None without it, and before it is planned.
         config: Settings of the search as JSON, with --keep-score at the largest size until one is found; None before
@@ -131,6 +133,7 @@ class ShrinkRecord:
     folder: Path
     run_file: Path
     status: Status = "running"
+    owner: str = ""
     stage: Stage = "data"
     failure: str | None = None
     ends_at: datetime | None = None
@@ -246,7 +249,7 @@ class Journal:
             run_file=goal.files / "run.yaml",
         )
         journal = cls(store, observer, record)
-        journal.note(status="running", failure=None)
+        journal.note(status="running", failure=None, owner=this_process())
         return journal
 
     def keep_in(self, store: Store) -> None:

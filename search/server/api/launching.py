@@ -27,8 +27,9 @@ from moevolve.search.server.planning import (
 )
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.processes import RETRY_S, BusyError, Job
-from moevolve.search.server.shrinks import RemoteShrinkRequest, resume_shrink, start_shrink
+from moevolve.search.server.shrinks import RemoteShrinkRequest, resume_shrink, start_shrink, state_of, stop_shrink
 from moevolve.search.server.uploads import DataFile, UploadedFile, delete_upload, keep_upload, list_files
+from moevolve.store.records import Control
 
 _NAME = TypeAdapter(SearchName)
 _EXPORT_OPTIONS = tuple(fields_of(CheckpointRequest))
@@ -136,6 +137,24 @@ def export(server: ServerDep, ref: RefPath, asked: ExportOptions) -> Job:
 async def shrink(server: ServerDep, asked: RemoteShrinkRequest) -> Job:
     """Make a smaller checkpoint on the server's machine. Repeating the request continues an interrupted one."""
     return await start_shrink(asked, server)
+
+
+@routes.post("/shrinks/{name}/stop", dependencies=[CHANGES])
+def stop(server: ServerDep, name: SearchPath) -> Control:
+    """Stop a shrink; it can be resumed."""
+    return stop_shrink(name, server)
+
+
+@routes.post("/shrinks/{name}/resume", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)
+def resume_whole(server: ServerDep, name: SearchPath) -> Job:
+    """Continue a shrink on this machine, up to its checkpoint, whichever server started it."""
+    state = state_of(server, name)
+    if state.is_running:
+        raise BusyError(f"shrink {state.name} is {state.state} already")
+    job = resume_shrink(state.name, server)
+    if job is None:
+        raise UserError(f"shrink {state.name}: its folder isn't in this server's `exports`; resume it where it began")
+    return job
 
 
 def _refuse_foreign(name: str) -> None:

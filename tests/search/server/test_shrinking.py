@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +32,7 @@ from moevolve.search.server.connections import BoundedProtocol
 from moevolve.search.server.settings import ServerSettings
 from moevolve.search.server.uploads import plain_name
 from moevolve.search.shrink.record import STAGES, SizeTrial
+from moevolve.store.leases import this_process
 from moevolve.store.records import FULL_MODEL
 from moevolve.store.repository import Store
 from moevolve.workers.children.process import ChildProcess
@@ -350,7 +353,7 @@ def test_a_shrinks_page_shows_its_record_whatever_its_log_says(
             shown += [server.get("/shrinks/small").text for server in (client, later)]
         assert len(set(shown)) == 1, "after a restart of the server, too"
         page = page_of(client, "/shrinks/small")
-        polls = [found for found in page.all("div") if "/shrinks/small" in found.get("hx-get", "")]
+        polls = [found for found in page.all("div") if "every" in found.get("hx-trigger", "")]
         assert len(polls) == (record.status == "running"), stage
         if record.status == "running":
             assert STAGES[record.stage] in page.text
@@ -417,6 +420,32 @@ def test_a_shrink_that_was_stopped_is_resumed_as_a_whole_by_any_server(
     assert started == [["shrink", *PLAIN, *last]] * 2
     answer = client.post("/api/searches/foreign/resume", json={})
     assert answer.json()["command"] == "resume", "the folder isn't this server's"
+
+
+def test_a_shrink_whose_process_was_killed_is_resumed_from_its_page(
+    client: TestClient, store: Store, settings: ServerSettings, started: list[list[str]]
+) -> None:
+    assert settings.exports is not None
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    mine, gone = this_process(), this_process().replace(str(os.getpid()), str(ended.pid))
+    put(store, shrink_record(settings.exports, "killed", stage="look", owner=gone))
+    page = page_of(client, "/shrinks/killed")
+    assert "failed while asking the full model: its process is gone; it can be resumed" in page.text
+    assert [found["hx-post"] for found in page.all("button")][-1] == "/api/shrinks/killed/resume"
+    refused = client.post("/api/shrinks/killed/stop", json={})
+    assert refused.status_code == 409 and refused.json()["detail"] == "shrink killed: it is failed"
+    assert client.post("/api/shrinks/killed/resume", json={}).status_code == 202
+    assert started == [["shrink", *PLAIN, "--output", f"{settings.exports}/killed", "--", "/models/tiny"]]
+    put(store, shrink_record(settings.exports, "killed", stage="look", owner=mine))
+    page = page_of(client, "/shrinks/killed")
+    assert [found["hx-post"] for found in page.all("button")][-1] == "/api/shrinks/killed/stop"
+    refused = client.post("/api/shrinks/killed/stop", json={})
+    assert refused.status_code == 409 and "this server hasn't started its process" in refused.json()["detail"]
+    refused = client.post("/api/shrinks/killed/resume", json={})
+    assert refused.status_code == 409 and refused.json()["detail"] == "shrink killed is running already"
+    put(store, shrink_record(settings.exports.parent, "far", status="interrupted"))
+    assert "resume it where it began" in client.post("/api/shrinks/far/resume", json={}).json()["detail"]
 
 
 @pytest.mark.slow
