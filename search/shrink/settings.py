@@ -255,8 +255,6 @@ def sizes_of(config: RunConfig, stock: bool) -> Sizes:
     """Return what the headers and the config of a run's checkpoint say; `stock` if a smaller one has to be stock."""
     from moevolve.workers.checkpoints.loading import load_config, packing
     from moevolve.workers.export.sizes import file_sizes
-    from moevolve.workers.methods.eep.export import width_obstacle
-    from moevolve.workers.model.describe import meta_model
     from moevolve.workers.profiling.outline import outline_model
 
     model = pinned(config.model)
@@ -264,8 +262,7 @@ def sizes_of(config: RunConfig, stock: bool) -> Sizes:
     facts, quantised = outline.facts, packing(model, load_config(model)) is not None
     own_form = quantised or only_inside(facts.family)
     files = file_sizes(model, "source" if own_form else "stock") if facts.experts else FileSizes(0, 0, 0)
-    narrows = not (stock and facts.experts) or width_obstacle(meta_model(model)) is None
-    return Sizes(facts, quantised, own_form, narrows, files)
+    return Sizes(facts, quantised, own_form, not (stock and facts.width_linked), files)
 
 
 def planned_bytes(config: RunConfig) -> int:

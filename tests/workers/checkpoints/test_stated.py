@@ -35,7 +35,7 @@ def test_experts_groups_and_width_are_those_of_the_model(variant: str, tmp_path:
     facts, stated = describe_config(model, config), stated_model(config)
     assert stated is not None
     assert (stated.experts, stated.active, stated.groups) == (facts.experts, facts.active, facts.rule.groups)
-    assert stated.shares_width == (width_obstacle(model) is not None)
+    assert stated.shares_width == facts.width_linked == (width_obstacle(model) is not None)
 
 
 def test_a_dense_model_has_no_experts(tmp_path: Path) -> None:
