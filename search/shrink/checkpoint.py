@@ -166,5 +166,6 @@ def _timed(model: ModelConfig, written: Written, observer: Observer) -> Speed:
     with tempfile.TemporaryDirectory(prefix="moevolve-profile-") as scratch:
         report = profile_models(models, settings, Path(scratch), observer.on_stage)
     full, new = (profile.batches[0] for profile in report.models)
-    rates = full.decode_rate, new.decode_rate
+    gains = [before / after for before, after in zip(full.decode_seconds, new.decode_seconds, strict=True)]
+    rates = full.decode_rate, new.decode_rate, min(gains), max(gains)
     return Speed(report.reference.load.device_name, *rates, full.peak_bytes, new.peak_bytes)

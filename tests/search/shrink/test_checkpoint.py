@@ -19,7 +19,7 @@ from moevolve.search.shrink.goal import Amount
 from moevolve.search.shrink.record import Checks, Journal
 from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.profiling.report import ProfiledModel
+from moevolve.workers.profiling.report import BatchProfile, ProfiledModel
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
 
@@ -55,3 +55,18 @@ def test_a_checkpoint_that_is_too_large_stays_so_when_the_command_is_repeated(
     with pytest.raises(ExportError, match="10 bytes, more than --size 9B"):
         finish(goal, None, journal, table, Observer())  # type: ignore[arg-type]
     assert journal.record.status == "running"
+
+
+def test_the_gain_in_speed_has_a_range_and_tells_of_a_busy_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, new = (
+        BatchProfile(1, 8, 10, (1.0, 1.0, 1.0), seconds, None) for seconds in ((2.0, 2.0, 2.0), (1.0, 0.8, 1.25))
+    )
+    models = [SimpleNamespace(batches=(full,)), SimpleNamespace(batches=(new,))]
+    report = SimpleNamespace(models=models, reference=SimpleNamespace(load=SimpleNamespace(device_name="a CPU")))
+    monkeypatch.setattr("moevolve.workers.profiling.run.profile_models", lambda *_: report)
+    model = ModelConfig(str(DEMO / "model"), device="cpu")
+    speed = measured_speed(model, Written(tmp_path, "stock", 1, ()), Observer())
+    assert speed is not None and str(speed) == "10 (2.00x; 1.60x to 2.50x)"
+    assert "on a CPU, which was busy" in speed.about and "busy" not in replace(speed, low=1.95).about
