@@ -49,7 +49,7 @@ def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
     rows = [
         [
             row.search.name,
-            row.search.status + (f" ({one_line(reason, _LONGEST_REASON)})" if reason else ""),
+            row.state + (f" ({one_line(row.reason, _LONGEST_REASON)})" if row.reason else ""),
             ", ".join(row.tasks),
             SCALES[row.scale].text(row.best_fitness),
             *map(SCALES[row.mean_scale].text, (row.dev, row.test)),
@@ -57,7 +57,6 @@ def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
             *(["\n".join(filter(None, (" ".join(row.search.tags), row.search.note)))] if noted else []),
         ]
         for row in found
-        for reason in ["its driver is gone: resume it" if row.is_orphaned else row.search.status_reason]
     ]
     scores = ">best on search | >winner's dev | >test | >winner's size"
     title = scales_title(scale for row in found for scale in (row.scale, row.mean_scale))
@@ -231,13 +230,12 @@ def _print_overview(found: SearchOverview) -> None:
     best = "none yet" if found.best is None else f"{found.best[0]}: {scale.phrase(found.best[1])} on search"
     full = "" if found.full is None else f"; full model: {scale.phrase(found.full)}"
     driver = "none" if control.owner is None or not control.alive else f"{control.owner}: {control.stage or 'starting'}"
-    orphan = "; its driver is gone: resume it" if search.is_orphaned(control.alive) else ""
-    reason = f" ({' '.join(search.status_reason.split())})" if search.status_reason else ""
+    reason = search.reason(control.alive)
     noted = [("tags", " ".join(search.tags)), ("note", search.note)]
     _print_facts(
         [
             ("search", f"{search.name} (id {search.id}), of {date_time(search.created_at)}"),
-            ("status", f"{search.status}{reason}{orphan}"),
+            ("status", search.state(control.alive) + (f" ({' '.join(reason.split())})" if reason else "")),
             *(each for each in noted if each[1]),
             *found.facts,
             ("driver", driver),
