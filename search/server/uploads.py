@@ -23,6 +23,8 @@ from moevolve.store.errors import NameTakenError, NotFoundError
 _SUFFIXES = (*ROW_FILES, *TEXT_FILES)
 # Most uploaded files that are kept, so that clients together can't fill the disk.
 _MOST_FILES = 100
+# Bytes of a small file, whose check takes about a second and doesn't wait for that of a large one.
+_SMALL = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ async def keep_upload(given: str, content: AsyncIterator[bytes], server: ServerS
             await run_in_threadpool(file.write, piece)
         file.flush()
         try:
-            rows = await server.checks.call(usable_rows, Path(file.name))
+            rows = await server.uploads[file.tell() > _SMALL].call(usable_rows, Path(file.name))
         except UserError as error:
             raise UserError(str(error).replace(file.name, name)) from None
         _publish(Path(file.name), folder / name, taken=name in server.settings.data)

@@ -7,8 +7,10 @@ import os
 import re
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,29 @@ def test_a_file_is_uploaded_once_under_a_plain_name(
     assert [file["bytes"] for file in client.get("/api/data").json()] == [len(text.request.content), len(chats), None]
     assert client.post("/api/shrinks", json=ASKED | {"data": ["book.txt", "named"]}).status_code == 202
     assert started[0][3:7] == ["--data", f"{settings.uploads}/book.txt", "--data", "/data/named.jsonl"]
+
+
+def test_a_small_file_does_not_wait_for_the_check_of_a_large_one(
+    store: Store, settings: ServerSettings, chats: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def check(_: ChildProcess, function: Any, path: Path) -> Any:
+        if path.stat().st_size > 1 << 20:
+            begun.set()
+            end.wait(PATIENT_S)
+        return function(path)
+
+    monkeypatch.setattr(ChildProcess, "call", check)
+    served = settings.model_copy(update={"upload_mb": 2})
+    large = chats * ((1 << 20) // len(chats) + 1)
+    app = make_app(store, served)
+    with TestClient(app, "http://localhost:8080", headers=HEADERS) as client, ThreadPoolExecutor(1) as thread:
+        waits = thread.submit(client.put, "/api/data/large.jsonl", content=large)
+        assert begun.wait(PATIENT_S)
+        assert client.put("/api/data/small.jsonl", content=chats).status_code == 201
+        end.set()
+        assert waits.result().status_code == 201
 
 
 def test_clients_together_upload_so_many_files_and_no_more(
