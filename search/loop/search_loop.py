@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.scales import SCALES
 from moevolve.search.genomes.contract.base import Child, Description
 from moevolve.search.loop.evaluation_cache import CachedResult, EvaluationCache
 from moevolve.search.loop.scores import ranking_of
@@ -142,10 +141,9 @@ class SearchLoop:
         # If the full model scores nothing, anything counts as a recovery, so it ends no search.
         if self._best is not None and self._full > 0 and -self._best[0] >= recovery * self._full:
             self._total = self._next
-            position, scale = schedule.span(self._next).position, SCALES[self._setup.scale]
             self._on_note(
-                f"ended before phases.{position}: individual {self._best[2]} has {scale.phrase(-self._best[0])}, the "
-                f"full model {scale.phrase(self._full)}, and skip_phases_at is {recovery:g}"
+                f"stopped early: candidate {self._best[2]} keeps {-self._best[0] / self._full:.1%} of the full model's "
+                f"score ({recovery:.1%} is enough: skip_phases_at)"
             )
         return self._next < self._total
 
