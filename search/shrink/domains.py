@@ -21,7 +21,7 @@ import yaml
 from moevolve.evaluators.errors import UserError, first_line
 from moevolve.evaluators.text_files import MOST_FAULTS, ROW_FILES, read_lines, read_rows, refuse_faults
 from moevolve.evaluators.types import SPLITS, Split
-from moevolve.search.shrink.rows import Chat, Columns, DataRow, columns_of, read_row, without_nulls
+from moevolve.search.shrink.rows import Chat, Columns, DataRow, columns_of, read_columns, read_row, without_nulls
 
 if TYPE_CHECKING:
     from moevolve.search.config.run import RunConfig
@@ -185,6 +185,14 @@ def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str,
     return tuple(rendered)
 
 
+def has_template(config: RunConfig) -> bool:
+    """Return whether the model of a run has a chat template, or the run names one."""
+    from moevolve.workers.checkpoints.loading import load_tokenizer
+    from moevolve.workers.engine.chat import chat_template
+
+    return chat_template(load_tokenizer(config.model), config.engine) is not None
+
+
 def _domain(data: DataFile, metric: Mapping[str, str] | None, dev_rows: int) -> Domain:
     path, folder = data.path, data.path.is_dir()
     stem = path.resolve().name if folder else path.stem
@@ -249,13 +257,13 @@ def _settings(data: DataFile, metric: Mapping[str, str] | None) -> dict[str, obj
     return found | {"fitness": "agreement", "matching": {"stop": stop}}
 
 
-def usable_rows(path: Path) -> int:
-    """Return the number of rows in a file of requests that can become a task.
+def usable_rows(path: Path, columns: str | None = None) -> int:
+    """Return the number of rows in a file of requests that can become a task; `columns` is the value of --columns.
 
     Raises:
-        UserError: See `read_data`; or it has too few rows.
+        UserError: See `read_data`; or it has too few rows, or `columns` is malformed.
     """
-    data = read_data(path)
+    data = read_data(path, None if columns is None else read_columns(columns))
     _domain(data, None, DEV_ROWS)
     return len(data.rows)
 

@@ -23,7 +23,7 @@ from moevolve.search.running.launch import recorded, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.study import SharedWorkers
 from moevolve.search.shrink.checkpoint import finish
-from moevolve.search.shrink.domains import DEV_ROWS, read_domains, render_chats, write_tasks
+from moevolve.search.shrink.domains import DEV_ROWS, has_template, read_domains, render_chats, write_tasks
 from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.goal import Goal
 from moevolve.search.shrink.keeping import refuse_losing, smallest
@@ -126,9 +126,20 @@ class _Steps:
             config = config.model_copy(update={"store": goal.store})
             if sentence:
                 self._observer.on_note(sentence)
+            self._note_lost_roles(config)
             size = self._probe.call(source_bytes, config)
             journal.note(config=config.canonical_json(), choices=(sentence,) if sentence else (), weight_bytes=size)
         return config
+
+    def _note_lost_roles(self, config: RunConfig) -> None:
+        """Say so if a conversation's roles are lost, since the model has no template to write them."""
+        chats = [section.name for section in config.tasks if section.task().turns is not None]
+        if chats and config.engine.chat_template == "auto" and not self._probe.call(has_template, config):
+            names = ", ".join(Path(name).stem for name in chats)
+            self._observer.on_note(
+                f"{names}: the model has no chat template, so that turns and system prompts are joined as plain text "
+                "without their roles; --set engine.chat_template=NAME uses one that ships, `none` is silent"
+            )
 
     def _tasks(self) -> list[Path]:
         """Write a task file for each file of requests."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Path, Request
+from fastapi import APIRouter, HTTPException, Path, Query, Request
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 
@@ -40,6 +40,9 @@ _FILE = {
     }
 }
 NamePath = Annotated[str, Path(max_length=100, description="Name of the file, of JSON, JSONL, CSV, TSV or text.")]
+ColumnsQuery = Annotated[
+    str | None, Query(max_length=1000, description="Columns to read, as a shrink's `columns`, which needs them again.")
+]
 
 
 class ExportOptions(model_of(ExportRequest, _EXPORT_OPTIONS)):  # type: ignore[misc]
@@ -68,10 +71,10 @@ def list_data(server: ServerDep) -> list[DataFile]:
 
 
 @routes.put("/data/{name}", dependencies=[CHANGES], status_code=HTTPStatus.CREATED, openapi_extra=_FILE)
-async def upload(request: Request, server: ServerDep, name: NamePath) -> UploadedFile:
+async def upload(request: Request, server: ServerDep, name: NamePath, columns: ColumnsQuery = None) -> UploadedFile:
     """Upload a file of requests, which is checked and then listed. No other file is replaced."""
     try:
-        return await keep_upload(name, request.stream(), server)
+        return await keep_upload(name, request.stream(), server, columns)
     except ClientDisconnect:
         raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name}: the connection ended before the file") from None
 

@@ -164,16 +164,26 @@ def test_a_file_is_uploaded_once_under_a_plain_name(
     assert started[0][3:7] == ["--data", f"{settings.uploads}/book.txt", "--data", "/data/named.jsonl"]
 
 
+def test_columns_are_told_with_the_file(client: TestClient, settings: ServerSettings) -> None:
+    rows = "ask,reply\n" + "".join(f"what is {n}?,{n}\n" for n in range(100))
+    refused = client.put("/api/data/table.csv", content=rows)
+    assert refused.status_code == 422 and not kept(settings)
+    answer = client.put("/api/data/table.csv?columns=prompt%3Dask,answer%3Dreply", content=rows)
+    assert (answer.status_code, answer.json()["rows"]) == (201, 100), answer.text
+    wrong = client.put("/api/data/other.csv?columns=ask", content=rows)
+    assert wrong.status_code == 422 and "--columns ask: give NAME=COLUMN" in wrong.text
+
+
 def test_a_small_file_does_not_wait_for_the_check_of_a_large_one(
     store: Store, settings: ServerSettings, chats: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, end = threading.Event(), threading.Event()
 
-    def check(_: ChildProcess, function: Any, path: Path) -> Any:
+    def check(_: ChildProcess, function: Any, path: Path, columns: str | None) -> Any:
         if path.stat().st_size > 1 << 20:
             begun.set()
             end.wait(PATIENT_S)
-        return function(path)
+        return function(path, columns)
 
     monkeypatch.setattr(ChildProcess, "call", check)
     served = settings.model_copy(update={"upload_mb": 2})

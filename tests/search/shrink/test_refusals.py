@@ -9,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from commands_here import refusal
+from demo_chats import write_chats
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups
@@ -117,3 +119,16 @@ def test_a_number_that_may_be_a_share_is_answered_by_it() -> None:
         kept_experts(Amount("experts", "50", number=50), 8, RoutingGroups())
     with pytest.raises(UserError, match="--experts 6: give"):
         kept_experts(Amount("experts", "6", number=6), 16, RoutingGroups(4, 2, 2))
+
+
+@pytest.mark.usefixtures("worker_here")
+def test_roles_that_no_template_writes_are_told(tmp_path: Path, in_process: Any) -> None:
+    write_chats(tmp_path / "chats.jsonl", 100)
+    rows = map(json.loads, (tmp_path / "chats.jsonl").read_text().splitlines())
+    system = {"role": "system", "content": "Be brief."}
+    lines = [json.dumps({"messages": [system, *row["messages"]]}) + "\n" for row in rows]
+    (tmp_path / "chats.jsonl").write_text("".join(lines))
+    amount = ("--data", "chats.jsonl", "--experts", "4", "--repair", "none", "--force")
+    done = in_process("shrink", DEMO, *amount, "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "chats: the model has no chat template, so that turns and system prompts" in done.stderr
