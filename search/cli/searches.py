@@ -130,9 +130,16 @@ def _differing(genomes: Sequence[str]) -> tuple[list[str], str]:
     return [", ".join(part for part in each if part not in shared) for each in parts], ", ".join(shared)
 
 
-def _print_shared(shared: str) -> None:
+def _print_shared(shared: str, genomes: Iterable[str]) -> None:
+    """Print what genomes in a table have in common, and what their letters mean."""
     if shared:
         output.print(f"all of them: {shared}", soft_wrap=True)
+    if any(each.startswith("keep ") and " of " not in each for each in (shared, *genomes)):
+        output.print(
+            "genome: the experts that every group of layers keeps, 0 to 9 and then a to z; `moevolve show INDIVIDUAL` "
+            "says more",
+            soft_wrap=True,
+        )
 
 
 @shows(BestRequest)
@@ -156,7 +163,7 @@ def best(found: Rows[BestRow], request: BestRequest) -> None:
         ranked += ", then by search where that score is missing"
     title = "".join(f"{task}: " for task in tasks if not several) + scales_title(row.scale for row in found)
     print_table(f"{title}; {ranked}", headings, rows)
-    _print_shared(shared)
+    _print_shared(shared, genomes)
 
 
 @shows(ParetoRequest)
@@ -172,7 +179,7 @@ def pareto(found: Pareto, _: ParetoRequest) -> None:
         rows.append(["full model", scale.text(found.full), whole, ""])
     headings = f"individual | >{found.split} | >{found.size.replace('_', ' ')} | genome"
     print_table(f"{found.task}: {scale.title}", headings, rows, [len(found.front) - 1])
-    _print_shared(shared)
+    _print_shared(shared, genomes)
     if not found.front and found.split != "search":
         output.print(f"no candidate was scored on {found.split}; all have a score on --split search", soft_wrap=True)
 
@@ -296,7 +303,7 @@ def lineage(graph: LineageGraph, _: LineageRequest) -> None:
     ]
     headings = "individual | made by | parents | >fitness | genome"
     print_table(SCALES[graph.scale].title, headings, rows)
-    _print_shared(shared)
+    _print_shared(shared, genomes)
 
 
 def tasks(as_json: JsonOption = False) -> None:
