@@ -58,7 +58,8 @@ def stated_model(config: ModelConfig) -> StatedModel | None:
     family = FAMILIES.get(str(text.get("model_type")))
     if family is None:
         return None
-    quantised = gguf_file(config) is not None or "quantization_config" in {**content, **text}
+    packed = any(each.get("quantization_config") is not None for each in (content, text))
+    quantised = gguf_file(config) is not None or packed
     own_form = quantised or only_inside(family.model_type)
     if isinstance(family, DenseFamily):
         return StatedModel(family.model_type, quantised=quantised, own_form=own_form)

@@ -48,6 +48,7 @@ def test_a_dense_model_has_no_experts(tmp_path: Path) -> None:
         ({"model_type": "unheard_of"}, None),
         ({"num_local_experts": "many"}, None),
         ({"model_type": "wrapper", "text_config": {"model_type": "unheard_of"}}, None),
+        ({"quantization_config": None}, StatedModel("mixtral", 6, 2)),
         ({"quantization_config": {}}, StatedModel("mixtral", 6, 2, RoutingGroups(), quantised=True, own_form=True)),
     ],
 )
