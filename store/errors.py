@@ -1,5 +1,10 @@
 """Errors of the store that a user can resolve: the command line prints them in one line and exits with code 2."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from moevolve.evaluators.errors import UserError
+
 
 class StoreError(Exception):
     """The store can't carry out a request. Its one-line message says what was wrong, where, and what to do about it."""
@@ -7,6 +12,26 @@ class StoreError(Exception):
 
 class UnreachableError(StoreError):
     """The database restarts or cut the connection. A transaction that was under way may have been committed."""
+
+
+class DamagedError(StoreError):
+    """A stored value can't be read. The message names what it belongs to, and has nothing that isn't for clients."""
+
+
+@contextmanager
+def parsing(what: str) -> Iterator[None]:
+    """Context manager for a block that does nothing but parse a stored value; `what` begins the error's message.
+
+    Raises:
+        DamagedError: The value has another form.
+    """
+    try:
+        yield
+    except (UserError, StoreError):
+        raise
+    except Exception as error:  # parsers fail in any way
+        reason = "it is damaged, or another version of moevolve wrote it"
+        raise DamagedError(f"{what} can't be read: {reason}; `moevolve db check` names what is damaged") from error
 
 
 class LeaseHeldError(StoreError):

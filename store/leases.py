@@ -16,10 +16,10 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, Row, and_, or_, select, text, update
 
-from moevolve.store.errors import LeaseHeldError, LeaseLostError, NotRunningError, StoreError
+from moevolve.store.errors import LeaseHeldError, LeaseLostError, NotRunningError, StoreError, parsing
 from moevolve.store.events import append, asker
 from moevolve.store.lineage import find_search
 from moevolve.store.records import Control, DesiredState, Lease, Progress
@@ -56,7 +56,7 @@ def acquire(connection: Connection, search_id: str, owner: str, seconds: float) 
     lock_against_prune(connection)
     row, now = _locked(connection, search_id), now_of(connection)
     found = find_search(connection, search_id)
-    if _control(row, now).alive:
+    if _control(connection, row, now).alive:
         left = (row.expires_at - now).total_seconds()
         raise LeaseHeldError(
             f"search {found.name} is being run by {row.owner}; stop that one, or wait: if "
@@ -102,7 +102,7 @@ def renew(
     if progress is not None:
         changes["progress"] = _PROGRESS.dump_json(progress).decode()
     _update(connection, lease.search_id, **changes)
-    return replace(_control(row, now_of(connection)), alive=True)  # the row was read before it was renewed
+    return replace(_control(connection, row, now_of(connection)), alive=True)  # the row was read before it was renewed
 
 
 def release(connection: Connection, lease: Lease) -> None:
@@ -124,7 +124,7 @@ def fence(connection: Connection, writer: str | Lease) -> str:
     if isinstance(writer, Lease):
         _locked_by(connection, writer)
         return writer.search_id
-    control = _control(_locked(connection, writer), now_of(connection))
+    control = _control(connection, _locked(connection, writer), now_of(connection))
     if control.alive:
         name = find_search(connection, writer).name
         raise LeaseHeldError(f"search {name} is being run by {control.owner}: stop it first")
@@ -143,7 +143,7 @@ def ask(
         NotRunningError: The search has no driver.
         StoreError: There is no such search.
     """
-    control = _control(_locked(connection, search_id), now_of(connection))
+    control = _control(connection, _locked(connection, search_id), now_of(connection))
     if not control.alive:
         found = find_search(connection, search_id)
         raise NotRunningError(f"search {found.name} isn't being run (it is {found.status})")
@@ -161,20 +161,20 @@ def ask(
 def read(connection: Connection, search_id: str) -> Control:
     """Return the driver of a search, its state, and what users ask of it."""
     row = connection.execute(select(leases).where(leases.c.search_id == search_id)).one()
-    return _control(row, now_of(connection))
+    return _control(connection, row, now_of(connection))
 
 
 def read_all(connection: Connection) -> dict[str, Control]:
     """Return the same for every search, by id."""
     now = now_of(connection)
-    return {row.search_id: _control(row, now) for row in connection.execute(select(leases))}
+    return {row.search_id: _control(connection, row, now) for row in connection.execute(select(leases))}
 
 
 def running(connection: Connection) -> dict[str, Control]:
     """Return the same for the searches that have a driver. Its cost doesn't grow with the number of other searches."""
     now = now_of(connection)
     owned = connection.execute(select(leases).where(leases.c.owner.is_not(None)))
-    found = {row.search_id: _control(row, now) for row in owned}
+    found = {row.search_id: _control(connection, row, now) for row in owned}
     return {search_id: control for search_id, control in found.items() if control.alive}
 
 
@@ -191,11 +191,20 @@ def revoke_expired(connection: Connection) -> set[str]:
     return {row.search_id for row in held if not is_gone(row.owner)}
 
 
-def _control(row: Row[*tuple[object, ...]], now: datetime) -> Control:
+def parse_progress(text: str) -> Progress:
+    """Return the progress in the column of leases."""
+    return _PROGRESS.validate_json(text)
+
+
+def _control(connection: Connection, row: Row[*tuple[object, ...]], now: datetime) -> Control:
     lasts = row.expires_at is not None and now < row.expires_at
     alive = row.owner is not None and lasts and not is_gone(row.owner)
     damaged = row.owner is not None and row.expires_at is None
-    progress = None if row.progress is None else _PROGRESS.validate_json(row.progress)
+    try:
+        progress = None if row.progress is None else parse_progress(row.progress)
+    except ValidationError:
+        with parsing(f"the progress of search {find_search(connection, row.search_id).name}"):
+            raise
     return Control(
         row.owner,
         row.epoch,

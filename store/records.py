@@ -87,6 +87,14 @@ class SearchRecord:
         """Whether the search's driver ended without storing a final status; `alive` says whether it has a driver."""
         return not alive and self.status in ("running", "paused")
 
+    def state(self, alive: bool) -> str:
+        """Return the state in one word: the status, or `orphaned`."""
+        return "orphaned" if self.is_orphaned(alive) else self.status
+
+    def reason(self, alive: bool) -> str | None:
+        """Return why the search is in this state; None if that isn't known."""
+        return "its driver is gone: resume it" if self.is_orphaned(alive) else self.status_reason
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -225,8 +233,12 @@ class SearchSummary:
     mean_scale: ScaleName = "percent"
 
     @property
-    def is_orphaned(self) -> bool:
-        return self.search.is_orphaned(self.owner is not None)
+    def state(self) -> str:
+        return self.search.state(self.owner is not None)
+
+    @property
+    def reason(self) -> str | None:
+        return self.search.reason(self.owner is not None)
 
     @property
     def pending(self) -> int:

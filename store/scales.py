@@ -9,6 +9,7 @@ from sqlalchemy import Connection, and_, select
 
 from moevolve.evaluators.metrics import scale_of
 from moevolve.evaluators.scales import ScaleName, common_scale
+from moevolve.store.errors import parsing
 from moevolve.store.tables import contexts, search_tasks, searches
 
 
@@ -44,8 +45,10 @@ def read_scales(connection: Connection, search_id: str | None = None) -> dict[st
     scales = {found: SearchScales(common_scale(each), common_scale(each)) for found, each in named.items()}
     others = [found for found, each in scales.items() if each.fitness != "percent"]
     for found in others:
-        config = connection.execute(select(s.config).where(s.id == found)).scalar_one()
-        if json.loads(config).get("task_aggregation") == "worst":
+        config, name = connection.execute(select(s.config, s.name).where(s.id == found)).one()
+        with parsing(f"the configuration of search {name}"):
+            worst = json.loads(config).get("task_aggregation") == "worst"
+        if worst:
             scales[found] = SearchScales("percent", scales[found].mean)
     return scales
 

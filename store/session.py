@@ -295,7 +295,7 @@ def transaction(
                 if postgres or file_of(engine.url) is not None:  # not the only connection to a database in memory
                     connection.invalidate()
                 raise
-    except (SQLAlchemyError, OverflowError, ValueError) as error:  # the last for what is stored and can't be parsed
+    except (SQLAlchemyError, OverflowError) as error:
         kind = UnreachableError if _is_unreachable(error) else StoreError
         # What the database's driver says; SQLAlchemy adds the statement.
         cause = first_line(getattr(error, "orig", None) or error)

@@ -7,6 +7,7 @@ share it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,6 +32,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeDecorator
 
+from moevolve.store.errors import parsing
+
 
 class UtcDateTime(TypeDecorator[datetime]):
     """An aware UTC datetime on every backend; SQLite stores no time zone."""
@@ -40,6 +43,15 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         return None if value is None else value.astimezone(UTC)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
+        process = super().result_processor(dialect, coltype)
+
+        def parsed(value: object) -> object:
+            with parsing(f"the date {value!r}"):
+                return None if process is None else process(value)
+
+        return parsed
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         if value is None:

@@ -24,8 +24,8 @@ def watch(request: WatchRequest, store: StoreOption = DEFAULT_STORE) -> None:
     """Follow a search until it ends. Ctrl-C ends the watching only; the search goes on."""
     with exit_with_message("the search goes on", ()):
         last = _follow(request, store)
-    status = "its driver is gone: resume it" if last.is_orphaned else last.search.status_reason
-    output.print(f"{last.search.name}: {last.search.status}{f' ({status})' if status else ''}", soft_wrap=True)
+    state, reason = (told(last.control.alive) for told in (last.search.state, last.search.reason))
+    output.print(f"{last.search.name}: {state}{f' ({reason})' if reason else ''}", soft_wrap=True)
     if last.search.status == "finished":
         print_final_table(moevolve.ask(store, FinalTableRequest(request.search)), store)
         return

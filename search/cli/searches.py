@@ -47,14 +47,13 @@ def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
     rows = [
         [
             row.search.name,
-            row.search.status + (f" ({one_line(reason, _LONGEST_REASON)})" if reason else ""),
+            row.state + (f" ({one_line(row.reason, _LONGEST_REASON)})" if row.reason else ""),
             ", ".join(row.tasks),
             SCALES[row.scale].text(row.best_fitness),
             *map(SCALES[row.mean_scale].text, (row.dev, row.test)),
             "-" if row.size is None else f"{row.size:.1%}",
         ]
         for row in found
-        for reason in ["its driver is gone: resume it" if row.is_orphaned else row.search.status_reason]
     ]
     scores = ">best on search | >winner's dev | >test | >winner's size"
     title = scales_title(scale for row in found for scale in (row.scale, row.mean_scale))
@@ -122,9 +121,16 @@ def _differing(genomes: Sequence[str]) -> tuple[list[str], str]:
     return [", ".join(part for part in each if part not in shared) for each in parts], ", ".join(shared)
 
 
-def _print_shared(shared: str) -> None:
+def _print_shared(shared: str, genomes: Iterable[str]) -> None:
+    """Print what genomes in a table have in common, and what their letters mean."""
     if shared:
         output.print(f"all of them: {shared}", soft_wrap=True)
+    if any(each.startswith("keep ") and " of " not in each for each in (shared, *genomes)):
+        output.print(
+            "genome: the experts that every group of layers keeps, 0 to 9 and then a to z; `moevolve show INDIVIDUAL` "
+            "says more",
+            soft_wrap=True,
+        )
 
 
 @shows(BestRequest)
@@ -148,7 +154,7 @@ def best(found: Rows[BestRow], request: BestRequest) -> None:
         ranked += ", then by search where that score is missing"
     title = "".join(f"{task}: " for task in tasks if not several) + scales_title(row.scale for row in found)
     print_table(f"{title}; {ranked}", headings, rows)
-    _print_shared(shared)
+    _print_shared(shared, genomes)
 
 
 @shows(ParetoRequest)
@@ -164,7 +170,7 @@ def pareto(found: Pareto, _: ParetoRequest) -> None:
         rows.append(["full model", scale.text(found.full), whole, ""])
     headings = f"individual | >{found.split} | >{found.size.replace('_', ' ')} | genome"
     print_table(f"{found.task}: {scale.title}", headings, rows, [len(found.front) - 1])
-    _print_shared(shared)
+    _print_shared(shared, genomes)
     if not found.front and found.split != "search":
         output.print(f"no candidate was scored on {found.split}; all have a score on --split search", soft_wrap=True)
 
@@ -222,12 +228,11 @@ def _print_overview(found: SearchOverview) -> None:
     best = "none yet" if found.best is None else f"{found.best[0]}: {scale.phrase(found.best[1])} on search"
     full = "" if found.full is None else f"; full model: {scale.phrase(found.full)}"
     driver = "none" if control.owner is None or not control.alive else f"{control.owner}: {control.stage or 'starting'}"
-    orphan = "; its driver is gone: resume it" if search.is_orphaned(control.alive) else ""
-    reason = f" ({' '.join(search.status_reason.split())})" if search.status_reason else ""
+    reason = search.reason(control.alive)
     _print_facts(
         [
             ("search", f"{search.name} (id {search.id}), of {date_time(search.created_at)}"),
-            ("status", f"{search.status}{reason}{orphan}"),
+            ("status", search.state(control.alive) + (f" ({' '.join(reason.split())})" if reason else "")),
             *found.facts,
             ("driver", driver),
             ("best", f"{best}{full}"),
@@ -287,7 +292,7 @@ def lineage(graph: LineageGraph, _: LineageRequest) -> None:
     ]
     headings = "individual | made by | parents | >fitness | genome"
     print_table(SCALES[graph.scale].title, headings, rows)
-    _print_shared(shared)
+    _print_shared(shared, genomes)
 
 
 def tasks(as_json: JsonOption = False) -> None:

@@ -19,6 +19,7 @@ from moevolve.evaluators.preparation.registry import split_fitness
 from moevolve.evaluators.yaml_files import explain_validation, read_yaml
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import Section
+from moevolve.store.errors import parsing
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 # Keys of the sections that aren't a `Section`, which suggests its own keys.
@@ -72,17 +73,16 @@ def _validated(data: dict[str, object], where: str) -> RunConfig:
         raise UserError(f"{where}: {explain_validation(error, data, _LOADING_KEYS)}") from None
 
 
-def parse_stored_config(text: str) -> RunConfig:
-    """Return the configuration of a stored search, which may be an imported one.
+def parse_stored_config(text: str, name: str) -> RunConfig:
+    """Return the configuration of the stored search of a name, which may be an imported one.
 
     Raises:
-        UserError: This version doesn't understand it, and the message names the field; or it is damaged.
+        UserError: This version doesn't understand it, and the message names the field.
+        DamagedError: It isn't a JSON object.
     """
-    try:
+    with parsing(f"the configuration of search {name}"):
         data = dict(json.loads(text))
-    except (ValueError, TypeError):
-        raise UserError("a search's stored configuration is damaged; `moevolve db check` names the search") from None
-    where = f"stored configuration of search {data.get('name', '?')}"
+    where = f"stored configuration of search {data.get('name', name)}"
     config = _validated(data, where)
     # Configurations are stored whole: today's defaults must not fill in settings that another version didn't have.
     if config.model_dump(mode="json") != data:

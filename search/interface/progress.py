@@ -51,8 +51,9 @@ def describe(progress: Progress) -> str:
         parts.append(f"best {scale.text(progress.best[1])} (#{progress.best[0]})")
     if progress.full is not None:
         parts.append(f"full {scale.text(progress.full)}")
-    if progress.rate is not None and progress.left is not None:
+    if progress.rate is not None:
         parts.append(f"{progress.rate:.2f} evaluations/s")
+    if progress.left is not None:
         parts.append(f"{duration(progress.left)} left")
     if progress.failed:
         parts.append(f"{progress.failed} failed")

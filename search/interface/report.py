@@ -52,7 +52,7 @@ class PlotRequest(Request):
         check_format(self.path)
         search = store.search(self.search)
         history = store.history(search.id)
-        config = parse_stored_config(search.config)
+        config = parse_stored_config(search.config, search.name)
         imported = f"{search.name}:0" if config.is_imported else None
         reference = self.individual or imported or build_final_table(store, search, config, history).winner
         shown = None if reference is None else find_candidate(store, reference, weights=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import as_run_config, override_lines
 from moevolve.search.config.run import RunConfig
 from moevolve.search.config.study import Study, StudyCell, load_study
-from moevolve.search.interface.opening import opened_store
+from moevolve.search.interface.opening import opened_reader, opened_store
 from moevolve.search.interface.parameters import (
     SETTINGS,
     NewSearchName,
@@ -27,6 +28,7 @@ from moevolve.search.interface.progress import line_observer
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.running.observer import SILENT, Observer
+from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 
 if TYPE_CHECKING:  # it loads SciPy
@@ -57,16 +59,24 @@ class LaunchRequest(Request):
         changes = given_lines({"store": self.store, "name": self.name})
         settings = as_run_config(self.config, (*override_lines(self.overrides), *changes))
 
+        given = settings.store if self.store is None else self.store
+        source = "this configuration" if isinstance(self.config, RunConfig) else str(self.config)
+
+        from moevolve.search.running.launch import recorded, refuse_taken, register, set_up_new
+        from moevolve.search.running.set_up import refuse_wrong
+
+        refuse_wrong(settings)
+        with suppress(StoreError), opened_reader(given) as known:  # making the store says what is wrong with it
+            refuse_taken(settings, known, source if self.or_resume else None)
+
         # Not sooner: what is wrong in a configuration is reported at once, without waiting for Ray.
         from moevolve.search.pools.ray_actor import ModelProbe
         from moevolve.search.running.execute import execute
-        from moevolve.search.running.launch import recorded, register, set_up_new
 
-        source = "this configuration" if isinstance(self.config, RunConfig) else str(self.config)
         with ModelProbe() as probe:
             probe.join(settings)  # a wrong address must not take the search's name
             setup = set_up_new(settings, probe.call)
-            with opened_store(settings.store if self.store is None else self.store, create=True) as store:
+            with opened_store(given, create=True) as store:
                 if self.or_resume:
                     setup = recorded(setup, store, source, probe.call)
                 else:

@@ -84,5 +84,5 @@ class FinalTableRequest(Request):
 
     def answer(self, store: StoreReader) -> FinalTable:
         search = store.search(self.search)
-        config = parse_stored_config(search.config)  # parsed first, to fail before all individuals are read
+        config = parse_stored_config(search.config, search.name)  # first, to fail before all rows are read
         return build_final_table(store, search, config, store.history(search.id))

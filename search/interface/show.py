@@ -89,7 +89,7 @@ class OverviewRequest(Request):
         from moevolve.search.report.contents import facts_of
 
         search = store.search(self.search)
-        config = parse_stored_config(search.config)
+        config = parse_stored_config(search.config, search.name)
         rows = store.history(search.id)
         best = next(iter(store.best_of_search(search.id, 1)), None)
         return SearchOverview(

@@ -13,7 +13,7 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.interface.opening import opened_store
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.running.calibration import stored_fingerprint
-from moevolve.search.running.weights import stored_facts
+from moevolve.search.running.weights import parse_facts, stored_facts
 from moevolve.store import schema
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord, Upgrade
@@ -41,6 +41,10 @@ class UpgradeRequest(Request):
         return schema.upgrade(store if isinstance(store, str) else store.url)
 
 
+# How text is parsed whose form the store doesn't know, by column.
+_FORMS = {"searches.config": lambda text: parse_stored_config(text, "?"), "searches.model_facts": parse_facts}
+
+
 @record
 class CheckRequest(Request):
     """Check a store for damage; exit code 1 if any is found. Writes nothing.
@@ -50,7 +54,7 @@ class CheckRequest(Request):
     """
 
     def answer(self, store: StoreReader) -> CheckReport:
-        return check(store)
+        return check(store, _FORMS)
 
 
 @record
@@ -113,7 +117,7 @@ def _calibrations(store: StoreReader, search: SearchRecord) -> Collection[str]:
     if not any(task.split == "calibration" for task in store.search_tasks(search.id, auxiliary=True)):
         return ()
     try:
-        config = parse_stored_config(search.config)
+        config = parse_stored_config(search.config, search.name)
         wanted = config.space(stored_facts(store, search)).measurement
     except UserError:
         return store.calibrations()

@@ -85,8 +85,8 @@ def _flat_search(row: SearchSummary) -> dict[str, object]:
     search = row.search
     return {
         "search": search.name,
-        "status": search.status,
-        "status_reason": search.status_reason,
+        "status": row.state,
+        "status_reason": row.reason,
         "tasks": _plain(row.tasks),
         "genome": search.genome_kind,
         "model": search.model_path,

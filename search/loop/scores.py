@@ -86,7 +86,9 @@ def full_fitness(store: StoreReader, search: SearchRecord) -> float | None:
     if not records or len(records) < len(scores.tasks):
         return None
     try:
-        return ranking_of(parse_stored_config(search.config), [*scores.tasks.values()], records, records)[0]
+        return ranking_of(parse_stored_config(search.config, search.name), [*scores.tasks.values()], records, records)[
+            0
+        ]
     except UserError:
         return None
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.scales import SCALES
 from moevolve.search.genomes.contract.base import Child, Description
 from moevolve.search.loop.evaluation_cache import CachedResult, EvaluationCache
 from moevolve.search.loop.scores import ranking_of
@@ -54,6 +53,8 @@ class SearchLoop:
         self._on_progress, self._on_note = on_progress, on_note
         self._total = setup.schedule.total
         self._first_arrival: tuple[float, int] | None = None
+        self._since = (0.0, 0)
+        self._alike: object = None
         self._next = self._passed = self._frontier = 0
         self._complete: dict[int, IndividualRecord] = {}
         self._pending: dict[int, tuple[IndividualRecord, float]] = {}
@@ -142,10 +143,9 @@ class SearchLoop:
         # If the full model scores nothing, anything counts as a recovery, so it ends no search.
         if self._best is not None and self._full > 0 and -self._best[0] >= recovery * self._full:
             self._total = self._next
-            position, scale = schedule.span(self._next).position, SCALES[self._setup.scale]
             self._on_note(
-                f"ended before phases.{position}: individual {self._best[2]} has {scale.phrase(-self._best[0])}, the "
-                f"full model {scale.phrase(self._full)}, and skip_phases_at is {recovery:g}"
+                f"stopped early: candidate {self._best[2]} keeps {-self._best[0] / self._full:.1%} of the full model's "
+                f"score ({recovery:.1%} is enough: skip_phases_at)"
             )
         return self._next < self._total
 
@@ -254,16 +254,28 @@ class SearchLoop:
         )
 
     def _pace(self, done: int, total: int) -> tuple[float | None, float | None]:
-        """Evaluations per second and seconds left, measured since the first evaluation; None if not known yet."""
+        """Evaluations per second and seconds left, measured since the first evaluation; None if not known yet.
+
+        What is left is measured on phases that repair alike, and isn't known while others are to come: a candidate
+        with a longer repair takes many times as long.
+        """
+        now = time.monotonic()
+        place = self._setup.schedule.span(min(done, total - 1)).position
+        alike, *others = [(each.kind == "repair", each.repair) for each in self._setup.config.phases[place:]]
         if self._first_arrival is None:
             if self._evaluated:
-                self._first_arrival = time.monotonic(), done
+                self._first_arrival = self._since = now, done
+                self._alike = alike
             return None, None
-        since, done_then = self._first_arrival
-        elapsed = time.monotonic() - since
-        if self._evaluated < 2 or done <= done_then or elapsed <= 0:
+        if alike != self._alike:
+            self._since, self._alike = (now, done), alike
+        elapsed = now - self._first_arrival[0]
+        if self._evaluated < 2 or done <= self._first_arrival[1] or elapsed <= 0:
             return None, None
-        return (self._evaluated - 1) / elapsed, (total - done) * elapsed / (done - done_then)
+        since, done_then = self._since
+        known = done > done_then and all(other == alike for other in others)
+        left = (total - done) * (now - since) / (done - done_then) if known else None
+        return (self._evaluated - 1) / elapsed, 0.0 if done == total else left
 
 
 def individual_record(

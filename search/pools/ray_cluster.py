@@ -8,14 +8,17 @@ import math
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
+from typing import Any
 
 import ray
 
-# Ray has no public names for these: whether it listens on loopback only, the variable in which a job finds its own
-# runtime environment, and the CPUs that a container may use.
+# Ray has no public names for these: its processes, whether it listens on loopback only, the variable in which a job
+# finds its own runtime environment, and the CPUs that a container may use.
 from ray._private import ray_constants
+from ray._private import worker as ray_worker
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._private.utils import get_num_cpus
 
@@ -37,6 +40,13 @@ _HINT = (
 _ROOM = (
     "its files go to a folder with room and a short path, which RAY_TMPDIR can name, and its token into the home, "
     "which HOME can name; on a busy machine, try again"
+)
+
+# Exit code of a process whose Ray on this machine has died, and what it says.
+RAYLET_DIED = 4
+_RAYLET_GONE = (
+    "error: Ray's raylet on this machine was killed, for want of memory perhaps, so that this process has to end, too; "
+    "everything evaluated so far is in the store: resume the search, or give the same command again"
 )
 
 # The `workers.cluster` that was asked for, by the address of the Ray that this process then started or joined.
@@ -71,6 +81,19 @@ def start_ray(workers: WorkersSection) -> None:
                 f"workers.num_{name.lower()}s={wanted:g}: Ray has {has:g} {name}s on this machine; set it to {has:g}, "
                 "or workers.address to a cluster whose nodes have them, or call ray.shutdown() before another search"
             )
+
+
+def _end_with_raylet() -> None:
+    """Wait for the end of Ray's raylet, and end this process with a line, as Ray would a moment later without a word.
+
+    A raylet that `ray.shutdown` ends was in use no longer.
+    """
+    node: Any = ray_worker._global_node  # noqa: SLF001
+    node.all_processes[ray_constants.PROCESS_TYPE_RAYLET][0].process.wait()
+    if ray.is_initialized() and ray_worker._global_node is node:  # noqa: SLF001
+        sys.stderr.write(f"{_RAYLET_GONE}\n")
+        sys.stderr.flush()
+        os._exit(RAYLET_DIED)
 
 
 def _init_ray(workers: WorkersSection) -> None:
@@ -120,6 +143,8 @@ def _init_ray(workers: WorkersSection) -> None:
                 logging_level=logging.ERROR,
                 **options,
             )
+        if local:
+            threading.Thread(target=_end_with_raylet, name="raylet", daemon=True).start()
     except UserError as error:
         if local:
             raise

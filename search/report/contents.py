@@ -11,7 +11,7 @@ from importlib.metadata import version
 
 import yaml
 
-from moevolve.evaluators.errors import UserError, opening
+from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.scales import ScaleName
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
@@ -24,6 +24,7 @@ from moevolve.search.results.kept import SizePoint, kept_by_size
 from moevolve.search.running.candidates import find_candidate, start_of
 from moevolve.search.text import date_time
 from moevolve.store.costs import SearchCosts
+from moevolve.store.errors import parsing
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, LineageNode, SearchRecord
 
@@ -87,7 +88,7 @@ def gather(store: StoreReader, name: str) -> ReportContents:
         StoreError: the search doesn't exist.
     """
     search = store.search(name)
-    config = parse_stored_config(search.config)
+    config = parse_stored_config(search.config, search.name)
     history = store.history(search.id)
     table = build_final_table(store, search, config, history)
     candidate, start, notes = None, None, []
@@ -100,7 +101,7 @@ def gather(store: StoreReader, name: str) -> ReportContents:
     statuses = [row.status for row in history]
     return ReportContents(
         search=search,
-        settings=settings_text(search.config),
+        settings=settings_text(search.config, search.name),
         facts=tuple(facts_of(store, search, config)),
         counts={
             "planned": None if config.is_imported else sum(phase.evaluations for phase in config.phases),
@@ -124,9 +125,9 @@ def gather(store: StoreReader, name: str) -> ReportContents:
     )
 
 
-def settings_text(stored: str) -> str:
-    """Return a stored configuration as YAML; raise a UserError if it is damaged."""
-    with opening("a search's stored configuration can't be read"):
+def settings_text(stored: str, name: str) -> str:
+    """Return the stored configuration of the search of a name as YAML; raise a DamagedError if it isn't JSON."""
+    with parsing(f"the configuration of search {name}"):
         return yaml.safe_dump(json.loads(stored), sort_keys=False, allow_unicode=True, width=100)
 
 

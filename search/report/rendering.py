@@ -25,7 +25,8 @@ from moevolve.search.text import (
     score_lines,
     size_lines,
 )
-from moevolve.store.records import BestRow, SearchRecord
+from moevolve.store.errors import parsing
+from moevolve.store.records import BestRow, ExportRecord, SearchRecord
 
 FOLDER = Path(__file__).parent
 # Names that need no quoting in a path.
@@ -73,9 +74,11 @@ def environment(folder: Path | None = None) -> Environment:
     return found
 
 
-def export_checks(checks: str) -> list[str]:
-    """Return the results of an export's checks (JSON) as lines such as `max difference: 1.6e-07`."""
-    shown = {name: f"{value:.2g}" if isinstance(value, float) else value for name, value in json.loads(checks).items()}
+def export_checks(export: ExportRecord) -> list[str]:
+    """Return the results of an export's checks as lines such as `max difference: 1.6e-07`."""
+    with parsing(f"the checks of export {export.path}"):
+        found = json.loads(export.checks).items()
+    shown = {name: f"{value:.2g}" if isinstance(value, float) else value for name, value in found}
     return [f"{name.replace('_', ' ')}: {value}" for name, value in shown.items()]
 
 

@@ -18,6 +18,7 @@ from moevolve.search.loop.final_table import FULL_LABEL
 from moevolve.search.loop.scores import ModelScores, Score, SearchScores, compare, mean_score
 from moevolve.search.loop.significance import Significance, holm
 from moevolve.search.text import html_lines, html_table, parameter_count, score_phrase
+from moevolve.store.errors import parsing
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, SearchRecord, SearchStatus, SearchSummary
 
@@ -188,12 +189,14 @@ def compare_searches(store: StoreReader, names: Sequence[str]) -> Comparison:
 
 def _member(store: StoreReader, summary: SearchSummary) -> _Member:
     record = summary.search
+    with parsing(f"the configuration of search {record.name}"):
+        settings = dict(_flat(json.loads(record.config)))
     winner = None if record.winner is None else store.individual(f"{record.id}:{record.winner}").individual
     tasks = [task for task in store.search_tasks(record.id) if task.split in SCORED]
     full, *won = SearchScores(store, record).of([FULL_MODEL, *([] if winner is None else [winner.phenotype_hash])])
     return _Member(
         summary=summary,
-        settings=dict(_flat(json.loads(record.config))),
+        settings=settings,
         fingerprints=frozenset((task.task, task.split, task.task_fingerprint) for task in tasks),
         winner=won[0] if won and won[0].evaluations else None,
         full=full,

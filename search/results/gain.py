@@ -58,7 +58,7 @@ def search_gain(store: StoreReader, table: FinalTable) -> Gain | None:
     """
     search = store.search(table.search)
     history = store.history(search.id)
-    found = auxiliary_entries(parse_stored_config(search.config), history, None)
+    found = auxiliary_entries(parse_stored_config(search.config, search.name), history, None)
     choices = [(label, row) for label, row in found if label != BEFORE_LABEL]
     if table.best is None or table.best.phenotype is None or not choices:
         return None
@@ -81,7 +81,7 @@ def code_gain(store: StoreReader, table: FinalTable) -> Gain | None:
     Both are compared on `dev`, which has scores of the best few candidates.
     """
     search = store.search(table.search)
-    leaders = store.best_of_search(search.id, max(1, parse_stored_config(search.config).final.rerank))
+    leaders = store.best_of_search(search.id, max(1, parse_stored_config(search.config, search.name).final.rerank))
     winner = next((row for row in leaders if f"{search.name}:{row.index}" == table.winner), None)
     stock = next((row for row in leaders if row.stock), None)
     if winner is None or stock is None or winner.stock:

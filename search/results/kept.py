@@ -121,7 +121,7 @@ def winner_kept(store: StoreReader, search: SearchRecord) -> SizePoint | None:
     one, full = _on_dev(store, search, winner.phenotype_hash, FULL_MODEL)
     if not one or not full:
         return None
-    worst = parse_stored_config(search.config).task_aggregation == "worst"
+    worst = parse_stored_config(search.config, search.name).task_aggregation == "worst"
     share = (winner.parameters or 0) / (winner.parameters_full or 1)
     return SizePoint(search.name, share, kept_share(one, full, worst))
 

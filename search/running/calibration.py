@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from moevolve.evaluators.errors import UserError, opening
+from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import G, GenomeSpace
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.store.errors import parsing
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import (
@@ -63,7 +64,7 @@ def stored_calibration(
 ) -> Calibration | None:
     """Return the calibration of a recorded search, with its cost; None if it isn't stored yet."""
     content = store.calibration(stored_fingerprint(measurement, config, store, search_id, model_fingerprint))
-    with opening(f"search {config.name}: its stored calibration can't be read"):
+    with parsing(f"the calibration of search {config.name}"):
         return None if content is None else Calibration.from_bytes(content)
 
 

@@ -66,7 +66,7 @@ def find_candidate(
     """
     detail = None if reference == FULL else store.individual(reference)
     record = _search_of_full(store, search) if detail is None else detail.search
-    config = parse_stored_config(record.config)
+    config = parse_stored_config(record.config, record.name)
     if task is not None:
         _section_of(config, task).task()
     path = record.model_path if model is None else resolved_model_path(model)
@@ -124,7 +124,7 @@ def start_of(store: StoreReader, candidate: Candidate) -> Genome | None:
 
 def _genome_of(space: GenomeSpace[Genome], row: IndividualRecord, reference: str) -> Genome:
     """Restore a stored genome, unless the store was damaged since the search recorded it."""
-    if hashlib.sha256(row.genome).hexdigest() != row.content_hash:
+    if not isinstance(row.genome, bytes) or hashlib.sha256(row.genome).hexdigest() != row.content_hash:
         raise UserError(f"{reference}: its genome isn't the one that was recorded; see `moevolve db check`")
     return space.from_bytes(row.genome)
 

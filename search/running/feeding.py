@@ -95,6 +95,8 @@ class _Feeder:
         """Pass on the rest, and the final scores of a search that has finished, and wait for the loggers."""
         final: _Values | None = None
         with nullcontext() if finished else suppress(StoreError):  # which may be why it hasn't
+            if self._best is None and self._progress is None:  # a search that had ended makes no progress
+                self._progress = self._store.control(self._setup.search_id).progress
             self._pass_on()
             final = self._final() if finished else None
         seconds = _WAIT_S if finished else _SHORT_WAIT_S

@@ -10,10 +10,10 @@ from moevolve.evaluators.types import SCORED
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import Call, call_here, set_up
 from moevolve.search.running.weights import facts_text
-from moevolve.store.errors import NameTakenError
+from moevolve.store.errors import NameTakenError, NotFoundError
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id
 from moevolve.store.repository import Store
 from moevolve.store.session import without_password
@@ -30,17 +30,14 @@ def recorded(setup: SearchSetup, store: Store, source: str = "this request", cal
 
     For arguments and errors see `launch`; `call` calls what imports torch.
     """
+    from moevolve.search.running.resume import set_up_stored  # it imports Ray
+
     try:
         _record(setup, store)
     except NameTakenError:
         config = setup.config
-        record = store.search(config.name)
-        if parse_stored_config(record.config).config_hash != config.config_hash:
-            raise UserError(
-                f"--or-resume: search {record.name} is in the store with other settings than {source} has now; give "
-                f"this one another name with --name, or continue that one with `moevolve resume {record.name}`"
-            ) from None
-        return set_up_stored(store, record.id, lambda _: config, call)
+        refuse_taken(config, store, source)
+        return set_up_stored(store, store.search(config.name).id, lambda _: config, call)
     return setup
 
 
@@ -49,12 +46,32 @@ def register(setup: SearchSetup, store: Store) -> None:
     try:
         _record(setup, store)
     except NameTakenError:
-        config = setup.config
+        refuse_taken(setup.config, store)
+
+
+def refuse_taken(config: RunConfig, store: StoreReader, source: str | None = None) -> None:
+    """Raise UserError if a store has a search of the configuration's name.
+
+    Args:
+        config: The configuration.
+        store: The store.
+        source: What the configuration is read from, if the search may be one with the same settings.
+    """
+    try:
+        record = store.search(config.name)
+    except NotFoundError:
+        return
+    if source is None:
         store_url = shlex.quote(without_password(config.store))
         raise UserError(
             f"search {config.name} exists in {store_url}: continue it with `moevolve resume {config.name} "
             f"--store {store_url}`, or choose another name with --name"
-        ) from None
+        )
+    if parse_stored_config(record.config, record.name).config_hash != config.config_hash:
+        raise UserError(
+            f"--or-resume: search {record.name} is in the store with other settings than {source} has now; give "
+            f"this one another name with --name, or continue that one with `moevolve resume {record.name}`"
+        )
 
 
 def _record(setup: SearchSetup, store: Store) -> None:

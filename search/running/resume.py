@@ -66,7 +66,7 @@ def set_up_stored(
         CancelledError: The search was cancelled.
     """
     record = store.search(name)
-    stored = parse_stored_config(record.config)
+    stored = parse_stored_config(record.config, record.name)
     if stored.is_imported:
         raise UserError(f"search {record.name} was imported and can't be resumed; launch a new search")
     refuse_cancelled(record)
@@ -86,7 +86,10 @@ def set_up_stored(
                     f"final.{'rerank: 0' if item.split == 'dev' else 'test: false'}, or launch another search"
                 )
             if there != item.fingerprint:
-                raise UserError(f"task {item.task}, split {item.split}: not the data that search {record.name} ran on")
+                raise UserError(
+                    f"task {item.task}, split {item.split}: not the data that search {record.name} ran on: its files "
+                    "have changed since; put them back, or launch another search"
+                )
     return setup
 
 

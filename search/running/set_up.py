@@ -21,6 +21,7 @@ from moevolve.search.running.plan.counts import TokenCounts
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule
 from moevolve.store.records import new_search_id
+from moevolve.workers.checkpoints.stated import stated_model
 from moevolve.workers.contract.capacity import NeededMemory
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
@@ -56,12 +57,19 @@ class ModelDescription:
 def describe_search(config: RunConfig) -> ModelDescription:
     """Describe the model of a search, and check the settings that depend on it."""
     from moevolve.workers.checkpoints.fingerprint import model_fingerprint
-    from moevolve.workers.checkpoints.loading import load_tokenizer
-    from moevolve.workers.engine.chat import chat_template
     from moevolve.workers.profiling.outline import outline_model
 
     config = config.model_copy(update={"model": pinned(config.model)})
     facts = replace(outline_model(config.model).facts, fingerprint=model_fingerprint(config.model))
+    check_settings(config, facts)
+    return ModelDescription(config.model, facts)
+
+
+def check_settings(config: RunConfig, facts: ModelFacts) -> None:
+    """Raise UserError for settings of a search that don't suit its model."""
+    from moevolve.workers.checkpoints.loading import load_tokenizer
+    from moevolve.workers.engine.chat import chat_template
+
     # Workers render the prompts; a tokenizer or template that can't be used is refused before any of them starts.
     chat_template(load_tokenizer(config.model), config.engine)
     space = config.space(facts)
@@ -69,7 +77,8 @@ def describe_search(config: RunConfig) -> ModelDescription:
     for position, phase in enumerate(config.phases):
         if phase.repair is not None:
             _check_repair(phase.repair, f"phases.{position}.repair", space.kind, facts)
-    return ModelDescription(config.model, facts)
+    # A strategy has state and a calibrated space, so each run makes its own. This one only reports wrong settings.
+    make_strategy(config, space, make_schedule(config))
 
 
 def needed_memory(
@@ -152,6 +161,18 @@ def with_changes(setup: SearchSetup, **changes: object) -> SearchSetup:
     return replace(setup, config=config, search_id=new_search_id(), space=space, schedule=schedule)
 
 
+def refuse_wrong(config: RunConfig) -> None:
+    """Raise UserError for tasks that can't be read, and for a genome that the model's config.json rules out.
+
+    It takes no time, unlike what needs torch.
+    """
+    for section in (*config.tasks, *(TaskSection(name=name) for name in config.final.held_out)):
+        section.task()
+    stated = stated_model(config.model) if config.workers.cluster is None else None  # whose nodes have other folders
+    if stated is not None:
+        config.genome.check_experts(stated.family, stated.experts)
+
+
 def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchSetup:
     """Check a configuration against its model and tasks, and prepare everything but weights. The store isn't touched.
 
@@ -163,9 +184,7 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     Raises:
         UserError: The model or a task can't be had, or a setting doesn't suit them; the message names the field.
     """
-    held_out_tasks = [TaskSection(name=name) for name in config.final.held_out]
-    for section in (*config.tasks, *held_out_tasks):
-        section.task()  # a wrong one is named at once, without waiting for torch
+    refuse_wrong(config)  # at once, without waiting for torch
     description: ModelDescription = call(describe_search, config)
     config = config.model_copy(update={"model": description.model})
     space = config.space(description.facts)
@@ -174,12 +193,10 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     names = [name for name in SPLITS if wanted[name]]
     found = [task.prepared_splits(names, calibrating) for task in config.tasks]
     prepared = {name: tuple(splits[name] for splits in found) for name in names}
-    schedule = make_schedule(config)
-    # A strategy has state and a calibrated space, so each run makes its own. This one only reports wrong settings.
-    make_strategy(config, space, schedule)
-    held_out = tuple(section.prepared("test") for section in held_out_tasks)
+    held_out = tuple(TaskSection(name=name).prepared("test") for name in config.final.held_out)
     scored = (*(split for name in SCORED for split in prepared.get(name, ())), *held_out)
     needed, notes = call(needed_memory, config, prepared.get("calibration", ()), scored)
     for note in notes:
         _LOG.warning("%s", note)
+    schedule = make_schedule(config)
     return SearchSetup(config, search_id, description.facts, space, schedule, prepared, held_out, needed)

@@ -141,7 +141,7 @@ def _with_equal_reserve(setups: Sequence[SearchSetup]) -> list[SearchSetup]:
 def _setup(cell: StudyCell, store: StoreReader, known: SearchRecord | None) -> SearchSetup:
     if known is None:
         return set_up_new(cell.config)
-    if parse_stored_config(known.config).config_hash != cell.config.config_hash:
+    if parse_stored_config(known.config, known.name).config_hash != cell.config.config_hash:
         raise UserError(
             f"search {known.name} is in the store with other settings than the study has now; give the study "
             "another name, or use another store"

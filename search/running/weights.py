@@ -9,7 +9,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from moevolve.evaluators.errors import UserError, opening
+from moevolve.evaluators.errors import UserError
+from moevolve.store.errors import parsing
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import UNBOUND, SearchRecord
 from moevolve.workers.contract.facts import ModelFacts
@@ -39,8 +40,13 @@ def stored_facts(store: StoreReader, search: SearchRecord) -> ModelFacts:
     text = store.model_facts(search.id)
     if text is None:
         raise UserError(f"search {search.name} was stored without the facts of its model, so its genomes can't be read")
-    with opening(f"search {search.name}: the stored facts of its model can't be read"):
-        return replace(_FACTS.validate_json(text), fingerprint=search.model_fingerprint)
+    with parsing(f"the facts of the model of search {search.name}"):
+        return replace(parse_facts(text), fingerprint=search.model_fingerprint)
+
+
+def parse_facts(text: str) -> ModelFacts:
+    """Return the facts in the JSON of a store, which have no fingerprint."""
+    return _FACTS.validate_json(text)
 
 
 def resolved_model_path(path: str) -> str:

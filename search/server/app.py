@@ -38,6 +38,9 @@ from moevolve.workers.children.process import ChildProcess
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 # Longest time of a check, and time without one after which the process that makes them gives its memory back.
 _CHECK_LIMIT_S, _CHECK_IDLE_S = 120.0, 300.0
+# Most memory of the check of an uploaded file: for libraries, and for each byte of the largest file. Short rows take 11
+# times their bytes.
+_CHECK_BYTES, _BYTES_OF_FILE = 256 << 20, 20
 
 
 def make_app(store: Store, settings: ServerSettings) -> Guard:
@@ -58,6 +61,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         settings=settings,
         drawings=SerialQueue("drawings"),
         checks=ChildQueue("checks", ChildProcess(environment=_OFFLINE, limit_s=_CHECK_LIMIT_S, idle_s=_CHECK_IDLE_S)),
+        uploads=(_upload_checks(settings), _upload_checks(settings)),
         feed=Feed(store),
         curves=FitnessCurves(store),
         processes=processes,
@@ -68,7 +72,8 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await server.feed.close()
-        server.checks.close()
+        for queue in (server.checks, *server.uploads):
+            queue.close()
 
     app = FastAPI(
         title="moevolve",
@@ -93,6 +98,11 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     files = _RevalidatedFiles(directory=rendering.FOLDER / "static", packages=[("moevolve.search.report", "static")])
     app.mount("/static", files, name="static")
     return app
+
+
+def _upload_checks(settings: ServerSettings) -> ChildQueue:
+    memory = _CHECK_BYTES + _BYTES_OF_FILE * settings.upload_bytes
+    return ChildQueue("checks", ChildProcess(limit_s=_CHECK_LIMIT_S, idle_s=_CHECK_IDLE_S, memory=memory))
 
 
 class _RevalidatedFiles(StaticFiles):

@@ -25,12 +25,18 @@ _UNSTORABLE = "the body has a character that can't be stored: an unpaired surrog
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What the routes of one server share."""
+    """What the routes of one server share.
+
+    Attributes:
+        checks: Checks of launches and shrinks.
+        uploads: Checks of small uploaded files, which don't wait for those of others, and of others.
+    """
 
     writer: Store
     settings: ServerSettings
     drawings: SerialQueue
     checks: ChildQueue
+    uploads: tuple[ChildQueue, ChildQueue]
     feed: Feed
     curves: FitnessCurves
     processes: ProcessRunner

@@ -19,6 +19,7 @@ from moevolve.search.config.files import as_override, load_run_config, parse_sto
 from moevolve.search.config.run import RunConfig, SearchName
 from moevolve.search.report.contents import settings_text
 from moevolve.search.running.plan.preview import Preview, preview
+from moevolve.search.running.set_up import refuse_wrong
 from moevolve.search.server.dependencies import ServerState
 from moevolve.search.server.processes import Job
 from moevolve.search.server.settings import ServerSettings
@@ -78,31 +79,31 @@ async def plan_launch(asked: RemoteLaunchRequest, server: ServerState) -> Launch
     """Plan a launch; nothing is started.
 
     Raises:
-        NotFoundError, UserError: see `resolve` and `preview`.
-        NameTakenError: see `stored_status`.
+        NotFoundError, UserError, NameTakenError: see `start_launch` and `preview`.
         HTTPException: status 503, if too many plans are being made.
     """
-
-    def check() -> tuple[RunConfig, str | None]:
-        config, _ = resolve(asked, server.settings)
-        return config, stored_status(server.store, config)
-
-    config, status = await run_in_threadpool(check)
+    config, _, status = await run_in_threadpool(_checked, asked, server)
     takes = await server.checks.call(preview, config)
-    return LaunchPlan(config.name, status, settings_text(config.canonical_json()), takes)
+    return LaunchPlan(config.name, status, settings_text(config.canonical_json(), config.name), takes)
 
 
 def start_launch(asked: RemoteLaunchRequest, server: ServerState) -> Job:
     """Start the process that launches a search. Repeating it starts no second one.
 
     Raises:
-        NotFoundError, UserError: see `resolve`.
+        NotFoundError, UserError: see `resolve`; or the model or a task is wrong by what their files say.
         NameTakenError: see `stored_status`.
         BusyError: a process launches it already.
     """
-    config, command = resolve(asked, server.settings)
-    stored_status(server.store, config)
+    config, command, _ = _checked(asked, server)
     return server.processes.start(config.name, command)
+
+
+def _checked(asked: RemoteLaunchRequest, server: ServerState) -> tuple[RunConfig, list[str], str | None]:
+    """Return what `resolve` does, with `stored_status`, after the checks of a check and of a launch alike."""
+    config, command = resolve(asked, server.settings)
+    refuse_wrong(config)
+    return config, command, stored_status(server.store, config)
 
 
 def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> tuple[RunConfig, list[str]]:
@@ -157,6 +158,6 @@ def stored_status(store: StoreReader, config: RunConfig) -> str | None:
         record = store.search(config.name)
     except NotFoundError:
         return None
-    if parse_stored_config(record.config).config_hash != config.config_hash:
+    if parse_stored_config(record.config, record.name).config_hash != config.config_hash:
         raise NameTakenError(f"search {config.name} has other settings; choose another name")
     return record.status

@@ -17,6 +17,7 @@ from moevolve.evaluators.errors import UserError, path_fault
 from moevolve.search.server.guard import problem, too_large
 from moevolve.search.server.processes import RETRY_S, BusyError
 from moevolve.store.errors import (
+    DamagedError,
     LeaseHeldError,
     LeaseLostError,
     NameTakenError,
@@ -69,7 +70,7 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
 
     def known(request: Request, error: Exception) -> Response:
         status = next(status for kinds, status in _STATUS if isinstance(error, kinds))
-        if status != HTTPStatus.SERVICE_UNAVAILABLE:
+        if status != HTTPStatus.SERVICE_UNAVAILABLE or isinstance(error, DamagedError):
             answer = answered(request, status, str(error))
             if isinstance(error, BusyError):
                 answer.headers["retry-after"] = str(RETRY_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
 from moevolve.search.config.run import SearchName
+from moevolve.search.interface.control import StopRequest
 from moevolve.search.interface.request import fields_of, one_line_errors
 from moevolve.search.server.api.requests import model_of, options_of
 from moevolve.search.server.dependencies import ServerState
@@ -19,7 +21,9 @@ from moevolve.search.server.processes import Job
 from moevolve.search.server.settings import ServerSettings
 from moevolve.search.shrink.record import STAGES, ShrinkRecord, find_shrink
 from moevolve.search.shrink.request import ShrinkRequest, refuse_wrong
-from moevolve.store.errors import NotFoundError
+from moevolve.store.errors import NotFoundError, NotRunningError
+from moevolve.store.leases import is_gone
+from moevolve.store.records import Control
 
 # Parameters of a shrink that the server chooses, that are names here, or that are programs.
 _CHOSEN_HERE = ("model", "data", "tasks", "output", "store", "overrides", "dry_run", "metric")
@@ -51,18 +55,20 @@ class ShrinkState:
     Attributes:
         record: Its record; None while its process starts.
         job: Its process, if this server has started it.
+        resumable: Whether this server can start it again: its checkpoint goes into the server's folder.
     """
 
     name: str
     record: ShrinkRecord | None
     job: Job | None
+    resumable: bool = False
 
     @property
     def is_running(self) -> bool:
-        """Whether it seems to go on: a killed process of an earlier server leaves no word."""
+        """Whether it seems to go on, which can't be told of a process on another machine."""
         if self.job is not None:
             return self.job.running
-        return self.record is not None and not self.record.is_over
+        return self.record is not None and not self.record.is_over and not is_gone(self.record.owner)
 
     @property
     def state(self) -> str:
@@ -72,6 +78,22 @@ class ShrinkState:
         if self.record is None or not self.record.is_over:
             return "stopped" if self.job is not None and self.job.stopped else "failed"
         return self.record.status
+
+    @property
+    def remark(self) -> str | None:
+        """A line that explains the state; None if the state and the record say all."""
+        if self.is_running or (self.record is not None and self.record.is_over):
+            return None
+        if self.job is None:
+            return f"its process is gone{'; it can be resumed' if self.resumable else ''}"
+        return None if self.job.stopped else f"its process ended with code {self.job.exit_code}"
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """What the server can do about it."""
+        if self.is_running:
+            return ("stop",)
+        return ("resume",) if self.resumable and self.state in ("interrupted", "stopped", "failed") else ()
 
     @property
     def tone(self) -> Literal["live", "good", "quiet", "bad"]:
@@ -111,7 +133,12 @@ def state_of(server: ServerState, name: str) -> ShrinkState:
     job = job if job is not None and job.command == "shrink" else None
     if record is None and job is None:
         raise NotFoundError(f"no shrink {name!r}")
-    return ShrinkState(name, record, job)
+    return ShrinkState(name, record, job, record is not None and _is_here(record, server))
+
+
+def _is_here(record: ShrinkRecord, server: ServerState) -> bool:
+    exports = server.settings.exports
+    return exports is not None and record.folder.parent == exports.resolve()
 
 
 def process_of(server: ServerState, search: str) -> str:
@@ -136,13 +163,32 @@ async def start_shrink(asked: RemoteShrinkRequest, server: ServerState) -> Job:
 
 def resume_shrink(search: str, server: ServerState) -> Job | None:
     """Continue the shrink that made a search, up to its checkpoint; None if this server's folder doesn't have it."""
-    record, exports = find_shrink(server.store, search), server.settings.exports
-    if record is None or exports is None or record.folder.parent != exports.resolve():
+    record = find_shrink(server.store, search)
+    if record is None or not _is_here(record, server):
         return None
     given: dict[str, Any] = dict(record.asked)
     with one_line_errors():
         request = ShrinkRequest(**given)
     return server.processes.start(record.name, _command(request))
+
+
+def stop_shrink(name: str, server: ServerState) -> Control:
+    """Ask for the end of a shrink, or end its process where it has no search yet. It can be resumed.
+
+    Raises:
+        NotFoundError: There is no such shrink.
+        NotRunningError: It isn't running, or another server has started it and it isn't searching.
+    """
+    state = state_of(server, name)
+    record = state.record
+    if record is not None and record.search is not None:
+        with suppress(NotFoundError, NotRunningError):
+            return StopRequest(record.search).answer(server.writer)
+    control = server.processes.stop(server.writer, state.name)
+    if control is None:
+        why = "it isn't searching, and this server hasn't started its process; end that where it runs"
+        raise NotRunningError(f"shrink {state.name}: {why if state.is_running else 'it is ' + state.state}")
+    return control
 
 
 def _command(request: ShrinkRequest) -> list[str]:

@@ -23,6 +23,8 @@ from moevolve.store.errors import NameTakenError, NotFoundError
 _SUFFIXES = (*ROW_FILES, *TEXT_FILES)
 # Most uploaded files that are kept, so that clients together can't fill the disk.
 _MOST_FILES = 100
+# Bytes of a small file, whose check takes about a second and doesn't wait for that of a large one.
+_SMALL = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,16 @@ def list_files(settings: ServerSettings) -> list[DataFile]:
     ]
 
 
-async def keep_upload(given: str, content: AsyncIterator[bytes], server: ServerState) -> UploadedFile:
+async def keep_upload(
+    given: str, content: AsyncIterator[bytes], server: ServerState, columns: str | None = None
+) -> UploadedFile:
     """Keep a file in the server's folder for uploads, if a checkpoint can be shrunk for it.
 
     Args:
         given: The client's name of the file.
         content: The file, in pieces.
         server: The server.
+        columns: What a shrink will give as `columns` for the file.
 
     Raises:
         UserError: The server takes no files or has too many, the name has another suffix, the file can't be written,
@@ -84,7 +89,7 @@ async def keep_upload(given: str, content: AsyncIterator[bytes], server: ServerS
             await run_in_threadpool(file.write, piece)
         file.flush()
         try:
-            rows = await server.checks.call(usable_rows, Path(file.name))
+            rows = await server.uploads[file.tell() > _SMALL].call(usable_rows, Path(file.name), columns)
         except UserError as error:
             raise UserError(str(error).replace(file.name, name)) from None
         _publish(Path(file.name), folder / name, taken=name in server.settings.data)

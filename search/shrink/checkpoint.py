@@ -59,18 +59,19 @@ def finish(goal: Goal, store: Store, journal: Journal, table: FinalTable, observ
         return
     if journal.record.written is None or not goal.folder.is_dir():
         with journal.stage("export"):
-            written = _exported(goal, store, subject, checks, lambda: load().resident)
-            journal.note(written=written, speed=None)
-        # Sizes are predicted, but a format that can't be packed anew becomes larger by a repair.
-        if goal.amount.kind == "size" and written.weight_bytes > goal.amount.number:
-            raise ExportError(
-                f"the weight files take {written.weight_bytes:,} bytes, more than {goal.amount}", written.directory
-            )
+            exported = _exported(goal, store, subject, checks, lambda: load().resident)
+            journal.note(written=exported, speed=None)
+    written = journal.record.written
+    assert written is not None
+    # Sizes are predicted, but a format that can't be packed anew becomes larger by a repair.
+    if goal.amount.kind == "size" and written.weight_bytes > goal.amount.number:
+        raise ExportError(
+            f"the weight files take {written.weight_bytes:,} bytes, more than {goal.amount}", written.directory
+        )
     load.cache_clear()  # the processes that are timed need the memory
     if journal.record.speed is None:
         with journal.stage("speed"):
-            assert journal.record.written is not None
-            speed = measured_speed(subject.config.model, journal.record.written, observer)
+            speed = measured_speed(subject.config.model, written, observer)
             journal.note(speed=speed)
     journal.note(status="finished")
 
@@ -159,5 +160,6 @@ def _timed(model: ModelConfig, written: Written, observer: Observer) -> Speed:
     with tempfile.TemporaryDirectory(prefix="moevolve-profile-") as scratch:
         report = profile_models(models, settings, Path(scratch), observer.on_stage)
     full, new = (profile.batches[0] for profile in report.models)
-    rates = full.decode_rate, new.decode_rate
+    gains = [before / after for before, after in zip(full.decode_seconds, new.decode_seconds, strict=True)]
+    rates = full.decode_rate, new.decode_rate, min(gains), max(gains)
     return Speed(report.reference.load.device_name, *rates, full.peak_bytes, new.peak_bytes)

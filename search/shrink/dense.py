@@ -19,12 +19,8 @@ _SIZES = 32
 Genome = dict[str, str | int | float]
 
 
-def dense_settings(goal: Goal, dense: DenseFacts) -> Chosen:
-    """Choose what is searched of a dense model.
-
-    Raises:
-        UserError: The request has an option for mixtures of experts only, or the networks can't be divided so.
-    """
+def check_dense(goal: Goal) -> None:
+    """Raise UserError if a request has an option for mixtures of experts only, or needs code that it doesn't allow."""
     amount = goal.amount
     if amount.kind in ("experts", "size"):
         raise UserError(
@@ -32,6 +28,21 @@ def dense_settings(goal: Goal, dense: DenseFacts) -> Chosen:
             "--neurons 50%, for a smaller and faster model with that share of its neurons, or --active for a mixture "
             "of experts where a token uses that share"
         )
+    if amount.kind == "active" and not goal.custom_code:
+        raise UserError(
+            f"{amount} makes a mixture of experts with its own code, which servers don't load; add --custom-code, or "
+            "give --neurons"
+        )
+
+
+def dense_settings(goal: Goal, dense: DenseFacts) -> Chosen:
+    """Choose what is searched of a dense model.
+
+    Raises:
+        UserError: See `check_dense`; or the networks can't be divided so.
+    """
+    check_dense(goal)
+    amount = goal.amount
     if amount.kind == "keep_score":
         *_, largest = narrower_genomes(dense).values()  # until the number is found
         genome, preset, sentence = largest, "kept-neurons", "a dense model"
@@ -61,11 +72,6 @@ def narrower_genomes(dense: DenseFacts) -> dict[int, Genome]:
 def _mixture(goal: Goal) -> tuple[Genome, str, str]:
     amount = goal.amount
     assert amount.share is not None
-    if not goal.custom_code:
-        raise UserError(
-            f"{amount} makes a mixture of experts with its own code, which servers don't load; add --custom-code, or "
-            "give --neurons"
-        )
     if goal.kind != "factorllm":
         genome: Genome = {"kind": "tomoe", "experts": _EXPERTS, "budget": amount.share}
         text = f"{_EXPERTS} overlapping masks of neurons per network (tomoe), one per token"

@@ -22,7 +22,7 @@ import yaml
 from moevolve.evaluators.errors import UserError, first_line, one_line
 from moevolve.evaluators.text_files import MOST_FAULTS, ROW_FILES, read_lines, read_rows, refuse_faults
 from moevolve.evaluators.types import SPLITS, Split
-from moevolve.search.shrink.columns import IGNORED, OFTEN, Columns, Unread
+from moevolve.search.shrink.columns import IGNORED, OFTEN, Columns, Unread, read_columns
 from moevolve.search.shrink.rows import Chat, DataRow, LeftOutError, read_row, without_nulls
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ Places = Iterator[tuple[str, Mapping[str, object] | UserError]]
 _Form = tuple[str, bool, bool]
 # Names of files of running text end in one of these.
 TEXT_FILES = (".txt", ".md")
+DATA_FILES = (*ROW_FILES, ".parquet", *TEXT_FILES)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Most rows of a data set of the hub that are read: the first ones. A search uses a few thousand.
 _HUB_ROWS = 20_000
@@ -194,6 +195,14 @@ def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str,
     return tuple(rendered)
 
 
+def has_template(config: RunConfig) -> bool:
+    """Return whether the model of a run has a chat template, or the run names one."""
+    from moevolve.workers.checkpoints.loading import load_tokenizer
+    from moevolve.workers.engine.chat import chat_template
+
+    return chat_template(load_tokenizer(config.model), config.engine) is not None
+
+
 def _domain(data: DataFile, metric: Mapping[str, str] | None, dev_rows: int) -> Domain:
     path, folder = data.path, data.path.is_dir()
     stem = path.resolve().name if folder else path.stem
@@ -258,13 +267,13 @@ def _is_short(answer: str) -> bool:
     return "\n" not in answer and len(answer) <= _SHORT_CHARACTERS and len(answer.split()) <= _SHORT_WORDS
 
 
-def usable_rows(path: Path) -> int:
-    """Return the number of rows in a file of requests that can become a task.
+def usable_rows(path: Path, columns: str | None = None) -> int:
+    """Return the number of rows in a file of requests that can become a task; `columns` is the value of --columns.
 
     Raises:
-        UserError: See `read_data`; or it has too few rows.
+        UserError: See `read_data`; or it has too few rows, or `columns` is malformed.
     """
-    data = _checked(read_data(path))
+    data = _checked(read_data(path, None if columns is None else read_columns(columns)))
     _domain(data, None, DEV_ROWS)
     return len(data.rows)
 
@@ -299,8 +308,7 @@ def read_data(path: Path, columns: Columns | None = None) -> DataFile:
     elif suffix in ROW_FILES:
         rows = _rows(path, read_rows(path), columns)
     elif path.exists() or not _HUB_ID.fullmatch(str(path)):
-        known = ", ".join((*ROW_FILES, ".parquet", *TEXT_FILES))
-        raise UserError(f"--data {path}: the name must end in one of {known}, or be a folder's")
+        raise UserError(f"--data {path}: the name must end in one of {', '.join(DATA_FILES)}, or be a folder's")
     else:
         rows = _rows(path, _hub(str(path), columns), columns)
     if not rows:

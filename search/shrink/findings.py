@@ -9,6 +9,10 @@ from pathlib import Path
 from moevolve.evaluators.scales import SCALES, ScaleName
 from moevolve.search.text import percent
 
+# Ratio of the largest to the smallest gain in speed of single runs above which the machine did something else as well:
+# on an idle one they differ by a few percent.
+_BUSY = 1.3
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -34,12 +38,15 @@ class Speed:
     Attributes:
         device: Name of the device.
         full, shrunk: New tokens per second, one sequence at once.
+        low, high: Smallest and largest ratio of the two in runs of both, one after the other.
         full_bytes, shrunk_bytes: Peak memory; None if it can't be measured.
     """
 
     device: str
     full: float
     shrunk: float
+    low: float
+    high: float
     full_bytes: int | None
     shrunk_bytes: int | None
 
@@ -47,6 +54,17 @@ class Speed:
     def times(self) -> float:
         """The new checkpoint's tokens per second as a multiple of the full model's."""
         return self.shrunk / self.full
+
+    def __str__(self) -> str:
+        return f"{self.shrunk:.4g} ({self.times:.2f}x; {self.low:.2f}x to {self.high:.2f}x)"
+
+    @property
+    def about(self) -> str:
+        """What was measured, as a sentence without its full stop."""
+        said = f"tokens/s and memory are those of plain transformers and one sequence on {self.device}"
+        if self.high > _BUSY * self.low:
+            said += ", which was busy: how much faster it is differs between runs, so measure it again"
+        return said
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from moevolve.evaluators.errors import UserError, path_fault
 from moevolve.search.config.files import settings_of
 from moevolve.search.config.run import RunConfig
+from moevolve.search.shrink.domains import DATA_FILES
 from moevolve.search.text import clock, quantity
 from moevolve.store.repository import Store
 
@@ -191,6 +192,8 @@ def named(folder: Path, overrides: tuple[str, ...]) -> tuple[str, str]:
 
 def _digest(path: Path) -> str:
     """Return SHA-256 (hex) of a file's content, or of all files in a folder; empty for a data set of the hub."""
+    if not path.exists() and path.suffix.lower() in DATA_FILES:
+        raise UserError(f"--data {path}: no such file")
     found = hashlib.sha256()
     try:
         for file in _files(path):

@@ -10,6 +10,9 @@ from moevolve.evaluators.metrics import wilson
 from moevolve.search.loop.significance import mcnemar
 
 _ALPHA = 0.05
+# Share of the full model's own answers that are loops above which these say nothing of another model, and the largest
+# increase that may stay unseen without a word: 530 prompts find 3.6 points with a power of 0.8.
+_MOST_OWN, _TOLERATED = 0.5, 0.05
 _GRAM = 4
 # Fewest tokens of an answer that can be called a loop.
 _FEWEST_TOKENS = 16
@@ -69,10 +72,15 @@ class Loops:
                 f"than {_MOST_LOOPS:.0%})"
             )
         full = self.full / self.prompts
-        return (
+        said = (
             f"{answers}: the full model's {full:.1%}, the candidate's {shrunk:.1%}, which is "
             f"{100 * (shrunk - full):+.1f} points ({100 * self.low:+.1f} to {100 * self.high:+.1f}, p = {self.p:.2g})"
         )
+        if full > _MOST_OWN:
+            return f"{said}. Most of the full model's own answers are loops, so that more can't show: check its prompts"
+        if self.fault is None and self.high > _TOLERATED:
+            return f"{said}. So few prompts can't show smaller increases; a longer --guard-time asks more"
+        return said
 
 
 def compared(pairs: Sequence[tuple[bool, bool]], tokens: int) -> Loops:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.base import SHORT_ANSWER
@@ -12,11 +13,13 @@ from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.types import Split
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.registry import costs_of
-from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.set_up import count_tokens, pinned
 from moevolve.search.shrink.goal import Goal
 from moevolve.search.strategies.schedule import largest_window
 from moevolve.workers.contract.settings import ExpertOffload
+
+if TYPE_CHECKING:  # it imports Ray
+    from moevolve.search.pools.ray_actor import ModelProbe
 
 # Most individuals under evaluation at once, and so the most workers without GPUs: the search depends on it. Phases of
 # few individuals have a smaller one, so that they have 8 rounds (`search/loop/README.md`).

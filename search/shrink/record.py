@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import JsonValue, TypeAdapter
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.interface.opening import opened_store
 from moevolve.search.results.kept import Kept
 from moevolve.search.running.observer import Observer
 from moevolve.search.shrink.findings import Speed, TaskCheck, TaskLook, Written
 from moevolve.search.shrink.goal import Goal
 from moevolve.search.shrink.loops import Loops
+from moevolve.store.errors import StoreError, parsing
+from moevolve.store.leases import this_process
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import StoredShrink
 from moevolve.store.repository import Store
@@ -109,6 +112,7 @@ class ShrinkRecord:
         model: The model's path or id.
         folder: Folder of the new checkpoint.
         run_file: Its settings as a run file, for people and for `moevolve launch`.
+        owner: Name of the process that works on it, or did last; see `this_process`.
         failure: Why it failed or was interrupted; None otherwise.
         ends_at: End that was planned for --time; None without it, and before it is planned.
         config: Settings of the search as JSON, with --keep-score at the largest size until one is found; None before
@@ -127,6 +131,7 @@ class ShrinkRecord:
     folder: Path
     run_file: Path
     status: Status = "running"
+    owner: str = ""
     stage: Stage = "data"
     failure: str | None = None
     ends_at: datetime | None = None
@@ -160,7 +165,7 @@ def read_shrinks(store: StoreReader) -> list[ShrinkRecord]:
     """Return the records of all shrinks of a store, the one that changed last first.
 
     Raises:
-        UserError: Another version of moevolve wrote one.
+        DamagedError: One has another form.
     """
     return [_read(stored) for stored in store.shrinks()]
 
@@ -173,11 +178,46 @@ def find_shrink(store: StoreReader, name: str) -> ShrinkRecord | None:
     return None if found is None else _read(found)
 
 
-def _read(stored: StoredShrink) -> ShrinkRecord:
+def known_store(goal: Goal) -> AbstractContextManager[Store | None]:
+    """Open the request's store; None for a dry run or without a store yet: a refused request makes none."""
+    if goal.dry_run:
+        return nullcontext()
+    if goal.open_store is not None:
+        return nullcontext(goal.open_store)
     try:
+        return opened_store(goal.store)
+    except StoreError:  # making it says what is wrong with it
+        return nullcontext()
+
+
+def known_record(goal: Goal, store: Store | None) -> ShrinkRecord | None:
+    """Return the record of the same request; None for a new one. Nothing is written.
+
+    Raises:
+        UserError: The store has a search or a shrink of this name for another request, or the folder is taken; the
+            message says all of that.
+    """
+    asked, known = goal.signature(), None if store is None else find_shrink(store, goal.name)
+    empty = goal.folder.is_dir() and not any(goal.folder.iterdir())
+    taken = goal.folder.is_symlink() or (goal.folder.exists() and not empty)
+    other = "another --output" if taken else "another --output or --store"
+    if store is not None and known is not None and dict(known.request) != asked:
+        if any(_is_stored(store, search) for search in known.searches):
+            raise UserError(
+                f"--output {goal.folder}: {goal.name} was asked for something else: {_difference(known, asked)}; "
+                f"repeat that command with the same files, or choose {other}"
+            )
+        known = None
+    if store is not None and known is None and _is_stored(store, goal.name):
+        raise UserError(f"--output {goal.folder}: the store has a search {goal.name} already; choose {other}")
+    if taken and (known is None or known.written is None):
+        raise UserError(f"--output {goal.folder} exists and isn't empty; choose another folder, or remove it")
+    return known
+
+
+def _read(stored: StoredShrink) -> ShrinkRecord:
+    with parsing(f"the record of shrink {stored.name}"):
         return _ADAPTER.validate_json(stored.content)
-    except ValidationError:
-        raise UserError(f"shrink {stored.name}: another version of moevolve recorded it, in another form") from None
 
 
 class Journal:
@@ -194,41 +234,19 @@ class Journal:
         self.record = record
 
     @classmethod
-    def begin(cls, goal: Goal, store: Store | None, observer: Observer) -> Self:
-        """Begin the record of a request, or go on with that of the same one.
-
-        Raises:
-            UserError: The store has a search or a shrink of this name for another request, or the folder is taken.
-        """
-        asked = goal.signature()
-        known = None if store is None else find_shrink(store, goal.name)
-        if store is not None and known is not None and dict(known.request) != asked:
-            if any(_is_stored(store, search) for search in known.searches):
-                raise UserError(
-                    f"--output {goal.folder}: {goal.name} was asked for something else: {_difference(known, asked)}; "
-                    "repeat that command, or choose another --output or --store"
-                )
-            known = None
-        if store is not None and known is None and _is_stored(store, goal.name):
-            raise UserError(
-                f"--output {goal.folder}: the store has a search {goal.name} already; choose another --output, or "
-                "another --store"
-            )
-        empty = goal.folder.is_dir() and not any(goal.folder.iterdir())
-        taken = goal.folder.is_symlink() or (goal.folder.exists() and not empty)
-        if taken and (known is None or known.written is None):
-            raise UserError(f"--output {goal.folder} exists and isn't empty; choose another folder, or remove it")
+    def begin(cls, goal: Goal, store: Store | None, observer: Observer, known: ShrinkRecord | None) -> Self:
+        """Begin the record of a request, or go on with the `known` one of the same request."""
         record = known or ShrinkRecord(
             name=goal.name,
             asked=goal.asked,
-            request=asked,
+            request=goal.signature(),
             amount=str(goal.amount),
             model=goal.model,
             folder=goal.folder.resolve(),
             run_file=goal.files / "run.yaml",
         )
         journal = cls(store, observer, record)
-        journal.note(status="running", failure=None)
+        journal.note(status="running", failure=None, owner=this_process())
         return journal
 
     def keep_in(self, store: Store) -> None:

@@ -214,12 +214,21 @@ class ShrinkRequest(Request):
         goal = self.goal()
         goal.announce(observer.on_note)
         observer.on_stage("starting")
-        # What takes seconds to import comes last.
+        # What takes seconds to import comes last: what is wrong in a request is reported at once.
+        from moevolve.search.shrink.record import known_record, known_store
+        from moevolve.search.shrink.settings import refuse_wrong_settings
+
+        refuse_wrong_settings(goal)
+        with known_store(goal) as store:
+            known_record(goal, store)
+
         from moevolve.search.shrink.shrink import shrink
 
         return shrink(goal, observer, begun)
 
 
 def refuse_wrong(request: ShrinkRequest) -> None:
-    """Raise the UserError of a request that is wrong whatever the model and the data are."""
-    request.goal()
+    """Raise the UserError of a request that is wrong by what it says itself, or by the model's config.json."""
+    from moevolve.search.shrink.settings import refuse_wrong_settings
+
+    refuse_wrong_settings(request.goal())

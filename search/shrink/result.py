@@ -72,7 +72,7 @@ class ShrinkResult:
         if speed is not None:
             names += ["tokens/s", "peak memory"]
             before += [f"{speed.full:.4g}", memory_size(speed.full_bytes)]
-            after += [f"{speed.shrunk:.4g} ({speed.times:.2f}x)", memory_size(speed.shrunk_bytes)]
+            after += [str(speed), memory_size(speed.shrunk_bytes)]
         return [dict(zip(names, cells, strict=True)) for cells in (before, after)]
 
     def size_rows(self) -> list[dict[str, str]]:
@@ -114,7 +114,7 @@ class ShrinkResult:
 
         record = self.record
         if record.speed is not None:
-            yield f"tokens/s and memory are those of plain transformers and one sequence on {record.speed.device}"
+            yield record.speed.about
         yield f"took {', '.join(f'{stage} {duration(seconds)}' for stage, seconds in record.seconds.items())}"
         yield from record.choices
         yield f"wrote {written.directory} ({written.form} checkpoint of {self.table.winner})"
@@ -140,7 +140,7 @@ def result_of(store: StoreReader, record: ShrinkRecord) -> ShrinkResult | None:
         return None
     if search.status != "finished":
         return None
-    config = parse_stored_config(search.config)
+    config = parse_stored_config(search.config, search.name)
     table = build_final_table(store, search, config, store.history(search.id))
     facts = stored_facts(store, search)
     dense = facts.dense

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import (
@@ -18,16 +18,19 @@ from moevolve.search.config.files import (
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.genomes.repaired import base_space
-from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.amounts import Chosen, fitting_experts, fitting_share, kept_experts, possible_experts
-from moevolve.search.shrink.dense import dense_settings
+from moevolve.search.shrink.dense import check_dense, dense_settings
 from moevolve.search.shrink.goal import Goal
 from moevolve.search.shrink.places import Place, placed
 from moevolve.search.shrink.timing import fewest, shortened
 from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, weight_bytes
+from moevolve.workers.checkpoints.stated import stated_model
 from moevolve.workers.contract.facts import FileSizes, ModelFacts
 from moevolve.workers.families.registry import only_inside
+
+if TYPE_CHECKING:  # it imports Ray
+    from moevolve.search.pools.ray_actor import ModelProbe
 
 # Most experts of all layers together whose subsets are searched without repairs: with 384 of them 300 candidates still
 # improve on the formula that they start from, with 768 none does (`search/strategies/README.md`). Of more, formulas'
@@ -141,11 +144,26 @@ def _assembled(goal: Goal, tasks: Sequence[str], chosen: Chosen, place: Place) -
 
 
 def refuse_wrong_settings(goal: Goal) -> None:
-    """Raise UserError for settings and tasks that are wrong whatever the model and the data are."""
+    """Raise UserError for settings, tasks and amounts that the request and the model's config.json rule out.
+
+    It takes no time, unlike what needs torch or Ray.
+    """
+    config = provisional(goal, goal.tasks or ("chats",))
     if goal.tasks:
-        _refuse_unchecked(provisional(goal, goal.tasks))
-    else:
-        provisional(goal)
+        _refuse_unchecked(config)
+    stated = stated_model(config.model) if config.workers.cluster is None else None  # whose nodes have other folders
+    if stated is None:
+        return
+    if not stated.experts:
+        check_dense(goal)
+        return
+    config.genome.check_experts(stated.family, stated.experts)
+    _check_mixture(goal, stated.experts, stated.active)
+    if goal.amount.kind == "experts":
+        kept_experts(goal.amount, stated.experts, stated.groups)
+    if goal.amount.kind == "neurons":
+        narrows = goal.custom_code or not stated.shares_width
+        _check_narrowing(goal, _repairs(goal, not stated.quantised), stated.own_form, narrows)
 
 
 def _refuse_unchecked(config: RunConfig) -> None:
@@ -163,17 +181,11 @@ def _refuse_unchecked(config: RunConfig) -> None:
 def _of_experts(goal: Goal, sizes: Sizes) -> Chosen:
     """Choose what is searched of a mixture of experts."""
     facts, amount = sizes.facts, goal.amount
-    if amount.kind == "active":
-        raise UserError(
-            f"{amount}: this model is a mixture of experts already: a token uses {facts.active} of {facts.experts}; "
-            "give --experts or --neurons, and beside --experts fewer per token with --set "
-            f"genome.active={max(1, facts.active // 2)}"
-        )
-    repairs = facts.unrepairable is None and not sizes.quantised
-    repaired = goal.repair == "auto" or (goal.repair is None and repairs)
+    _check_mixture(goal, facts.experts, facts.active)
+    repaired = _repairs(goal, facts.unrepairable is None and not sizes.quantised)
     narrows = repaired and not sizes.own_form and sizes.narrows
     if amount.kind == "neurons":
-        _check_narrowing(goal, sizes, repaired)
+        _check_narrowing(goal, repaired, sizes.own_form, sizes.narrows)
         assert amount.share is not None
         return Chosen({"neuron_share": amount.share}, "counts")
     if amount.kind == "size" and narrows:
@@ -189,14 +201,29 @@ def _of_experts(goal: Goal, sizes: Sizes) -> Chosen:
     return Chosen({"experts": kept}, "repaired" if repaired else "prune", only_formulas=many)
 
 
-def _check_narrowing(goal: Goal, sizes: Sizes, repaired: bool) -> None:
+def _repairs(goal: Goal, can_be: bool) -> bool:
+    """Return whether candidates are repaired, if those of the model can be."""
+    return goal.repair == "auto" or (goal.repair is None and can_be)
+
+
+def _check_mixture(goal: Goal, experts: int, active: int) -> None:
+    """Raise UserError if what is asked for is for dense models only."""
+    if goal.amount.kind == "active":
+        raise UserError(
+            f"{goal.amount}: this model is a mixture of experts already: a token uses {active} of {experts}; give "
+            "--experts or --neurons, and beside --experts fewer per token with --set "
+            f"genome.active={max(1, active // 2)}"
+        )
+
+
+def _check_narrowing(goal: Goal, repaired: bool, own_form: bool, narrows: bool) -> None:
     """Raise UserError if experts can't be made narrower."""
-    if not repaired or sizes.own_form:
+    if not repaired or own_form:
         raise UserError(
             f"{goal.amount}: narrower experts require a repair, unquantised weights, and a model whose text part "
             "transformers loads alone; give --experts or --size"
         )
-    if not sizes.narrows:
+    if not narrows:
         raise UserError(
             f"{goal.amount} makes experts narrower, and in this family other parts' width follows from theirs, so that "
             "servers don't load it; add --custom-code, or give --experts or --size"
@@ -228,8 +255,6 @@ def sizes_of(config: RunConfig, stock: bool) -> Sizes:
     """Return what the headers and the config of a run's checkpoint say; `stock` if a smaller one has to be stock."""
     from moevolve.workers.checkpoints.loading import load_config, packing
     from moevolve.workers.export.sizes import file_sizes
-    from moevolve.workers.methods.eep.export import width_obstacle
-    from moevolve.workers.model.describe import meta_model
     from moevolve.workers.profiling.outline import outline_model
 
     model = pinned(config.model)
@@ -237,8 +262,7 @@ def sizes_of(config: RunConfig, stock: bool) -> Sizes:
     facts, quantised = outline.facts, packing(model, load_config(model)) is not None
     own_form = quantised or only_inside(facts.family)
     files = file_sizes(model, "source" if own_form else "stock") if facts.experts else FileSizes(0, 0, 0)
-    narrows = not (stock and facts.experts) or width_obstacle(meta_model(model)) is None
-    return Sizes(facts, quantised, own_form, narrows, files)
+    return Sizes(facts, quantised, own_form, not (stock and facts.width_linked), files)
 
 
 def planned_bytes(config: RunConfig) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
@@ -24,22 +24,20 @@ from moevolve.search.running.observer import Observer
 from moevolve.search.running.study import SharedWorkers
 from moevolve.search.shrink.checkpoint import finish
 from moevolve.search.shrink.columns import read_columns
-from moevolve.search.shrink.domains import DEV_ROWS, read_domains, render_chats, write_tasks
+from moevolve.search.shrink.domains import DEV_ROWS, has_template, read_domains, render_chats, write_tasks
 from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.goal import Goal
 from moevolve.search.shrink.keeping import refuse_losing, smallest
-from moevolve.search.shrink.record import Journal
+from moevolve.search.shrink.record import Journal, known_record, known_store
 from moevolve.search.shrink.result import ShrinkPlan, ShrinkResult, result_of
 from moevolve.search.shrink.rows import Chat
 from moevolve.search.shrink.settings import (
     planned_bytes,
     provisional,
-    refuse_wrong_settings,
     settings_for,
     source_bytes,
 )
 from moevolve.search.shrink.timing import plan_time, shortened
-from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 from moevolve.workers.export.folder import check_room
 
@@ -61,14 +59,13 @@ def shrink(goal: Goal, observer: Observer, begun: float) -> ShrinkResult | Shrin
         ExportError: The checkpoint is larger than requested.
     """
     with ExitStack() as opened:
-        refuse_wrong_settings(goal)
-        store = opened.enter_context(_known_store(goal))
-        journal = Journal.begin(goal, store, observer)
-        if store is not None and journal.record.written is not None and goal.folder.is_dir():
-            found = result_of(store, journal.record)
+        store = opened.enter_context(known_store(goal))
+        known = known_record(goal, store)
+        if store is not None and known is not None and known.status == "finished" and goal.folder.is_dir():
+            found = result_of(store, known)
             if found is not None:
-                journal.note(status="finished")
                 return found
+        journal = Journal.begin(goal, store, observer, known)
         opened.enter_context(journal.ending())
         probe = opened.enter_context(ModelProbe())
         workers = SharedWorkers(partial(ray_pool, probe=probe, fits=goal.fits))
@@ -99,18 +96,6 @@ def shrink(goal: Goal, observer: Observer, begun: float) -> ShrinkResult | Shrin
         return found
 
 
-def _known_store(goal: Goal) -> AbstractContextManager[Store | None]:
-    """Open the request's store; None for a dry run or without a store yet: a refused request makes none."""
-    if goal.dry_run:
-        return nullcontext()
-    if goal.open_store is not None:
-        return nullcontext(goal.open_store)
-    try:
-        return opened_store(goal.store)
-    except StoreError:  # making it says what is wrong with it
-        return nullcontext()
-
-
 class _Steps:
     """The steps up to the end of the search; each that the record has already isn't done again."""
 
@@ -135,16 +120,27 @@ class _Steps:
                 tasks = self._tasks()
         if known is not None:
             # Memory that is free now must not change a search that has begun.
-            return parse_stored_config(known).model_copy(update={"store": goal.store})
+            return parse_stored_config(known, goal.name).model_copy(update={"store": goal.store})
         with journal.stage("settings"):
             names = [*goal.tasks, *(str(task.resolve()) for task in tasks)]
             config, sentence = settings_for(goal, names, self._probe, self._observer.on_stage)
             config = config.model_copy(update={"store": goal.store})
             if sentence:
                 self._observer.on_note(sentence)
+            self._note_lost_roles(config)
             size = self._probe.call(source_bytes, config)
             journal.note(config=config.canonical_json(), choices=(sentence,) if sentence else (), weight_bytes=size)
         return config
+
+    def _note_lost_roles(self, config: RunConfig) -> None:
+        """Say so if a conversation's roles are lost, since the model has no template to write them."""
+        chats = [section.name for section in config.tasks if section.task().turns is not None]
+        if chats and config.engine.chat_template == "auto" and not self._probe.call(has_template, config):
+            names = ", ".join(Path(name).stem for name in chats)
+            self._observer.on_note(
+                f"{names}: the model has no chat template, so that turns and system prompts are joined as plain text "
+                "without their roles; --set engine.chat_template=NAME uses one that ships, `none` is silent"
+            )
 
     def _tasks(self) -> list[Path]:
         """Write a task file for each file of requests."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import PhaseConfig
-from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.running.execute import PoolFactory
 from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.shrink.goal import Goal
@@ -24,6 +22,8 @@ from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 
 if TYPE_CHECKING:  # it loads torch
+    from moevolve.search.pools.ray_actor import ModelProbe
+    from moevolve.search.running.execute import PoolFactory
     from moevolve.search.running.plan.records import Pilot
 
 # Individuals of a pilot. With fewer the mean is too noisy; more delay a short search.

@@ -5,19 +5,37 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Column, Connection, String, func, select, text, type_coerce
+from sqlalchemy import Connection, String, func, select, text, type_coerce
 
 from moevolve.store.errors import StoreError
+from moevolve.store.leases import parse_progress
 from moevolve.store.reader import StoreReader
 from moevolve.store.schema import newest_revision
 from moevolve.store.tables import METADATA, UtcDateTime, calibrations, evaluations, individuals, leases, searches
 
 _COUNTED = (searches, individuals, evaluations, calibrations)
-# Columns with JSON.
-_JSON = ("searches.config", "searches.model_facts", "leases.progress", "exports.checks", "shrinks.content")
+# How text of a column is parsed.
+Forms = Mapping[str, Callable[[str], object]]
+
+
+def _object(text: str) -> object:
+    return dict(json.loads(text))
+
+
+_JSON = ("searches.config", "searches.model_facts", "exports.checks", "shrinks.content")
+_FORMS: Forms = {**dict.fromkeys(_JSON, _object), "leases.progress": parse_progress}
+
+# SQLite's names of the types that columns' values have, by Python's.
+_TYPES: Mapping[type, tuple[str, ...]] = {
+    **dict.fromkeys((int, bool), ("integer",)),
+    **dict.fromkeys((str, datetime), ("text",)),
+    float: ("real", "integer"),
+    bytes: ("blob",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +55,20 @@ class CheckReport:
     problems: tuple[str, ...]
 
 
-def check(store: StoreReader) -> CheckReport:
-    """Read and check a whole store, to which drivers may go on writing."""
+def check(store: StoreReader, forms: Forms | None = None) -> CheckReport:
+    """Read and check a whole store, to which drivers may go on writing.
+
+    Args:
+        store: The store.
+        forms: Parse the text of columns, by `table.column`, whose form this part doesn't know.
+    """
     counts = dict.fromkeys((table.name for table in _COUNTED), 0)
     size, problems = 0, list[str]()
     try:
         with store.transaction() as connection:
-            for find in (_damage, _gaps, _changed_genomes, _unreadable):
+            for find in (_damage, _gaps, _changed_genomes):
                 problems += find(connection)
+            problems += _unreadable(connection, {**_FORMS, **(forms or {})})
             size = _bytes(connection)
             for table in _COUNTED:
                 counts[table.name] = connection.execute(select(func.count()).select_from(table)).scalar_one()
@@ -94,30 +118,33 @@ def _changed_genomes(connection: Connection) -> list[str]:
     return [
         f"{name}:{index}: its genome isn't the one that was recorded"
         for name, index, genome, content_hash in rows
-        if hashlib.sha256(genome).hexdigest() != content_hash
+        if not isinstance(genome, bytes) or hashlib.sha256(genome).hexdigest() != content_hash
     ]
 
 
-def _unreadable(connection: Connection) -> list[str]:
-    """Return the columns with dates or JSON that can't be parsed, with the key of the first row."""
+def _unreadable(connection: Connection, forms: Forms) -> list[str]:
+    """Return the columns with values of another type, dates or JSON that can't be parsed, with the first row's key."""
     names = {row.id: row.name for row in connection.execute(select(searches.c.id, searches.c.name))}
     problems = []
-    for table in METADATA.sorted_tables:
-        for column in table.columns:
-            if isinstance(column.type, UtcDateTime) or str(column) in _JSON:
-                query = select(*table.primary_key, type_coerce(column, String)).where(column.is_not(None))
-                query = query.order_by(*table.primary_key).execution_options(yield_per=1000)
-                rows = connection.execute(query)
-                wrong = [key for *key, value in rows if not _is_readable(column, str(value))]
-                if wrong:
-                    first = ":".join(str(names.get(part, part)) for part in wrong[0])
-                    problems.append(f"{column}: {len(wrong):,} values can't be read, the first that of {first}")
+    for column in (column for table in METADATA.sorted_tables for column in table.columns):
+        key, wrong = [*column.table.primary_key], list[Sequence[object]]()
+        if connection.dialect.name == "sqlite":  # which stores any value in any column
+            other = func.typeof(column).not_in([*_TYPES[getattr(column.type, "impl", column.type).python_type], "null"])
+            wrong += connection.execute(select(*key).where(other).order_by(*key)).all()
+        parse = datetime.fromisoformat if isinstance(column.type, UtcDateTime) else forms.get(str(column))
+        if parse is not None and not wrong:
+            query = select(*key, type_coerce(column, String)).where(column.is_not(None)).order_by(*key)
+            rows = connection.execute(query.execution_options(yield_per=1000))
+            wrong += [of for *of, value in rows if not _is_readable(parse, value)]
+        if wrong:
+            first = ":".join(str(names.get(str(part), part)) for part in wrong[0])
+            problems.append(f"{column}: {len(wrong):,} values can't be read, the first that of {first}")
     return problems
 
 
-def _is_readable(column: Column[object], value: str) -> bool:
+def _is_readable(parse: Callable[[str], object], value: object) -> bool:
     try:
-        datetime.fromisoformat(value) if isinstance(column.type, UtcDateTime) else json.loads(value)
-    except ValueError:
+        parse(str(value))
+    except Exception:  # noqa: BLE001 - parsers may fail in any way, and know why themselves
         return False
     return True

@@ -46,7 +46,7 @@ def stages_of(folder: Path) -> dict[str, ShrinkRecord]:
     checked = replace(searching, stage="export", checks=Checks("small-6:0", 60.0, (CHECK,), LOOPS))
     written = Written(folder / "small", "stock", 1000, ("transformers",))
     finished = replace(
-        checked, stage="speed", status="finished", written=written, speed=Speed("cpu", 10.0, 20.0, None, None)
+        checked, stage="speed", status="finished", written=written, speed=Speed("cpu", 10.0, 20.0, 1.9, 2.1, None, None)
     )
     fault = replace(CHECK, faults=("lost 9 of 16 answers",))
     refused = replace(checked, status="refused", checks=Checks("small-6:0", 60.0, (fault,), LOOPS))

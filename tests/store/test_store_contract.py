@@ -78,9 +78,9 @@ def test_status_changes_and_counts(store: Store) -> None:
     assert (beta.individuals, beta.best_fitness, beta.tasks) == (0, None, ())
     store.set_status("id-alpha", "running")
     assert store.search("alpha").status_reason is None
-    assert [(one.owner, one.is_orphaned) for one in store.searches()] == [(None, True), (None, False)]
+    assert [(one.owner, one.state == "orphaned") for one in store.searches()] == [(None, True), (None, False)]
     lease = store.acquire("id-alpha", "me", 60)
-    assert [(one.owner, one.is_orphaned) for one in store.searches()] == [("me", False), (None, False)]
+    assert [(one.owner, one.state == "orphaned") for one in store.searches()] == [("me", False), (None, False)]
     store.release(lease)
     with pytest.raises(StoreError, match="no search"):
         store.set_status("id-gamma", "running")

@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import os
 import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self, TypeVar, TypeVarTuple, get_type_hints
 
 from pydantic import TypeAdapter
 from pydantic_core import to_json
+
+# Time between two looks at a process's memory.
+_LOOK_S = 0.1
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -49,6 +54,7 @@ class ChildProcess:
         log: File that gets what the process prints; None for the standard error of this process.
         limit_s: Time limit of a call, which ends the process; None for no limit.
         idle_s: Time without a call after which the process ends; None for no limit.
+        memory: Bytes in memory beyond which a call ends the process; None for no limit.
     """
 
     def __init__(
@@ -58,9 +64,10 @@ class ChildProcess:
         log: Path | None = None,
         limit_s: float | None = None,
         idle_s: float | None = None,
+        memory: int | None = None,
     ) -> None:
         self._python, self._environment, self._log = python, environment or {}, log
-        self._limit_s, self._idle_s = limit_s, idle_s
+        self._limit_s, self._idle_s, self._memory = limit_s, idle_s, memory
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -103,23 +110,37 @@ class ChildProcess:
         """Send a line, and return the one that the process replies with."""
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
-        reply, in_time = b"", True
+        reply, excess = b"", ""
         try:
             with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended, or another thread has closed it
                 process.stdin.write(request + b"\n")
                 process.stdin.flush()
                 waiting = select.poll()  # `select.select` can't wait for the descriptors of a busy server
                 waiting.register(process.stdout)
-                in_time = bool(waiting.poll(None if self._limit_s is None else 1000 * self._limit_s))
-                reply = process.stdout.readline() if in_time else b""
+                excess = self._excess(process, waiting)
+                reply = b"" if excess else process.stdout.readline()
         finally:
             if not reply:  # also after a Ctrl-C: the next call would get this one's reply
                 self.close()
-        if not in_time:
-            raise ChildError(f"it took more than {self._limit_s:g} s")
+        if excess:
+            raise ChildError(f"it took more than {excess}")
         if not reply:
             raise self._ended(process.wait())
         return reply
+
+    def _excess(self, process: subprocess.Popen[bytes], waiting: select.poll) -> str:
+        """Wait for a reply; returns the limit that the process exceeds first, empty if it replies."""
+        end = math.inf if self._limit_s is None else time.monotonic() + self._limit_s
+        # Not a limit of the process's own, which counts what libraries reserve for threads and never touch.
+        look_s = math.inf if self._memory is None else _LOOK_S
+        while True:
+            left = min(look_s, end - time.monotonic())
+            if waiting.poll(None if left == math.inf else max(0.0, 1000 * left)):
+                return ""
+            if time.monotonic() >= end:
+                return f"{self._limit_s:g} s"
+            if self._memory is not None and _resident(process.pid) > self._memory:
+                return f"{self._memory >> 20:,} MiB of memory"
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
@@ -140,3 +161,11 @@ class ChildProcess:
             return ChildError("its process was killed, for want of memory perhaps", killed=True)
         lines = [] if self._log is None else self._log.read_text("utf-8", "replace").strip().splitlines()
         return ChildError(f"its process ended with exit code {code}{f': {lines[-1]}' if lines else ''}")
+
+
+def _resident(process: int) -> int:
+    """Return the bytes that a process has in memory; 0 where the system doesn't tell."""
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0

@@ -28,7 +28,7 @@ class ExportSummary:
         active: Active experts per token, of the layer with the most.
         parameters_before: Parameters of the unedited model.
         lead: Beginning of the card's first sentence.
-        method: Name and arXiv number of the paper.
+        method: What the edit does, with the arXiv number of its paper if it has one.
         tag: Tag of the model card for the kind of edit.
         form_note: Sentence that says what is needed to load the checkpoint.
         rows: Further rows of the card's table, as (title, value).

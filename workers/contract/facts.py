@@ -64,6 +64,7 @@ class ModelFacts:
         renormalise: True if the top-k routing weights are rescaled to sum to 1.
         expert_parameters, expert_neurons: Parameters and neurons of one expert; 0 for a dense model.
         neuron_parameters: Parameters of one of these neurons.
+        width_linked: True if other parts' width follows from the experts', so that narrower ones need code.
         shared_neurons: Neurons of the shared expert in a layer's MoE block; 0 without one.
         dtype: Parameter dtype after loading: `float32`, `bfloat16` or `float16`.
         notes: Particularities of the model, as text for users.
@@ -87,6 +88,7 @@ class ModelFacts:
     dtype: str
     expert_neurons: int = 0
     neuron_parameters: int = 0
+    width_linked: bool = False
     shared_neurons: int = 0
     notes: tuple[str, ...] = field(default=())
     dense: DenseFacts | None = None

@@ -22,6 +22,7 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.decoder import decoder_of
 from moevolve.workers.families.layers import MoELayer, find_dense_layers, find_linears, find_moe_layers
 from moevolve.workers.families.registry import family_of
+from moevolve.workers.methods.eep.export import width_obstacle
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -70,6 +71,7 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
             expert_parameters=sum(tensor[0].numel() for tensor in first.expert_tensors().values()) if first else 0,
             expert_neurons=int(getattr(settings, first.family.width_field)) if first else 0,
             neuron_parameters=_neuron_parameters(first, settings) if first else 0,
+            width_linked=first is not None and width_obstacle(model) is not None,
             shared_neurons=_shared_neurons(first),
             router_parameters_per_expert=first.router_parameters if first else 0,
             correction_parameters=first.correction_parameters if first else 0,

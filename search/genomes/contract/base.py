@@ -46,6 +46,12 @@ class GenomeSection(Section):
     phase_kinds: ClassVar[tuple[str, ...]] = ("tune",)
     kind: str
 
+    def check_experts(self, family: str, experts: int) -> None:
+        """Raise UserError if a model of a family with so many experts per layer, 0 if it is dense, can't be searched.
+
+        It is called with what config.json says, and again when the model is known.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Description:

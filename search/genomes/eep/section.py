@@ -76,6 +76,12 @@ class EepSection(GenomeSection):
             raise ValueError(f"active {self.active} is more than the {self.experts} kept experts")
         return self
 
+    def check_experts(self, family: str, experts: int) -> None:
+        if not experts:
+            raise UserError(f"genome.kind: {self.kind} needs MoE layers, and this model ({family}) is dense")
+        if self.experts is not None and self.experts > experts:
+            raise UserError(f"genome.experts: {self.experts} is more than the model's {experts} experts")
+
     def until(self, retained: int) -> Until | None:
         """Return when scores are accurate enough by which so many experts are kept; None for a fixed number of tokens.
 

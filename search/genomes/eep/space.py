@@ -161,11 +161,8 @@ class EepSpace(ArraySpace[EepGenome]):
         Raises:
             UserError: The model doesn't support the settings; the message names the field.
         """
-        if not facts.moe_layers:
-            raise UserError(f"genome.kind: {section.kind} needs MoE layers, and this model ({facts.family}) is dense")
+        section.check_experts(facts.family, facts.experts)
         retained, layers = section.experts or facts.experts, len(facts.moe_layers)
-        if retained > facts.experts:
-            raise UserError(f"genome.experts: {retained} is more than the model's {facts.experts} experts")
         groups = layers if section.groups == "per_layer" else section.groups
         if groups > layers:
             raise UserError(f"genome.groups: {groups} is more than the model's {layers} MoE layers")
@@ -367,11 +364,13 @@ class EepSpace(ArraySpace[EepGenome]):
         else:
             off = float(np.abs(genome.expert_merging - np.round(genome.expert_merging)).mean())
             summary = f"merge {self.experts}->{retained}, {self.groups} groups, mean |dW| {off:.3f}"
-        if space.width != self.facts.expert_neurons:
+        narrower = space.width != self.facts.expert_neurons
+        if narrower:
             summary += f", width {space.width}"
         if self.dynamic_skipping:
             summary += ", the second of 2 skipped at times"
         parameters, used = space.parameters(genome.one_hot_mapping, genome.is_identity)
+        own_code = self.native(genome.one_hot_mapping) or self.dynamic_skipping
         return Description(
             experts=retained,
             active=space.active,
@@ -380,7 +379,7 @@ class EepSpace(ArraySpace[EepGenome]):
             parameters_full=self.facts.parameters,
             active_parameters_full=self.facts.active_parameters,
             summary=summary,
-            stock=genome.is_identity or not (self.native(genome.one_hot_mapping) or self.dynamic_skipping),
+            stock=not (narrower and self.facts.width_linked) and (genome.is_identity or not own_code),
         )
 
     def parameters(self, one_hot: bool, identity: bool = False) -> tuple[int, int]:

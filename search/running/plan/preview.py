@@ -20,6 +20,7 @@ from moevolve.search.running.plan.counts import (
     model_sizes,
     phase_counts,
 )
+from moevolve.search.running.set_up import check_settings
 from moevolve.workers.contract.capacity import WorkerMemory
 
 
@@ -50,7 +51,7 @@ def preview(config: RunConfig) -> Preview:
     """Preview a run in this process, which loads torch.
 
     Raises:
-        UserError: The model is missing or doesn't fit the genome's settings.
+        UserError: The model is missing or doesn't suit the settings.
     """
     from moevolve.search.running.plan.estimate import estimate
     from moevolve.search.running.plan.memory import worker_memory
@@ -62,6 +63,7 @@ def preview(config: RunConfig) -> Preview:
         phases = tuple(PhaseCount(phase.kind, phase.evaluations, phase.evaluations) for phase in config.phases)
         return Preview(phases, ranked, tested)  # a hub id
     outline = outline_model(config.model)
+    check_settings(config, outline.facts)
     costs = costs_of(config.space(outline.facts), outline)
     try:
         found = estimate(config, outline=outline)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Path, Request
+from fastapi import APIRouter, HTTPException, Path, Query, Request
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 
@@ -27,8 +27,9 @@ from moevolve.search.server.planning import (
 )
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.processes import RETRY_S, BusyError, Job
-from moevolve.search.server.shrinks import RemoteShrinkRequest, resume_shrink, start_shrink
+from moevolve.search.server.shrinks import RemoteShrinkRequest, resume_shrink, start_shrink, state_of, stop_shrink
 from moevolve.search.server.uploads import DataFile, UploadedFile, delete_upload, keep_upload, list_files
+from moevolve.store.records import Control
 
 _NAME = TypeAdapter(SearchName)
 _EXPORT_OPTIONS = tuple(fields_of(CheckpointRequest))
@@ -39,6 +40,9 @@ _FILE = {
     }
 }
 NamePath = Annotated[str, Path(max_length=100, description="Name of the file, of JSON, JSONL, CSV, TSV or text.")]
+ColumnsQuery = Annotated[
+    str | None, Query(max_length=1000, description="Columns to read, as a shrink's `columns`, which needs them again.")
+]
 
 
 class ExportOptions(model_of(ExportRequest, _EXPORT_OPTIONS)):  # type: ignore[misc]
@@ -67,10 +71,10 @@ def list_data(server: ServerDep) -> list[DataFile]:
 
 
 @routes.put("/data/{name}", dependencies=[CHANGES], status_code=HTTPStatus.CREATED, openapi_extra=_FILE)
-async def upload(request: Request, server: ServerDep, name: NamePath) -> UploadedFile:
+async def upload(request: Request, server: ServerDep, name: NamePath, columns: ColumnsQuery = None) -> UploadedFile:
     """Upload a file of requests, which is checked and then listed. No other file is replaced."""
     try:
-        return await keep_upload(name, request.stream(), server)
+        return await keep_upload(name, request.stream(), server, columns)
     except ClientDisconnect:
         raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name}: the connection ended before the file") from None
 
@@ -136,6 +140,24 @@ def export(server: ServerDep, ref: RefPath, asked: ExportOptions) -> Job:
 async def shrink(server: ServerDep, asked: RemoteShrinkRequest) -> Job:
     """Make a smaller checkpoint on the server's machine. Repeating the request continues an interrupted one."""
     return await start_shrink(asked, server)
+
+
+@routes.post("/shrinks/{name}/stop", dependencies=[CHANGES])
+def stop(server: ServerDep, name: SearchPath) -> Control:
+    """Stop a shrink; it can be resumed."""
+    return stop_shrink(name, server)
+
+
+@routes.post("/shrinks/{name}/resume", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)
+def resume_whole(server: ServerDep, name: SearchPath) -> Job:
+    """Continue a shrink on this machine, up to its checkpoint, whichever server started it."""
+    state = state_of(server, name)
+    if state.is_running:
+        raise BusyError(f"shrink {state.name} is {state.state} already")
+    job = resume_shrink(state.name, server)
+    if job is None:
+        raise UserError(f"shrink {state.name}: its folder isn't in this server's `exports`; resume it where it began")
+    return job
 
 
 def _refuse_foreign(name: str) -> None:

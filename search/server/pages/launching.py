@@ -129,7 +129,7 @@ def show_launch(request: Request, server: ServerDep, configuration: NameQuery = 
         started=started,
         configuration=configuration,
         given=given,
-        settings=settings_text(given.canonical_json()),
+        settings=settings_text(given.canonical_json(), given.name),
         lines=[f"{key}={value}" for key, value in settings.items() if value is not None],
         name=next(name for name in names if name not in taken),
         models=sorted(server.settings.models),

@@ -154,7 +154,7 @@ def show_individuals(
 def show_standings(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
     """Return the final table of a search."""
     record = server.store.search(search)
-    config = parse_stored_config(record.config)  # may fail, so it comes before reading all individuals
+    config = parse_stored_config(record.config, record.name)  # may fail, so it comes before reading all individuals
     found = build_final_table(server.store, record, config, server.store.history(record.id))
     return _part(request, record, "standings", "Final table of", found=found, splits=SCORED)
 
@@ -190,7 +190,7 @@ def show_costs(request: Request, server: ServerDep, search: SearchPath) -> HTMLR
 def show_settings(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
     """Configuration of a search as YAML."""
     record = server.store.search(search)
-    return _part(request, record, "settings", "Settings of", settings=settings_text(record.config))
+    return _part(request, record, "settings", "Settings of", settings=settings_text(record.config, record.name))
 
 
 def _view(server: ServerState, record: SearchRecord) -> SearchView:

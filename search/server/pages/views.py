@@ -73,7 +73,7 @@ class SearchView:
         """The state in one word."""
         if self.arriving or (self.control.alive and self.search.status in ("created", "interrupted", "failed")):
             return "starting"
-        return "orphaned" if self.is_orphaned else self.search.status
+        return self.search.state(self.control.alive)
 
     @property
     def is_orphaned(self) -> bool:
@@ -85,10 +85,8 @@ class SearchView:
         """A line that explains the state; None if the state says all."""
         if self.arriving:
             return "a process of this server reads the model and the tasks"
-        if self.is_orphaned:
-            return "its driver is gone; it can be resumed"
         if not self.control.alive:
-            return self.search.status_reason
+            return self.search.reason(alive=False)
         asked = {"paused": "pause", "stopped": "stop", "cancelled": "cancel"}.get(self.control.desired_state)
         if asked is not None and self.search.status != self.control.desired_state:
             return f"asked to {asked}"
@@ -176,7 +174,7 @@ def view_of_search(store: StoreReader, search: SearchRecord, control: Control) -
 def config_of(search: SearchRecord) -> RunConfig | None:
     """Return a search's configuration; None if another version of moevolve stored it and it can't be read."""
     try:
-        return parse_stored_config(search.config)
+        return parse_stored_config(search.config, search.name)
     except UserError:
         return None
 

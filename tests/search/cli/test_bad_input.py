@@ -14,6 +14,7 @@ from commands_here import refusal
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
+from moevolve.search.running import launch as launching
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
@@ -97,12 +98,13 @@ def test_a_name_is_text_whatever_yaml_would_read_in_it(launch: Callable[..., str
     assert "run.yaml: window: " in launch("--name", "2", "--set", "window=0")
 
 
-def test_a_search_that_is_there_is_not_changed(tiny: Any, tmp_path: Path) -> None:
+def test_a_search_that_is_there_is_not_changed(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     path = tiny.write_run(tmp_path / "run.yaml", "again", store=url)
     settings = load_run_config(path)
     with Store.open(url) as store:
         register(set_up_new(settings), store)
+    monkeypatch.setattr(launching, "set_up_new", None)  # the model isn't described for that
     assert "resume again" in refusal("launch", path)
     message = refusal("launch", path, "--or-resume", "--set", "seed=9")
     for words in ("--or-resume: search again", "other settings than", "--name", "`moevolve resume again`"):

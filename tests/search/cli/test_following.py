@@ -44,7 +44,7 @@ def test_watching_ends_with_the_search(store: Store, in_process: Any) -> None:
     assert done.returncode == 0, done.stderr
     assert "lab: finished" in done.stdout and "Next:" in done.stdout
     gone = in_process("watch", "odd", "--store", store.url)
-    assert gone.returncode == 1 and "odd: running (its driver is gone: resume it)" in gone.stdout
+    assert gone.returncode == 1 and "odd: orphaned (its driver is gone: resume it)" in gone.stdout
     assert in_process("watch", "ghost", "--store", store.url).returncode == 2
 
 

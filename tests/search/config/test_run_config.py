@@ -21,6 +21,7 @@ from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.contract.phases import MergePhase
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.registry import KINDS
+from moevolve.store.errors import DamagedError
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.methods.repair.edit import RepairSettings
 
@@ -203,14 +204,14 @@ def test_the_hash_is_the_same_from_another_folder() -> None:
 def test_a_stored_configuration_is_without_the_password_of_its_store(tmp_path: Path) -> None:
     config = load_run_config(written(tmp_path, store="postgresql://me:secret@host/db"))
     assert "secret" in config.store and "secret" not in config.canonical_json()
-    back = parse_stored_config(config.canonical_json())
+    back = parse_stored_config(config.canonical_json(), config.name)
     assert back.store == "postgresql://me:***@host/db"
     assert back.config_hash == config.config_hash
 
 
 def test_an_imports_configuration_comes_back_without_phases() -> None:
     config = RunConfig.imported("i", ModelConfig(path="m"), EepSection(experts=2), EngineConfig())
-    back = parse_stored_config(config.canonical_json())
+    back = parse_stored_config(config.canonical_json(), config.name)
     assert back == config and back.is_imported
     with pytest.raises(UserError, match=r"^run: tasks: expected 1 or more entries; phases: expected 1"):
         parse_run_config(json.loads(config.canonical_json()), "run")
@@ -233,7 +234,7 @@ def test_a_configuration_is_stored_with_all_its_defaults(kind: str) -> None:
     for phase, model in zip(stored["phases"], config.phases, strict=True):
         assert phase.keys() == type(model).model_fields.keys()
     assert stored.keys() == RunConfig.model_fields.keys()
-    back = parse_stored_config(text)
+    back = parse_stored_config(text, "lab")
     assert back == config and back.config_hash == hashed and back.canonical_json() == text
 
 
@@ -241,15 +242,15 @@ def test_a_stored_configuration_of_another_version_is_refused_in_one_line() -> N
     text = RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}]}).canonical_json()
     refused = r"^stored configuration of search rte-4: "
     with pytest.raises(UserError, match=refused + r"quantum: unknown key$"):
-        parse_stored_config(json.dumps(json.loads(text) | {"quantum": True}))
+        parse_stored_config(json.dumps(json.loads(text) | {"quantum": True}), "lab")
     for section, setting in (("engine", "threads"), ("genome", "router_space"), (None, "window")):
         data = json.loads(text)
         del (data[section] if section else data)[setting]
         with pytest.raises(UserError, match=refused + "settings are missing"):
-            parse_stored_config(json.dumps(data))
+            parse_stored_config(json.dumps(data), "lab")
     for damaged in ("{", "7", "[1]"):
-        with pytest.raises(UserError, match="a search's stored configuration is damaged; `moevolve db check`"):
-            parse_stored_config(damaged)
+        with pytest.raises(DamagedError, match="the configuration of search lab can't be read: it is damaged"):
+            parse_stored_config(damaged, "lab")
 
 
 SPELT = {"ridge_lambdas": [0.5], "neurons": True}
@@ -267,7 +268,7 @@ def test_a_repair_is_yes_or_no_or_how(value: Any, expected: RepairSettings | Non
     phases = [PRUNING | {"repair": value}, {"kind": "merge", "evaluations": 3, "repair": value}, MENDING]
     config = load_run_config(written(tmp_path, phases=phases))
     assert [phase.repair for phase in config.phases] == [expected, expected, RepairSettings()]
-    back = parse_stored_config(config.canonical_json())
+    back = parse_stored_config(config.canonical_json(), config.name)
     assert back == config and back.config_hash == config.config_hash
     plain = load_run_config(written(tmp_path, phases=[PRUNING, {"kind": "merge", "evaluations": 3}, MENDING]))
     assert (plain.config_hash == config.config_hash) == (expected is None)

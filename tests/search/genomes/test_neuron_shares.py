@@ -112,6 +112,8 @@ def test_numbers_of_experts_are_halves_that_hold_the_share_and_have_one_shot_cho
         lost = (facts.expert_neurons - own.width) * facts.neuron_parameters
         assert described.parameters - described.active_parameters == idle * (facts.expert_parameters - lost)
         assert described.experts == count and described.stock
+        linked = replace(space, facts=replace(facts, width_linked=True))
+        assert linked.describe(genome).stock == (own.width == width), "other parts would be narrower, too"
         assert (f"width {own.width}" in described.summary) == (own.width != width)
         assert space.from_bytes(genome.to_bytes()) == genome
 

@@ -48,7 +48,7 @@ def test_a_configuration_takes_it(make_run: Callable[..., RunConfig]) -> None:
     config = make_run(genome={"kind": "runs", "length": 3})
     assert isinstance(config.genome, RunsSection) and config.genome.length == 3
     assert json.loads(config.canonical_json())["genome"] == {"kind": "runs", "length": 3}
-    assert parse_stored_config(config.canonical_json()) == config
+    assert parse_stored_config(config.canonical_json(), config.name) == config
     assert config.config_hash != make_run().config_hash
     with pytest.raises(UserError, match=r"genome\.lenght: unknown key"):
         make_run(genome={"kind": "runs", "lenght": 3})

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from store_samples import search
 
-from moevolve.search.interface.tables import Rows
+from moevolve.search.interface.tables import Rows, flat
 from moevolve.store.records import SearchSummary
 
 EVIL = "=<b>\x1b]0;x\x07"
@@ -20,3 +20,9 @@ def test_a_listing_is_a_list_that_notebooks_show() -> None:
     assert "<td>=&lt;b&gt; ]0;x </td>" in shown and "<td>75.0 %</td>" in shown
     frame = rows.to_pandas()
     assert frame["best"][0] == 75.0 and frame["status_reason"][0] == EVIL
+
+
+def test_a_search_whose_driver_is_gone_is_called_so() -> None:
+    row = SearchSummary(search("one", status="running"), 3, 2, 1, 0.75, None, None, ("rte",), None)
+    assert flat(row)["status"] == "orphaned" and flat(row)["status_reason"] == "its driver is gone: resume it"
+    assert flat(replace(row, owner="me"))["status"] == "running"

@@ -20,6 +20,7 @@ from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
+from moevolve.store.errors import DamagedError
 from moevolve.store.repository import Store
 
 
@@ -65,7 +66,7 @@ def test_a_genome_that_was_changed_in_the_store_is_not_exported_or_shown(kinds: 
 def test_a_damaged_calibration_is_named(kinds: str) -> None:
     with Store.open(kinds) as store, store.write_transaction() as connection:
         connection.exec_driver_sql("UPDATE calibrations SET content = x'00'")
-    with pytest.raises(UserError, match="search tomoe: its stored calibration can't be read"):
+    with pytest.raises(DamagedError, match="the calibration of search tomoe can't be read"):
         moevolve.genome(kinds, "tomoe:0")
 
 

@@ -29,6 +29,7 @@ from moevolve.store.records import FULL_MODEL, Progress
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
+from moevolve.workers.methods.repair.edit import RepairSettings
 
 IN_MEMORY = "sqlite:///:memory:"
 SIZES = {"evaluations": 30, "initial": 8}, {"evaluations": 30}
@@ -230,7 +231,10 @@ def test_a_search_whose_store_or_configuration_was_changed_is_not_continued(
             drive(store, make_lab_setup(run_config(seed=1 if change else 2)), UnrulyPool(3))
 
 
-def test_pace_is_measured_from_the_first_evaluation_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("repairs", [False, True])
+def test_pace_is_measured_from_the_first_evaluation_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch, repairs: bool
+) -> None:
     """On a clock that only polls move: the model's loading, before anything arrives, is left out."""
     now = 100.0
 
@@ -244,7 +248,18 @@ def test_pace_is_measured_from_the_first_evaluation_on(store: Store, monkeypatch
     pool = ScriptedPool(scored(smooth), after_a_while)
     cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, "engine")
     strategy = make_strategy(setup.config, setup.space, setup.schedule)
+    if repairs:
+        first, last = setup.config.phases
+        phases = (first, last.model_copy(update={"repair": RepairSettings((0.1,))}))
+        setup = replace(setup, config=setup.config.model_copy(update={"phases": phases}))
     SearchLoop(setup, strategy, store, cache, lambda progress: seen.append((now, progress))).run()
+    if repairs:  # the second phase's candidates take another time
+        assert all(progress.left is None for _, progress in seen if progress.done < 30)
+        (moment, at_first), *later = [each for each in seen if each[1].done >= 30]
+        for now, progress in later[:-1]:
+            elapsed, more = now - moment, progress.done - at_first.done
+            assert progress.left == (pytest.approx((60 - progress.done) * elapsed / more) if more else None)
+        return
     first = next(place for place, (_, progress) in enumerate(seen) if progress.evaluated)
     (begun, at_first), later = seen[first], seen[first + 1 :]
     assert all((progress.rate, progress.left) == (None, None) for _, progress in seen[: first + 1])

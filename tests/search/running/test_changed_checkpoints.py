@@ -125,6 +125,6 @@ def test_a_search_on_a_hub_id_keeps_to_its_commit(tiny: Any, tmp_path: Path, mon
         move(second)
         assert set_up_new(settings).config.model.revision == second
         assert set_up_stored(store, "hub").config.model.revision == first
-        assert parse_stored_config(store.search("hub").config).model.revision == first
+        assert parse_stored_config(store.search("hub").config, "hub").model.revision == first
         with pytest.raises(UserError, match="not the checkpoint that search hub ran on"):
             set_up_stored(store, "hub", lambda _: settings)

@@ -101,6 +101,7 @@ def test_a_search_that_has_ended_is_logged_by_a_resume(store: Store, kept: list[
     assert again == table and kept[0].steps["fitness"] == {
         index: 100 * value for index, value in store.fitness_by_index("id-lab")
     }
+    assert kept[0].steps.keys() > {"best_fitness", "best_parameters", "full_fitness"}
 
 
 def test_an_interrupted_search_has_no_final_scores(store: Store, kept: list[Kept]) -> None:

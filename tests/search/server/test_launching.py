@@ -142,6 +142,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"configuration": "wrong"}, 422, "unknown key"),
     ({"overrides": {"seed": -1}}, 422, "seed: "),
     ({"overrides": {"genome.experts": 9}}, 422, "genome.experts: 9 is more than the model's 4 experts"),
+    ({"overrides": {"strategy": "nevergrad:Nix"}}, 422, "nevergrad has no such optimiser"),
     ({"overrides": {"model.path": "/etc"}}, 422, "'model.path' can't be set over the network; what can: seed"),
     ({"overrides": {"final.held_out": "x"}}, 422, "can't be set over the network"),
     ({"model": "huge"}, 422, "model: the server knows no 'huge'"),
@@ -156,6 +157,8 @@ def test_wrong_launches_start_nothing(client: TestClient, started: list[list[str
     stored(store, load_run_config(runs / "small.yaml", ("seed=9",)), "taken")
     for asked, status, detail in WRONG:
         answer = client.post("/api/searches/check", json={"configuration": "small"} | asked)
+        if "nevergrad" not in detail:  # the process says it
+            assert client.post("/api/searches", json={"configuration": "small"} | asked).json() == answer.json()
         assert answer.status_code == status and detail in answer.json()["detail"], (asked, answer.text)
     assert started == []
 

@@ -332,7 +332,7 @@ def test_a_search_is_launched_from_a_form(browse: Open, store: Store) -> None:
     page.get_by_role("button", name="Launch").click()
     page.get_by_role("heading", name="Search found").wait_for()
     page.locator("#now").get_by_text("finished").wait_for()
-    config = parse_stored_config(store.search("found").config)
+    config = parse_stored_config(store.search("found").config, "found")
     assert (config.genome.experts, config.window, config.phases[0].evaluations) == (3, 2, 8)
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
+import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,7 @@ from moevolve.search.server.connections import BoundedProtocol
 from moevolve.search.server.settings import ServerSettings
 from moevolve.search.server.uploads import plain_name
 from moevolve.search.shrink.record import STAGES, SizeTrial
+from moevolve.store.leases import this_process
 from moevolve.store.records import FULL_MODEL
 from moevolve.store.repository import Store
 from moevolve.workers.children.process import ChildProcess
@@ -54,7 +59,7 @@ def settings(store: Store, tmp_path: Path) -> ServerSettings:
     return ServerSettings(
         store=store.url,
         tokens=tokens,
-        models={"tiny": "/models/tiny", "gone": "/nowhere/model"},
+        models={"tiny": str(DEMO), "gone": "/nowhere/model"},
         data={"named": "/data/named.jsonl"},
         uploads=tmp_path / "uploads",
         upload_mb=1,
@@ -100,10 +105,10 @@ def test_a_checkpoint_is_shrunk_for_what_the_server_knows_by_name(
         assert answer.status_code == 202 and answer.json()["command"] == "shrink", answer.text
     output, last = ["--output", f"{settings.exports}/small"], ["--"]
     assert started == [
-        ["shrink", *PLAIN, *output, *last, "/models/tiny"],
+        ["shrink", *PLAIN, *output, *last, str(DEMO)],
         [
             *("shrink", *PLAIN, "--task", "boolq", *output),
-            *("--guard-time", "2m", "--force", *last, "/models/tiny"),
+            *("--guard-time", "2m", "--force", *last, str(DEMO)),
         ],
     ]
     bare = TestClient(make_app(store, ServerSettings(store=store.url)), "http://localhost", headers=HEADERS)
@@ -127,6 +132,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"experts": None}, "give one of --experts"),
     ({"size": "1GiB"}, "give one of --experts"),
     ({"experts": "0%"}, "--experts 0%: give a number such as 8, or a share"),
+    ({"experts": "40"}, "--experts 40: did you mean 40%?"),
+    ({"model": "gone"}, "model /nowhere/model: no such directory"),
     ({"time": "2h", "evaluations": 9}, "--time and --evaluations both set the number of candidates"),
     ({"guard_time": "soon"}, "--guard-time soon"),
 ]
@@ -154,6 +161,39 @@ def test_a_file_is_uploaded_once_under_a_plain_name(
     assert [file["bytes"] for file in client.get("/api/data").json()] == [len(text.request.content), len(chats), None]
     assert client.post("/api/shrinks", json=ASKED | {"data": ["book.txt", "named"]}).status_code == 202
     assert started[0][3:7] == ["--data", f"{settings.uploads}/book.txt", "--data", "/data/named.jsonl"]
+
+
+def test_columns_are_told_with_the_file(client: TestClient, settings: ServerSettings) -> None:
+    rows = "ask,reply\n" + "".join(f"what is {n}?,{n}\n" for n in range(100))
+    refused = client.put("/api/data/table.csv", content=rows)
+    assert refused.status_code == 422 and not kept(settings)
+    answer = client.put("/api/data/table.csv?columns=prompt%3Dask,answer%3Dreply", content=rows)
+    assert (answer.status_code, answer.json()["rows"]) == (201, 100), answer.text
+    wrong = client.put("/api/data/other.csv?columns=ask", content=rows)
+    assert wrong.status_code == 422 and "--columns ask: give NAME=COLUMN" in wrong.text
+
+
+def test_a_small_file_does_not_wait_for_the_check_of_a_large_one(
+    store: Store, settings: ServerSettings, chats: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def check(_: ChildProcess, function: Any, path: Path, columns: str | None) -> Any:
+        if path.stat().st_size > 1 << 20:
+            begun.set()
+            end.wait(PATIENT_S)
+        return function(path, columns)
+
+    monkeypatch.setattr(ChildProcess, "call", check)
+    served = settings.model_copy(update={"upload_mb": 2})
+    large = chats * ((1 << 20) // len(chats) + 1)
+    app = make_app(store, served)
+    with TestClient(app, "http://localhost:8080", headers=HEADERS) as client, ThreadPoolExecutor(1) as thread:
+        waits = thread.submit(client.put, "/api/data/large.jsonl", content=large)
+        assert begun.wait(PATIENT_S)
+        assert client.put("/api/data/small.jsonl", content=chats).status_code == 201
+        end.set()
+        assert waits.result().status_code == 201
 
 
 def test_clients_together_upload_so_many_files_and_no_more(
@@ -347,7 +387,7 @@ def test_a_shrinks_page_shows_its_record_whatever_its_log_says(
             shown += [server.get("/shrinks/small").text for server in (client, later)]
         assert len(set(shown)) == 1, "after a restart of the server, too"
         page = page_of(client, "/shrinks/small")
-        polls = [found for found in page.all("div") if "/shrinks/small" in found.get("hx-get", "")]
+        polls = [found for found in page.all("div") if "every" in found.get("hx-trigger", "")]
         assert len(polls) == (record.status == "running"), stage
         if record.status == "running":
             assert STAGES[record.stage] in page.text
@@ -414,6 +454,32 @@ def test_a_shrink_that_was_stopped_is_resumed_as_a_whole_by_any_server(
     assert started == [["shrink", *PLAIN, *last]] * 2
     answer = client.post("/api/searches/foreign/resume", json={})
     assert answer.json()["command"] == "resume", "the folder isn't this server's"
+
+
+def test_a_shrink_whose_process_was_killed_is_resumed_from_its_page(
+    client: TestClient, store: Store, settings: ServerSettings, started: list[list[str]]
+) -> None:
+    assert settings.exports is not None
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    mine, gone = this_process(), this_process().replace(str(os.getpid()), str(ended.pid))
+    put(store, shrink_record(settings.exports, "killed", stage="look", owner=gone))
+    page = page_of(client, "/shrinks/killed")
+    assert "failed while asking the full model: its process is gone; it can be resumed" in page.text
+    assert [found["hx-post"] for found in page.all("button")][-1] == "/api/shrinks/killed/resume"
+    refused = client.post("/api/shrinks/killed/stop", json={})
+    assert refused.status_code == 409 and refused.json()["detail"] == "shrink killed: it is failed"
+    assert client.post("/api/shrinks/killed/resume", json={}).status_code == 202
+    assert started == [["shrink", *PLAIN, "--output", f"{settings.exports}/killed", "--", "/models/tiny"]]
+    put(store, shrink_record(settings.exports, "killed", stage="look", owner=mine))
+    page = page_of(client, "/shrinks/killed")
+    assert [found["hx-post"] for found in page.all("button")][-1] == "/api/shrinks/killed/stop"
+    refused = client.post("/api/shrinks/killed/stop", json={})
+    assert refused.status_code == 409 and "this server hasn't started its process" in refused.json()["detail"]
+    refused = client.post("/api/shrinks/killed/resume", json={})
+    assert refused.status_code == 409 and refused.json()["detail"] == "shrink killed is running already"
+    put(store, shrink_record(settings.exports.parent, "far", status="interrupted"))
+    assert "resume it where it began" in client.post("/api/shrinks/far/resume", json={}).json()["detail"]
 
 
 @pytest.mark.slow

@@ -58,3 +58,12 @@ def power(prompts: int, full: float, shrunk: float) -> float:
 def test_a_doubling_is_found_with_a_probability_of_four_fifths_and_false_alarms_are_rare() -> None:
     assert power(530, 0.036, 0.072) == pytest.approx(0.80, abs=0.005)
     assert power(530, 0.036, 0.036) == pytest.approx(0.04, abs=0.005)
+
+
+def test_what_the_prompts_cannot_show_is_said() -> None:
+    few = compared([(False, False)] * 27, 512)
+    assert str(few).endswith("So few prompts can't show smaller increases; a longer --guard-time asks more")
+    many = compared([(False, False)] * 520 + [(True, True)] * 10, 512)
+    assert str(many).endswith(")"), "530 prompts show what matters"
+    lost = compared([(True, True)] * 24 + [(False, False)] * 3, 512)
+    assert "Most of the full model's own answers are loops, so that more can't show" in str(lost)

@@ -9,16 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from commands_here import refusal
+from demo_chats import write_chats
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups
 from moevolve.search.shrink.amounts import kept_experts
 from moevolve.search.shrink.goal import Amount
 
-DEMO = str(Path(__file__).parents[3] / "configs" / "demo" / "model")
+DEMO, FINE, DENSE = (str(Path(__file__).parents[3] / "configs" / "demo" / name) for name in ("model", "fine", "dense"))
 WRONG = {
     "a share of 0": (["--task", "demo-kin", "--experts", "0%"], "--experts 0%: give a number such as 8, or a share"),
     "no share": (["--task", "demo-kin", "--neurons", "abc"], "--neurons abc: give a share such as 12.5%"),
@@ -33,6 +35,22 @@ WRONG = {
         "genome.expert: unknown key (did you mean `experts`?)",
     ),
 }
+# Models, and amounts that their config.json rules out.
+UNSUITABLE = {
+    "more experts than there are": (DEMO, ["--experts", "40"], "did you mean 40%? Otherwise give a share"),
+    "all experts": (DEMO, ["--experts", "8"], "--experts 8 keeps all 8 experts"),
+    "too few to choose from": (FINE, ["--experts", "1"], "this model can keep: 2, 3, 4,"),
+    "experts by a setting": (
+        DEMO,
+        ["--experts", "50%", "--set", "genome.experts=9"],
+        "more than the model's 8 experts",
+    ),
+    "a dense model's share": (DEMO, ["--active", "50%", "--custom-code"], "is a mixture of experts already"),
+    "narrower beside shared experts": (FINE, ["--neurons", "25%"], "other parts' width follows from theirs"),
+    "narrower without a repair": (DEMO, ["--neurons", "25%", "--repair", "none"], "narrower experts require a repair"),
+    "experts of a dense model": (DENSE, ["--experts", "50%"], "this model is dense, and --experts is for mixtures"),
+    "code that isn't allowed": (DENSE, ["--active", "50%"], "add --custom-code"),
+}
 CHECK = """
 import json, sys
 from moevolve.search.cli.app import main
@@ -41,18 +59,19 @@ for arguments in json.loads(sys.argv.pop()):
     try:
         main()
     except SystemExit as end:
-        import ray
-        print(end.code, "torch" in sys.modules, ray.is_initialized(), file=sys.stderr)
+        print(end.code, *(name in sys.modules for name in ("torch", "transformers", "ray")), file=sys.stderr)
 """
 
 
 def test_nothing_is_loaded_for_a_wrong_request(tmp_path: Path) -> None:
-    commands = json.dumps([["shrink", DEMO, *arguments] for arguments, _ in WRONG.values()])
-    command = [sys.executable, "-c", CHECK, commands]
+    shrinks = [(DEMO, *each) for each in WRONG.values()]
+    shrinks += [(model, ["--task", "demo-kin", *arguments], said) for model, arguments, said in UNSUITABLE.values()]
+    commands = [["shrink", model, *arguments] for model, arguments, _ in shrinks]
+    command = [sys.executable, "-c", CHECK, json.dumps(commands)]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=True)
-    *answers, rest = done.stderr.split("2 False False\n")
+    *answers, rest = done.stderr.split("2 False False False\n")
     assert not rest
-    for (_, said), answer in zip(WRONG.values(), answers, strict=True):
+    for (*_, said), answer in zip(shrinks, answers, strict=True):
         assert said in " ".join(answer.split()), answer
     assert not list(tmp_path.iterdir())
 
@@ -93,3 +112,16 @@ def test_a_number_that_may_be_a_share_is_answered_by_it() -> None:
         kept_experts(Amount("experts", "50", number=50), 8, RoutingGroups())
     with pytest.raises(UserError, match="--experts 6: give"):
         kept_experts(Amount("experts", "6", number=6), 16, RoutingGroups(4, 2, 2))
+
+
+@pytest.mark.usefixtures("worker_here")
+def test_roles_that_no_template_writes_are_told(tmp_path: Path, in_process: Any) -> None:
+    write_chats(tmp_path / "chats.jsonl", 100)
+    rows = map(json.loads, (tmp_path / "chats.jsonl").read_text().splitlines())
+    system = {"role": "system", "content": "Be brief."}
+    lines = [json.dumps({"messages": [system, *row["messages"]]}) + "\n" for row in rows]
+    (tmp_path / "chats.jsonl").write_text("".join(lines))
+    amount = ("--data", "chats.jsonl", "--experts", "4", "--repair", "none", "--force")
+    done = in_process("shrink", DEMO, *amount, "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "chats: the model has no chat template, so that turns and system prompts" in done.stderr

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 from store_samples import decided, evaluation, individual, search, split
 
-from moevolve.store.errors import StoreError
+from moevolve.store.errors import DamagedError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import StoredShrink
 from moevolve.store.repository import Store
@@ -81,8 +81,13 @@ def test_values_that_cannot_be_parsed_are_counted(store: Store) -> None:
     for said in changes.values():
         assert any(re.fullmatch(said, problem) for problem in problems), (said, problems)
     if store.is_file:
-        with pytest.raises(StoreError, match="yesterday"):
+        with pytest.raises(DamagedError, match="the date 'yesterday' can't be read"):
             store.history("id-alpha")
+
+
+def test_an_error_of_the_caller_within_a_transaction_stays_what_it_is(store: Store) -> None:
+    with pytest.raises(ValueError, match="of the caller"), store.transaction():
+        raise ValueError("of the caller")
 
 
 def test_rows_without_what_they_belong_to_are_counted(tmp_path: Path) -> None:

@@ -73,6 +73,13 @@ def test_a_call_can_be_ended(tmp_path: Path, limit_s: float | None, reason: str)
             called.result()
 
 
+def test_a_call_that_takes_too_much_memory_is_ended() -> None:
+    with ChildProcess(environment=HERE, memory=256 << 20) as child:
+        with pytest.raises(ChildError, match=r"^it took more than 256 MiB of memory$"):
+            child.call(functions.hoard, 300)
+        assert child.call(functions.divide, 2) == 0.5
+
+
 def test_an_idle_process_ends() -> None:
     with ChildProcess(environment=HERE, idle_s=0.5) as child:
         process = child.call(functions.process_id)

@@ -128,10 +128,10 @@ def growing(loss: float, tokens: int = 2 * ROW, most: int = 16 * ROW) -> Experts
 @pytest.mark.parametrize(
     ("split", "measurement", "rows", "why"),
     [
-        (EQUAL, growing(0.001), 2, "which is little enough"),
-        (VARIED, growing(0.001), 16, "and genome.calibration_most is reached"),
-        (VARIED, growing(-1.0, most=10**6), 25, "and there are no more `calibration` rows"),
-        (VARIED, growing(1.0), 2, "which is little enough"),
+        (EQUAL, growing(0.001), 2, "experts' scores"),
+        (VARIED, growing(0.001), 16, "; genome.calibration_most allows no more"),
+        (VARIED, growing(-1.0, most=10**6), 25, "; more `calibration` rows would help"),
+        (VARIED, growing(1.0), 2, "experts' scores"),
     ],
 )
 def test_scores_are_measured_until_their_errors_cost_little(
@@ -142,8 +142,8 @@ def test_scores_are_measured_until_their_errors_cost_little(
     assert made.tokens_run == rows * ROW == made.arrays["importance_tokens"][0]
     note = measurement.note(made.arrays)
     counts = made.arrays["counts"]
-    assert note.startswith(f"experts were measured on {rows * ROW} calibration tokens: between {counts.min()} and ")
-    assert f"{counts.max()} chose each expert of a layer" in note and why in note
+    assert note.startswith(f"expert scores come from {rows * ROW} tokens (median ")
+    assert f" per expert, least {counts.min()})" in note and note.endswith(why)
 
 
 def test_neither_steps_nor_the_order_of_rows_change_sums(unpacked: Residents) -> None:

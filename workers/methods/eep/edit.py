@@ -91,17 +91,14 @@ class ExpertsMeasurement:
         """Say how many tokens chose an expert, and what errors of its scores are expected to cost."""
         assert self.until is not None, "the number of tokens is fixed"
         counts, tokens = arrays["importance_sums"][:, :, 0, 0], int(arrays["importance_tokens"][0])
-        if self.is_met(arrays):
-            ended = f"which is little enough (genome.calibration_loss: {self.until.loss:.2%})"
-        elif tokens >= self.most:
-            ended = "and genome.calibration_most is reached"
-        else:
-            ended = "and there are no more `calibration` rows"
+        ended = ""
+        if not self.is_met(arrays):
+            at_most = "; genome.calibration_most allows no more"
+            ended = at_most if tokens >= self.most else "; more `calibration` rows would help"
         loss = expected_losses(arrays, self.until.retained).max()
         return (
-            f"experts were measured on {tokens:,} calibration tokens: between {counts.min():,.0f} and "
-            f"{counts.max():,.0f} chose each expert of a layer, {np.median(counts):,.0f} in the median; errors of the "
-            f"scores are expected to cost a layer up to {loss:.2%} of its kept experts' scores, {ended}"
+            f"expert scores come from {tokens:,} tokens (median {np.median(counts):,.0f} per expert, least "
+            f"{counts.min():,.0f}); this may cost a layer up to {loss:.2%} of its kept experts' scores{ended}"
         )
 
 

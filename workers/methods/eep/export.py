@@ -104,8 +104,6 @@ class EepExporter:
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         model = _EditedModel.of(resident, edit)
         rows: list[tuple[str, str]] = []
-        if model.resized:
-            rows.append(("neurons of an expert", str(model.width)))
         if model.edit.skip_rows is not None:
             shown = ", ".join(f"{each:.3f}" for each in model.thresholds)
             rows.append(("second expert skipped", f"below {shown} of the first one's routing weight, by MoE layer"))
@@ -114,8 +112,10 @@ class EepExporter:
             tokens = len(model.edit.skip_rows.tokens)
             rows.append(("active experts", f"{used:.2f} on average, on {tokens:,} calibration tokens"))
         before = model.first.count, active_experts(resident.model.config)
+        full = int(getattr(resident.model.config, model.first.family.width_field))
+        widths = (full, model.width) if model.resized else None
         return _summary(
-            model.first.family.title, edit, before, unedited_parameters(resident), _form_note(model, form), rows
+            model.first.family.title, edit, before, widths, unedited_parameters(resident), _form_note(model, form), rows
         )
 
     def merges(self, edit: Edit) -> str | None:
@@ -144,7 +144,7 @@ class EepExporter:
 
     def selection_summary(self, edit: Edit, facts: ModelFacts, form_note: str) -> ExportSummary:
         title, before = FAMILIES[facts.family].title, (facts.experts, facts.active)
-        return _summary(title, edit, before, facts.parameters, form_note, [])
+        return _summary(title, edit, before, None, facts.parameters, form_note, [])
 
     def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Blueprint:
         edited, source = _EditedModel.of(resident, edit), resident.model
@@ -222,21 +222,36 @@ def _summary(
     title: str,
     edit: Edit,
     before: tuple[int, int],
+    widths: tuple[int, int] | None,
     parameters: int,
     form_note: str,
     rows: Sequence[tuple[str, str]],
 ) -> ExportSummary:
-    """Describe a model of a family; `before` has its experts n and active experts k, and `parameters` its size."""
+    """Describe a model of a family.
+
+    Args:
+        title: Name of the family.
+        edit: The edit.
+        before: Experts n and active experts k of the unedited model.
+        widths: Neurons of an expert before and after; None if they stay.
+        parameters: Parameters of the unedited model.
+        form_note, rows: See `ExportSummary`.
+    """
     retained, active = (edit.retained, edit.active) if isinstance(edit, EepEdit) else before
+    experts, what = f"with {retained} experts per MoE layer", list[str]()
+    if retained != before[0]:
+        experts, what = f"reduced from {before[0]} to {retained} experts per MoE layer", ["experts left out"]
+    if isinstance(edit, EepEdit) and not (edit.one_hot_merging.all() and edit.one_hot_mapping.all()):
+        what = ["experts merged by Efficient Expert Pruning (arXiv 2407.00945)"]
+    if widths is not None:
+        experts += f" of {widths[1]} instead of {widths[0]} neurons"
+        what.append("neurons left out")
     return ExportSummary(
         experts=retained,
         active=active,
         parameters_before=parameters,
-        lead=(
-            f"{title} reduced from {before[0]} to {retained} experts per MoE layer ({active} active per token,\n"
-            f"{before[1]} before)"
-        ),
-        method="Efficient Expert Pruning (arXiv 2407.00945)",
+        lead=(f"{title} {experts}\n({active} active per token, {before[1]} before)"),
+        method=" and ".join(what) or "none",
         tag="expert-pruning",
         form_note=form_note,
         rows=(("router space", edit.router_space if isinstance(edit, EepEdit) else "-"), *rows),

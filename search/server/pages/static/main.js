@@ -96,6 +96,8 @@ document.addEventListener("htmx:afterOnLoad", (event) => {
   else if (answer?.rows) {
     setText("said", `${answer.name} has ${answer.rows} rows and is ticked below`);
     uploaded = `file-${answer.name}`;
+    const named = document.getElementById("named").value;
+    if (named) document.getElementById("columns").value = named; // The shrink reads them again.
     tickUploaded(); // A file that was sent before has its checkbox, and its part isn't replaced.
   }
   else if (answer?.process) {
@@ -110,7 +112,8 @@ document.addEventListener("htmx:afterOnLoad", (event) => {
 htmx.defineExtension("file-body", {
   onEvent: (name, { detail }) => {
     if (name !== "htmx:configRequest") return;
-    detail.path += encodeURIComponent(detail.parameters.file.name);
+    const { file, named } = detail.parameters;
+    detail.path += encodeURIComponent(file.name) + (named ? `?columns=${encodeURIComponent(named)}` : "");
     detail.headers["Content-Type"] = "application/octet-stream";
   },
   encodeParameters: (_, parameters) => parameters.get("file"),

@@ -59,7 +59,8 @@ def test_the_card_says_how_it_was_repaired(model_config: Configs, tmp_path: Path
     edit = repaired("prune")
     export_model(model_config("mixtral"), edit, tmp_path / "out", CARD)
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "reduced from 6 to 4 experts per MoE layer" in card and edit.phenotype_hash in card
+    assert "reduced from 6 to 4 experts per MoE layer\n" in card and edit.phenotype_hash in card
+    assert "Kind of edit:\nexperts left out." in card
     assert "| repair | ridge regression of output projections toward the unedited model's residual stream" in card
     assert "| repaired outputs | 3 of 3 |" in card
     assert "| fitted on | 440 tokens of calibration prompts, checked on 40 of others |" in card

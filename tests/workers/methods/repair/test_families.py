@@ -109,4 +109,4 @@ def test_narrower_experts_are_stock_where_a_config_can_say_so(family: str, resid
     fewer = layers * base_of(edit).retained * (width - width // 2)
     assert found.parameters == parameters - fewer * describe_model(model.config).neuron_parameters
     card = (tmp_path / "narrow" / "README.md").read_text(encoding="utf-8")
-    assert f"| neurons of an expert | {width // 2} |\n" in card
+    assert f"experts per MoE layer of {width // 2} instead of {width} neurons\n" in card
