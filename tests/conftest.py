@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from outsider import Outsider
 
 # What is imported stays: collecting garbage among it, most of a million objects, was a twentieth of all the time.
@@ -29,7 +29,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # The same examples in every run: what a change breaks is its own fault, and a rare example isn't left to somebody else.
-settings.register_profile("repeatable", derandomize=True)
+# And no test is of how long something takes, on a machine that may be busy.
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
 

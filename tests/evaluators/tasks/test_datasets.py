@@ -31,7 +31,7 @@ def test_rows_keep_order_types_and_places(tmp_path: Path) -> None:
         table.column("c")
     with pytest.raises(UserError, match=r"absent\.jsonl: no such file; .* relative to the task file's folder"):
         loading.read_files([tmp_path / "absent.jsonl"])
-    with pytest.raises(UserError, match="can't be read"):
+    with pytest.raises(UserError, match="Is a directory; give the path of a file"):
         loading.read_files([tmp_path])
 
 
