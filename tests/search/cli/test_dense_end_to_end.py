@@ -114,7 +114,7 @@ def test_what_is_refused(calm: Calm, tmp_path: Path) -> None:
     for message, *arguments in (
         ("checkpoint already", "export", "full", tmp_path / "full"),
         ("not empty", "export", calm.winner, calm.folder),
-        ("can't be written", "plot", KIND, "-o", Path("/dev/null/folder.png")),
+        ("/dev/null: File exists", "plot", KIND, "-o", Path("/dev/null/folder.png")),
     ):
         refused = calm.ask(*arguments).exception
         assert isinstance(refused, UserError) and str(message) in str(refused)

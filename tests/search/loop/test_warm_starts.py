@@ -154,4 +154,4 @@ def test_the_log_and_the_report_say_what_scores_were_measured_on(tiny: Any, tmp_
         assert [row.operator for row in store.history("warm-1")] == ["reap", "energy"]
     first, again = notes
     assert first == again
-    assert first.startswith("experts were measured on 30") and "genome.calibration_most is reached" in first
+    assert first.startswith("expert scores come from 30") and "genome.calibration_most allows no more" in first

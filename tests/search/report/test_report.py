@@ -87,7 +87,7 @@ def test_a_search_just_made_is_reported(lab: Store, tmp_path: Path) -> None:
         gather(lab, "labb")
     (tmp_path / "file").touch()
     done = CliRunner().invoke(app, ["report", "lab", "-o", str(tmp_path / "file" / "r.html"), "--store", lab.url])
-    assert isinstance(done.exception, UserError) and "can't be written" in str(done.exception)
+    assert isinstance(done.exception, UserError) and "file: File exists; give another one" in str(done.exception)
     contents = gather(lab, "lab")
     _, text = page_of(contents)
     assert "Nothing found: 0 individuals failed" in text and "Nothing was evaluated yet" in text

@@ -209,15 +209,15 @@ def test_answers_are_as_long_as_time_and_the_models_positions_allow(
     monkeypatch.setattr(guard, "_SHORT", 48)
     splits = [known_split(name) for name in ("english", "german")]
     assert worker.resident.model.config.max_position_embeddings < 512
-    for positions, seconds, tokens in ((4096, 1e9, 512), (300, 1e9, 294), (4096, 0.0, 48), (20, 1e9, 48)):
+    for positions, seconds, tokens in ((4096, 1e9, 512), (300, 1e9, 293), (4096, 0.0, 48), (20, 1e9, 48)):
         monkeypatch.setattr(worker.resident.model.config, "max_position_embeddings", positions)
         found = guard._affordable(worker, [IdentityEdit()], splits, seconds)
-        assert found == (tokens, 16), "the longest prompt has six words"
+        assert found == (tokens, 16), "the longest prompt has a BOS and six words"
     (first, *others) = splits[0].examples
     long = replace(splits[0], examples=(replace(first, references=("word1 " * 600,)), *others))
     monkeypatch.setattr(worker.resident.model.config, "max_position_embeddings", 4096)
     monkeypatch.setattr(worker._engine, "_prompts", replace(worker._engine._prompts, context=4096))
-    assert guard._affordable(worker, [IdentityEdit()], [long], 1e9) == (600, 8), "as long as the data's"
+    assert guard._affordable(worker, [IdentityEdit()], [long], 1e9) == (601, 8), "as long as the data's, and a BOS"
 
 
 @pytest.mark.parametrize(

@@ -6,5 +6,6 @@ from instruction_sets import OLDEST, checked
 
 
 def test_numbers_are_the_same_in_every_way() -> None:
-    found = list(checked([{}, OLDEST]))
-    assert len(found) == 2 and "FAILED" not in [said for said, *_ in found], found
+    """With this machine's own instructions all other tests run."""
+    (found,) = checked([OLDEST])
+    assert "FAILED" not in found, found
