@@ -25,6 +25,7 @@ BACKLOG = 64
 _REQUEST_TIMEOUT_S = 15.0
 _SEND_TIMEOUT_S = 30.0
 _MAX_REQUESTS = 1000
+_CLOSE = (b"connection", b"close")
 _MAX_FILES, _MAX_CONNECTIONS = 1 << 16, 4096
 
 
@@ -70,12 +71,14 @@ class BoundedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._answered += 1
-        if self._answered >= self.max_requests:
-            self.transport.close()
         super().on_response_complete()
 
     def handle_events(self) -> None:
         super().handle_events()
+        last = self._answered == self.max_requests - 1
+        if last and self.conn.our_state is h11.SEND_RESPONSE and _CLOSE not in self.scope["headers"]:
+            # As if the client had asked for it: the answer says so, and the next request comes on a new connection.
+            self.scope["headers"].append(_CLOSE)
         if self.conn.their_state is h11.SEND_BODY and self.conn.our_state is not h11.DONE and is_upload(self.scope):
             self._stop_timer()  # a large file may take minutes; once it is refused, its pieces gain no more time
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):

@@ -176,6 +176,7 @@ def test_who_reads_slowly_gets_everything_and_a_connection_ends(served: Served) 
             time.sleep(0.02)
     answers = served.send(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" * (ImpatientProtocol.max_requests + 9))
     assert answers.count(b"HTTP/1.1 200 OK") == ImpatientProtocol.max_requests
+    assert answers.count(b"connection: close") == 1, "clients are told, so that they connect again"
 
 
 @pytest.mark.parametrize(
