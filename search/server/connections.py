@@ -78,7 +78,7 @@ class BoundedProtocol(H11Protocol):
         last = self._answered == self.max_requests - 1
         if last and self.conn.our_state is h11.SEND_RESPONSE and _CLOSE not in self.scope["headers"]:
             # As if the client had asked for it: the answer says so, and the next request comes on a new connection.
-            self.scope["headers"].append(_CLOSE)
+            self.scope["headers"] = [*self.scope["headers"], _CLOSE]
         if self.conn.their_state is h11.SEND_BODY and self.conn.our_state is not h11.DONE and is_upload(self.scope):
             self._stop_timer()  # a large file may take minutes; once it is refused, its pieces gain no more time
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
