@@ -169,7 +169,9 @@ def _points(server: ServerState, search: SearchRecord) -> tuple[SizePoint, ...]:
 def shrink_context(server: ServerState, state: ShrinkState) -> dict[str, object]:
     """Return the variables of `shrink_part.jinja`."""
     record, stored = state.record, {one.search.name for one in server.listings.summaries()}
-    result = None if record is None else result_of(server.store, record)
+    # Its final table reads many rows. The record's own changes are no events of a search.
+    read = None if record is None else partial(result_of, server.store, record)
+    result = None if read is None else server.listings.cached(f"result of {record!r}", read)
     trials = [] if record is None else [(trial, trial.search in stored) for trial in record.sizes]
     searched = None if record is None or record.search not in stored else record.search
     return {"shrink": state, "result": result, "trials": trials, "searched": searched}
