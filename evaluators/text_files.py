@@ -122,7 +122,7 @@ def refuse_faults(path: Path, faults: Sequence[tuple[str, str]], rows: int) -> N
 
 
 class _TwiceError(ValueError):
-    """A JSON object with two values of one name, of which Python would keep the last."""
+    """A JSON object has two values of one name; Python would keep the last."""
 
 
 def parse_json(text: str) -> Any:

@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # The same examples in every run: what a change breaks is its own fault, and a rare example isn't left to somebody else.
-# And no test is of how long something takes, on a machine that may be busy.
+# A busy machine may slow down any test, so time decides nothing.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 

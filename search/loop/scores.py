@@ -86,9 +86,8 @@ def full_fitness(store: StoreReader, search: SearchRecord) -> float | None:
     if not records or len(records) < len(scores.tasks):
         return None
     try:
-        return ranking_of(parse_stored_config(search.config, search.name), [*scores.tasks.values()], records, records)[
-            0
-        ]
+        config = parse_stored_config(search.config, search.name)
+        return ranking_of(config, [*scores.tasks.values()], records, records)[0]
     except UserError:
         return None
 

@@ -91,7 +91,7 @@ def start_launch(asked: RemoteLaunchRequest, server: ServerState) -> Job:
     """Start the process that launches a search. Repeating it starts no second one.
 
     Raises:
-        NotFoundError, UserError: see `resolve`; or the model or a task is wrong by what their files say.
+        NotFoundError, UserError: see `resolve`; or the files of the model or of a task are wrong.
         NameTakenError: see `stored_status`.
         BusyError: a process launches it already.
     """

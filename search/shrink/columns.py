@@ -19,7 +19,7 @@ IGNORED = "ignore"
 # is read. They are those of OpenAI's API (messages, tools), UltraChat (prompt, messages), ShareGPT (conversations,
 # system), LMSYS (conversation), Alpaca (instruction, input, output, system, history), Dolly (instruction, context,
 # response), OpenOrca (system_prompt, question, response), GSM8K (question, answer), and of trainers' data with prompt
-# and completion, response or chosen (preferences), of which a `label` tells wanted answers (KTO).
+# and completion, response or chosen (preferences). A `label` marks wanted answers (KTO).
 _USUAL: Mapping[str, tuple[str, ...]] = {
     "messages": ("messages", "conversations", "conversation"),
     "prompt": ("prompt", "instruction", "question", "query", "input"),
@@ -39,7 +39,7 @@ _FIELDS_OF = {
     "text": (),
 }
 _OWN_NAMES = {name: name for name in (*_USUAL, IGNORED) if name != "label"} | {"conversations": "messages"}
-# Last words of the names of columns that say where a row comes from and of what kind it is, in few words.
+# A column whose name ends with one of these words says in few words where a row comes from, or what kind it is.
 _ABOUT = re.compile(
     r"(id|ids|idx|index|uuid|hash|source|sources|src|origin|url|dataset|subset|split|category|categories|class|type"
     r"|kind|topic|topics|tag|tags|subject|domain|task|level|difficulty|score|scores|rating|rank|quality|language|lang"

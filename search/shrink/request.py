@@ -228,7 +228,7 @@ class ShrinkRequest(Request):
 
 
 def refuse_wrong(request: ShrinkRequest) -> None:
-    """Raise the UserError of a request that is wrong by what it says itself, or by the model's config.json."""
+    """Raise UserError if a request contradicts itself or the model's config.json."""
     from moevolve.search.shrink.settings import refuse_wrong_settings
 
     refuse_wrong_settings(request.goal())

@@ -438,7 +438,7 @@ def read_row(
     """Read a row that stands at `place` of a file with the columns `every`, by default the row's.
 
     Raises:
-        LeftOutError: It isn't an example of what is to be learned.
+        LeftOutError: The row is marked as a bad example, or is an empty text.
         UserError: It has none of the known keys or lacks one of the `columns`, or it is malformed.
     """
     found = {name: value for name, value in found.items() if value is not None and value == value}  # NaN is pandas'

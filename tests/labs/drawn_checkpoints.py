@@ -1,6 +1,6 @@
 """Valid quantised checkpoints, drawn with a seed: the settings that a format's own library knows, and their numbers.
 
-A case is a small Qwen3-MoE of which some matrices are quantised. Its numbers are plain float64 from the codes that were
+A case is a small Qwen3-MoE with some quantised matrices. Its numbers are plain float64 from the codes that were
 drawn, or the library's own. Some cases have one setting more, which must be applied, change nothing, or be refused by
 name; see `FORMATS`.
 """

@@ -138,9 +138,10 @@ def check_rope(settings: PretrainedConfig, raw: Mapping[str, Any], path: str) ->
         raise UserError(
             f"model {path}: config.json has rope_scaling and rope_parameters; remove the one that isn't the model's"
         )
+    own = _family_code(type(settings))
     for rope in [whole[key] for key in nested] or [whole]:
         for key, value in (rope or {}).items():
-            if not _rope_reads(settings, rope, key) and value is not None and value not in _NEUTRAL.get(key, ()):
+            if not _rope_reads(own, rope, key) and value is not None and value not in _NEUTRAL.get(key, ()):
                 raise UserError(
                     f"model {path}: the rotary settings in config.json have {key}: {_short(value)}, which transformers "
                     f"doesn't read for a {settings.model_type} with rope_type {rope['rope_type']!r}, so positions "
@@ -148,10 +149,11 @@ def check_rope(settings: PretrainedConfig, raw: Mapping[str, Any], path: str) ->
                 )
 
 
-def _rope_reads(settings: PretrainedConfig, rope: Mapping[str, Any], key: str) -> bool:
+def _rope_reads(own: str, rope: Mapping[str, Any], key: str) -> bool:
+    """Return whether a setting of rotary embeddings is mentioned in a family's code, `own`, or in that of its type."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    kind, own = rope.get("rope_type", "default"), _family_code(type(settings))
+    kind = rope.get("rope_type", "default")
     if key in ("type", "rope_type"):
         return kind == "default" or (kind in ROPE_INIT_FUNCTIONS and "ROPE_INIT_FUNCTIONS" in own)
     if key == "original_max_position_embeddings" and kind in ("default", "linear"):
