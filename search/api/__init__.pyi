@@ -47,7 +47,7 @@ from .search.genomes.contract.outline import GenomeOutline as GenomeOutline
 from .search.interface.answers import Answers as Answers
 from .search.interface.answers import AskedRow as AskedRow
 from .search.interface.control import SearchState as SearchState
-from .search.interface.evaluate import Evaluation as Evaluation
+from .search.interface.evaluate import Evaluations as Evaluations
 from .search.interface.import_eep import Imported as Imported
 from .search.interface.rankings import Pareto as Pareto
 from .search.interface.recipe import Recipe as Recipe

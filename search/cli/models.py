@@ -17,7 +17,7 @@ from moevolve.search.interface.evaluate import EvaluateRequest
 from moevolve.search.interface.results import AnalyseRequest
 
 if TYPE_CHECKING:
-    from moevolve import Analysis, Answers, Evaluation
+    from moevolve import Analysis, Answers, Evaluations
     from moevolve.evaluators.fitness.scoring import Answer
     from moevolve.search.interface.answers import AnswerFilter
 
@@ -26,15 +26,13 @@ _LONGEST = 480
 
 
 @shows(EvaluateRequest)
-def evaluate(found: Evaluation, _: EvaluateRequest) -> None:
-    record, bounds = found.record, found.interval
-    if record.score is None or bounds is None:
-        output.print(f"{found.ref} failed on {record.task} ({record.split}): {record.failure}", soft_wrap=True)
+def evaluate(found: Evaluations, _: EvaluateRequest) -> None:
+    rows = [list(found.cells(model).values()) for model in found.models]
+    print_table(found.title, " | >".join(found.cells(found.models[0])), rows)
+    if found.note:
+        output.print(found.note, soft_wrap=True)
+    if any(each.failure is not None for model in found.models for each in model.records):
         raise typer.Exit(1)
-    scale = SCALES[record.scale]
-    scores = scale.text(record.score), scale.interval(*bounds)
-    row = [found.ref, record.task, record.split, *scores, str(record.examples_seen)]
-    print_table(scale.title, "individual | task | split | >score | >95 % interval | >examples", [row])
 
 
 @takes(AnswersRequest)

@@ -132,7 +132,7 @@ class AnswersRequest(Request):
         # Without `only`, no more rows than `limit` are run. Batches then differ from those of the whole split, and so
         # may the last digits of log-probabilities.
         names = [name for name in dict.fromkeys(self.individuals) if name != FULL] or [FULL]
-        candidates = {name: find_candidate(store, name, self.search, self.model, task=self.task) for name in names}
+        candidates = {name: find_candidate(store, name, self.search, self.model, tasks=[self.task]) for name in names}
         first = candidates[names[0]]
         same = {
             name: (each.facts.fingerprint, engine_fingerprint(each.config.model, each.config.engine))

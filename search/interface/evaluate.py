@@ -1,109 +1,275 @@
-"""The score of a stored individual, or of a full model, on any task."""
+"""The scores of checkpoints, stored individuals and full models on any tasks, beside each other."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import computed_field
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.fitness.kinds import FITNESSES
+from moevolve.evaluators.preparation.registry import split_fitness
 from moevolve.evaluators.records import short_repr
-from moevolve.search.config.files import override_lines
-from moevolve.search.interface.parameters import (
-    IndividualOrFull,
-    ModelPath,
-    ModelSettings,
-    SearchOfFull,
-    Task,
-    TaskSplit,
-    Threads,
-)
-from moevolve.search.interface.request import Request, record
+from moevolve.evaluators.scales import scales_title
+from moevolve.evaluators.text_files import writing_into
+from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.search.config.files import changed_loading, override_lines
+from moevolve.search.config.run import TaskSection
+from moevolve.search.interface.opening import opened_store
+from moevolve.search.interface.parameters import ModelPath, ModelSettings, SearchOfFull, TaskSplit, Threads
+from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.scores import interval, with_outcomes
-from moevolve.search.running.candidates import bound_candidate, prepared_split
+from moevolve.search.loop.scores import FULL, Score, outcomes_of, score_of, with_outcomes
+from moevolve.search.loop.significance import TaskOutcomes, holm, paired_test
+from moevolve.search.running.candidates import Candidate, bound_candidate, prepared_split
 from moevolve.search.running.observer import SILENT, Observer
+from moevolve.search.running.weights import resolved_model_path
+from moevolve.search.text import html_lines, html_table, parameter_count, score_phrase
 from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
+from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
-from moevolve.workers.contract.settings import engine_fingerprint
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig, engine_fingerprint
+
+if TYPE_CHECKING:
+    from moevolve.workers.worker import EvaluationWorker
+
+# What names a stored individual; any other name but `full` is a checkpoint's.
+_INDIVIDUAL = re.compile(r"[^/\\]+:\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The score of an individual or of the full model on one split of a task.
+class EvaluatedModel:
+    """A model's scores on one split of some tasks.
 
     Attributes:
-        ref: `SEARCH:INDEX`, or `full`.
-        record: What is stored, with per-example outcomes.
+        name: As it was asked for: a checkpoint, `SEARCH:INDEX`, or `full`.
+        parameters: Number of parameters.
+        records: What is stored, one for each task, with per-example outcomes.
+        p_values: Two-sided p-values of paired tests against the first model, one for each task, corrected for the
+            number of tests in the table (Holm); None where nothing was tested.
     """
 
     __repr__ = short_repr
 
-    ref: str
-    record: EvaluationRecord = field(repr=False)
+    name: str
+    parameters: int
+    records: tuple[EvaluationRecord, ...] = field(repr=False)
+    p_values: tuple[float | None, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def score(self) -> float | None:
-        """Score in [0, 1]; None for a candidate that failed."""
-        return self.record.score
+    def scores(self) -> tuple[Score, ...]:
+        """Scores with 95 % intervals, one for each task."""
+        return tuple(map(score_of, self.records))
 
-    @computed_field  # type: ignore[prop-decorator]
+
+@dataclass(frozen=True, slots=True)
+class Evaluations:
+    """Models beside each other on one split of some tasks; the first is the one that others are tested against."""
+
+    __repr__ = short_repr
+
+    tasks: tuple[str, ...]
+    split: Split
+    models: tuple[EvaluatedModel, ...]
+
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """95 % confidence interval of the score; None for a candidate that failed."""
-        return None if self.record.score is None else interval(self.record)
+    def title(self) -> str:
+        """What the numbers are."""
+        scales = scales_title(each.scale for model in self.models for each in model.records)
+        return f"{scales}, with 95 % intervals, on {self.split}"
+
+    @property
+    def note(self) -> str:
+        """How to read the table; empty where it says all."""
+        found = []
+        if any(p is not None for model in self.models for p in model.p_values):
+            found.append(
+                f"p: paired tests on the same examples against {self.models[0].name}, two-sided, corrected for their "
+                "number (Holm)."
+            )
+        if len(self.models) > 1 and any(each.scale == "perplexity" for each in self.models[0].records):
+            found.append("Perplexities are per token: only models with the same tokenizer can be compared by them.")
+        return " ".join(found)
+
+    def cells(self, model: EvaluatedModel) -> dict[str, str]:
+        """Return what stands of a model in a row of a table, by column."""
+        cells = {"model": model.name, "parameters": parameter_count(model.parameters)}
+        for task, score, p in zip(self.tasks, model.scores, model.p_values, strict=True):
+            cells[task] = score_phrase(score) + ("" if p is None else f", p = {p:.2g}")
+        return cells
+
+    def _repr_html_(self) -> str:
+        table = html_table([self.cells(model) for model in self.models], self.title)
+        return table + html_lines([self.note] if self.note else [])
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A model to evaluate: an edit of a checkpoint, with the sizes that are stored with its scores."""
+
+    name: str
+    model: ModelConfig
+    engine: EngineConfig
+    fingerprint: str
+    edit: Edit
+    parameters: int
+    sizes: Mapping[str, Any]
+    candidate: Candidate | None = None
 
 
 @record
 class EvaluateRequest(Request):
-    """Score an individual, or the full model, on one split of a task, in this process. The result is stored.
+    """Score checkpoints, stored individuals or full models on tasks, in this process, and test them against the first.
 
-    Under other settings it is another evaluation, stored beside the first.
+    Scores are stored, so that none is computed twice. Checkpoints may come from anywhere: full, pruned, fine-tuned or
+    quantised ones. Beside a stored individual, tasks have the rows that its search has set.
 
     Raises:
-        UserError: the task or split doesn't exist, a setting can't be changed like that, the model can't be loaded, or
+        UserError: a task or split doesn't exist, a setting can't be changed like that, a model can't be loaded, or
             a row can't be read.
-        StoreError: the store, search or individual doesn't exist.
+        StoreError: the store, a search or an individual doesn't exist.
     """
 
-    writes = True
-    individual: IndividualOrFull
+    opens = True
+    models: Annotated[
+        Sequence[str],
+        about("Checkpoints (folders, GGUF files or hub ids), individuals as SEARCH:INDEX, or `full`.", min_length=1),
+        Flag(metavar="MODEL..."),
+    ]
     _: KW_ONLY
-    task: Task
+    tasks: Annotated[
+        Sequence[str], about("Any task, or NAME@FITNESS; repeatable.", min_length=1), Flag("--task", "TASK", list[str])
+    ]
     split: TaskSplit = "test"
+    page: Annotated[Path | None, about("Write the table as an HTML page, too."), Flag(metavar="FILE")] = None
     search: SearchOfFull = None
     model: ModelPath = None
     threads: Threads = None
     overrides: ModelSettings = ()
 
-    def answer(self, store: Store, *, observer: Observer = SILENT) -> Evaluation:
-        observer.on_stage("reading the search and the task")
-        changes = list(override_lines(self.overrides))
-        changes += [] if self.threads is None else [f"engine.threads={self.threads}"]
-        candidate = bound_candidate(store, self.individual, self.search, self.model, changes, self.task)
-        prepared = prepared_split(candidate, self.task, self.split)
+    def answer(self, store: str | Store, *, observer: Observer = SILENT) -> Evaluations:
+        observer.on_stage("reading the models and the tasks")
+        # Before a store is made or opened, so that a wrong path leaves nothing behind.
+        names = list(dict.fromkeys(self.models))
+        if not any(map(_is_stored, names)):
+            for task in self.tasks:
+                TaskSection(name=task).task()
+        checkpoints = {name: self._checkpoint(name) for name in names if not _is_stored(name)}
+        with opened_store(store, create=len(checkpoints) == len(names)) as opened:
+            subjects = [checkpoints.get(name) or self._stored(opened, name) for name in names]
+            splits = self._splits(subjects)
+            for split in splits if checkpoints else ():
+                if FITNESSES[split.fitness].compares:
+                    raise UserError(
+                        f"--task {split.task}: {split.fitness} compares a candidate with the full model of its search, "
+                        f"and {next(iter(checkpoints))} is a checkpoint; take another fitness, for example "
+                        f"{split_fitness(split.task)[0]}@perplexity"
+                    )
+            found = self._scored(opened, subjects, splits, observer)
+        tested = [
+            None if one is first else _p_value(one, first)
+            for records in found
+            for one, first in zip(records, found[0], strict=True)
+        ]
+        corrected, models = iter(holm(tested)), []
+        for subject, records in zip(subjects, found, strict=True):
+            p_values = tuple(next(corrected) for _ in records)
+            models.append(EvaluatedModel(subject.name, subject.parameters, records, p_values))
+        made = Evaluations(tuple(split.task for split in splits), self.split, tuple(models))
+        if self.page is not None:
+            from moevolve.search.report.rendering import table_page
+
+            with writing_into(self.page.parent):
+                self.page.write_text(table_page("Evaluation", made._repr_html_()), encoding="utf-8")
+        return made
+
+    @property
+    def _changes(self) -> list[str]:
+        threads = [] if self.threads is None else [f"engine.threads={self.threads}"]
+        return [*override_lines(self.overrides), *threads]
+
+    def _checkpoint(self, name: str) -> _Subject:
+        from moevolve.workers.model.describe import describe_model
+
+        loading = changed_loading(ModelConfig(resolved_model_path(name)), EngineConfig(), self._changes)
+        facts = describe_model(loading.model)
+        size = facts.parameters
+        return _Subject(
+            name, loading.model, loading.engine, facts.fingerprint, IdentityEdit(), size, {"parameters": size}
+        )
+
+    def _stored(self, store: Store, name: str) -> _Subject:
+        found = bound_candidate(store, name, self.search, self.model, self._changes, self.tasks)
+        sizes = {"parameters": found.facts.parameters}
+        if found.detail is not None:
+            names = ("experts", "active", "parameters", "active_parameters")
+            sizes = {name: getattr(found.detail.individual, name) for name in names}
+        config, fingerprint = found.config, found.facts.fingerprint
+        return _Subject(name, config.model, config.engine, fingerprint, found.edit, sizes["parameters"], sizes, found)
+
+    def _splits(self, subjects: Sequence[_Subject]) -> list[PreparedSplit]:
+        """Prepare the tasks as the search of the first stored individual does."""
+        candidate = next((each.candidate for each in subjects if each.candidate is not None), None)
+        if candidate is None:
+            return [TaskSection(name=task).prepared(self.split) for task in self.tasks]
+        return [prepared_split(candidate, task, self.split) for task in self.tasks]
+
+    def _scored(
+        self, store: Store, subjects: Sequence[_Subject], splits: Sequence[PreparedSplit], observer: Observer
+    ) -> list[tuple[EvaluationRecord, ...]]:
+        """Score models one after the other; those of one checkpoint that follow each other load it once."""
         from moevolve.search.pools.local import LocalPool
+
+        found, refs = [], tuple(split.ref for split in splits)
+        pool: LocalPool | None = None
+        loaded: tuple[ModelConfig, EngineConfig] | None = None
+        for subject in subjects:
+            if pool is None or loaded != (subject.model, subject.engine):
+                # The model before is given up first.
+                pool, loaded = None, (subject.model, subject.engine)
+                pool = LocalPool(_loading(subject, observer), {split.fingerprint: split for split in splits})
+            cache = EvaluationCache(
+                store, pool, None, subject.fingerprint, engine_fingerprint(subject.model, subject.engine)
+            )
+            observer.on_stage(f"scoring {subject.name} on {', '.join(split.task for split in splits)} ({self.split})")
+            (settled,) = cache.settle([EvaluationRequest(subject.edit, refs, **subject.sizes)])
+            if len(settled.evaluations) < len(splits):
+                task = splits[len(settled.evaluations)].task
+                raise UserError(f"{subject.name} can't be scored on {task} ({self.split}): {settled.failure}")
+            found.append(
+                tuple(each if each.failure is not None else with_outcomes(store, each) for each in settled.evaluations)
+            )
+        return found
+
+
+def _is_stored(name: str) -> bool:
+    return name == FULL or _INDIVIDUAL.fullmatch(name) is not None
+
+
+def _loading(subject: _Subject, observer: Observer) -> Callable[[], EvaluationWorker]:
+    """Return what loads a model when it is first needed: stored scores need none."""
+
+    def load() -> EvaluationWorker:
         from moevolve.workers.worker import EvaluationWorker
 
-        model, engine = candidate.config.model, candidate.config.engine
-        sizes = {}
-        if candidate.detail is not None:
-            names = ("experts", "active", "parameters", "active_parameters")
-            sizes = {name: getattr(candidate.detail.individual, name) for name in names}
+        observer.on_stage(f"loading {subject.model.path}")
+        return EvaluationWorker(subject.model, subject.engine)
 
-        def load() -> EvaluationWorker:
-            observer.on_stage("loading the model")
-            worker = EvaluationWorker(model, engine)
-            observer.on_stage(f"scoring {len(prepared.examples):,} rows of {prepared.task} ({prepared.split})")
-            return worker
+    return load
 
-        pool = LocalPool(load, {prepared.fingerprint: prepared})
-        fingerprints = candidate.facts.fingerprint, engine_fingerprint(model, engine)
-        cache = EvaluationCache(store, pool, None, *fingerprints)
-        (settled,) = cache.settle([EvaluationRequest(candidate.edit, (prepared.ref,), **sizes)])
-        if not settled.evaluations:
-            raise UserError(f"{self.individual} can't be scored on {prepared.task} ({self.split}): {settled.failure}")
-        (found,) = settled.evaluations
-        return Evaluation(self.individual, found if found.failure is not None else with_outcomes(store, found))
+
+def _p_value(one: EvaluationRecord, first: EvaluationRecord) -> float | None:
+    """Test whether two models score the same on a task; None if one has failed."""
+    sides = [
+        [TaskOutcomes(outcomes_of(each)[None], each.metric, 1.0, fingerprint=each.task_fingerprint)]
+        for each in (one, first)
+        if each.outcomes
+    ]
+    found = paired_test(*sides) if len(sides) == 2 else None
+    return None if found is None else found.p

@@ -97,7 +97,7 @@ class AnalyseRequest(Request):
             raise UserError(f"{FULL}: an analysis compares an individual with the full model; name one as SEARCH:INDEX")
         from moevolve.workers.worker import EvaluationWorker
 
-        found = find_candidate(store, self.individual, model=self.model, task=self.task)
+        found = find_candidate(store, self.individual, model=self.model, tasks=[self.task])
         split = prepared_split(found, self.task, self.split)
         worker = EvaluationWorker(found.config.model, found.config.engine)
         try:

@@ -48,7 +48,7 @@ def find_candidate(
     model: str | None = None,
     weights: bool = True,
     overrides: Sequence[str] = (),
-    task: str | None = None,
+    tasks: Sequence[str] = (),
 ) -> Candidate:
     """Look up `SEARCH:INDEX`, or `full` (of `search`, or of the store's only search).
 
@@ -57,7 +57,7 @@ def find_candidate(
         weights: True requires the search's weights. If the search was imported without weights, its record
             (not the stored one) is bound to the ones found. False reads only the store.
         overrides: Changes of the search's `model.*` and `engine.*` settings, as `KEY=VALUE`.
-        task: Name of the task to run it on; read before the model is described.
+        tasks: Names of the tasks to run it on; read before the model is described.
 
     Raises:
         StoreError: the individual or search doesn't exist.
@@ -67,7 +67,7 @@ def find_candidate(
     detail = None if reference == FULL else store.individual(reference)
     record = _search_of_full(store, search) if detail is None else detail.search
     config = parse_stored_config(record.config, record.name)
-    if task is not None:
+    for task in tasks:
         _section_of(config, task).task()
     path = record.model_path if model is None else resolved_model_path(model)
     if path != config.model.path:
@@ -94,14 +94,14 @@ def bound_candidate(
     search: str | None = None,
     model: str | None = None,
     overrides: Sequence[str] = (),
-    task: str | None = None,
+    tasks: Sequence[str] = (),
 ) -> Candidate:
     """Do as `find_candidate`, and bind a search that was imported without weights to the ones found, in the store.
 
     Raises:
         StoreError, UserError: as `find_candidate`; or the search was bound to other weights meanwhile.
     """
-    candidate = find_candidate(store, reference, search, model, overrides=overrides, task=task)
+    candidate = find_candidate(store, reference, search, model, overrides=overrides, tasks=tasks)
     found = candidate.search
     if not store.search(found.id).is_bound:
         store.bind_model(found.id, found.model_fingerprint, found.model_path)

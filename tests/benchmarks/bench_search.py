@@ -98,7 +98,8 @@ def sooner_than(
             continue
         best = progress.best[0]
         tried.add(best)
-        scores = [moevolve.evaluate(store, f"search:{best}", task=task).score for task in tasks]
+        (found,) = moevolve.evaluate(store, f"search:{best}", tasks=tasks).models
+        scores = [each.score for each in found.scores]
         if fmean(score or 0.0 for score in scores) >= goal:
             return f"{since:.0f} | {seconds / since:.1f} |"
     return "never | |"

@@ -90,13 +90,14 @@ def test_evaluations_have_intervals_and_are_kept(launched: Launched) -> None:
     url, run, _ = launched
     assert run.winner is not None
     task = json.loads(moevolve.show(url, run.winner).search.config)["tasks"][0]["name"]
-    found = moevolve.evaluate(url, run.winner, task=task)
+    found = moevolve.evaluate(url, run.winner, tasks=task)
     assert run.best is not None
     score = run.best.score("pick", "test")
-    assert score is not None and found.score == score.score
-    assert found.interval == (score.low, score.high)
+    (model,) = found.models
+    assert score is not None and model.scores == (score,)
     data = moevolve.as_data(found)
-    assert data["ref"] == run.winner and data["interval"] == list(found.interval or ())
+    assert data["models"][0]["name"] == run.winner and data["models"][0]["scores"][0]["low"] == score.low
+    assert run.winner in found._repr_html_()
     assert json.loads(json.dumps(data)) == data
 
 

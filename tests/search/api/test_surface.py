@@ -44,7 +44,7 @@ FUNCTIONS = {
 }
 RECORDS = {
     *("Analysis", "Answers", "AskedRow", "BestRow", "Study", "StudyRow", "Comparison", "Control"),
-    *("Effects", "Entry", "Estimate", "Evaluation", "ExportReport", "FinalTable", "GenomeOutline", "Imported"),
+    *("Effects", "Entry", "Estimate", "Evaluations", "ExportReport", "FinalTable", "GenomeOutline", "Imported"),
     *("IndividualDetail", "LineageGraph", "Observer", "Pareto", "ProfileReport", "Progress"),
     *(
         "Recipe",

@@ -91,8 +91,9 @@ def test_any_task_can_be_scored(calm: Calm, tmp_path: Path) -> None:
     task = {"extends": "demo-kin", "splits": {"dev": {"from": "dev", "count": 8}}}
     (tmp_path / "few.yaml").write_text(yaml.safe_dump(task))
     found = calm.json("evaluate", calm.winner, "--task", f"{tmp_path / 'few.yaml'}@kl", "--split", "dev")
-    assert (found["record"]["task"], found["record"]["examples_seen"]) == ("few@kl", 8)
-    assert 0 < found["interval"][0] < found["score"] < found["interval"][1] < 1
+    (record,), (score,) = (found["models"][0][name] for name in ("records", "scores"))
+    assert (record["task"], record["examples_seen"]) == ("few@kl", 8)
+    assert 0 < score["low"] < score["score"] < score["high"] < 1
 
 
 def test_an_export_answers_as_it_was_scored(calm: Calm, tmp_path: Path) -> None:

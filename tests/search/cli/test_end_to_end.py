@@ -129,9 +129,10 @@ def test_evaluate_measures_once(finished: Path, in_process: Any, tiny: Any) -> N
         task = f"{tiny.task}{fitness}"
         done = in_process("evaluate", individual, "--task", task, "--split", split, "--json", cwd=finished)
         assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        assert found["interval"][0] <= found["score"] <= found["interval"][1]
-        return found
+        (model,) = json.loads(done.stdout)["models"]
+        (record,), (score,) = model["records"], model["scores"]
+        assert score["low"] <= score["score"] <= score["high"]
+        return {"record": record, "interval": (score["low"], score["high"]), "score": score["score"]}
 
     assert evaluated("full", split="test")["record"]["examples_seen"] == 21
     assert evaluated("calm:0") == evaluated("calm:0"), "the second one comes from the store"

@@ -111,8 +111,9 @@ def test_a_search_on_a_task_of_lm_eval(tiny: Any, store: Store, tmp_path: Path) 
     assert scores["lm_eval:theirs#acc"]["examples_seen"] == 30
     assert ask(tmp_path, "best", "--task", "lm_eval:theirs#acc")[0]["dev_score"] is not None
     found = ask(tmp_path, "evaluate", "theirs:0", "--task", f"lm_eval:{tmp_path}/theirs.yaml#acc", "--split", "test")
-    assert (found["record"]["task"], found["record"]["examples_seen"]) == ("lm_eval:theirs#acc", 20)
-    assert found["interval"][0] <= found["score"] <= found["interval"][1]
+    (record,), (score,) = (found["models"][0][name] for name in ("records", "scores"))
+    assert (record["task"], record["examples_seen"]) == ("lm_eval:theirs#acc", 20)
+    assert score["low"] <= score["score"] <= score["high"]
     given = ("--prompt-tokens", "160", "--examples", "256")
     planned = CliRunner().invoke(app, ["plan", str(path), *given])
     assert isinstance(planned.exception, UserError) and "can't be planned" in str(planned.exception)

@@ -63,7 +63,7 @@ def test_a_search_says_which_rows_it_measures_on(
         before = len(store.individual(winner).evaluations)
     # The search's own rows are those that its individuals are evaluated on from now on.
     scored = in_process("evaluate", winner, "--task", bare, "--split", "search", "--store", url, "--json")
-    assert json.loads(scored.stdout)["record"]["examples_seen"] == 18, scored.stderr
+    assert json.loads(scored.stdout)["models"][0]["records"][0]["examples_seen"] == 18, scored.stderr
     with Store.open(url) as store:
         assert len(store.individual(winner).evaluations) == before
     resumed = in_process("resume", "measured", "--store", url, "--json")

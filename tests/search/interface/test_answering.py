@@ -49,7 +49,7 @@ def test_models_run_with_the_threads_of_their_search_unless_others_are_given(
     monkeypatch.setattr(CheckpointRequest, "write", write)
     task, observer = f"{tiny.task}@generate", moevolve.Observer(on_stage=stages.append)
     moevolve.answers(all_kinds, ["eep:0"], task=task, limit=1, threads=threads, observer=observer)
-    moevolve.evaluate(all_kinds, "eep:0", task=task, split="dev", threads=threads, observer=observer)
+    moevolve.evaluate(all_kinds, "eep:0", tasks=task, split="dev", threads=threads, observer=observer)
     with pytest.raises(Written):
         moevolve.export(all_kinds, "eep:0", "never", threads=threads, observer=observer)
     with Store.open(all_kinds) as store:
@@ -74,10 +74,11 @@ def test_a_task_of_the_search_has_other_fitnesses_by_its_name_as_by_its_path(
 def test_outcomes_are_those_that_scoring_stores(found: Answers, all_kinds: str, tiny: Any) -> None:
     assert found.models == ("full", "eep:0", "eep:20")
     for place, name in enumerate(found.models):
-        scored = moevolve.evaluate(all_kinds, name, task=f"{tiny.task}@generate", search="eep")
-        outcomes = np.frombuffer(scored.record.outcomes or b"", dtype="<f4")
+        scored = moevolve.evaluate(all_kinds, name, tasks=f"{tiny.task}@generate", search="eep")
+        (record,) = scored.models[0].records
+        outcomes = np.frombuffer(record.outcomes or b"", dtype="<f4")
         assert [row.answers[place].outcome for row in found.rows] == outcomes.tolist()
-        assert found.scores[place] == scored.score
+        assert found.scores[place] == record.score
     assert found.examined == len(found.rows) and [row.row for row in found.rows] == list(range(found.examined))
 
 
@@ -91,10 +92,11 @@ def test_a_score_that_cannot_be_had_is_told_with_its_reason(
         return EvaluationReply(request.ticket, {}, "logits are not finite", 0.1, "w", failed_on=own)
 
     monkeypatch.setattr(EvaluationWorker, "evaluate", fail)
-    ended = moevolve.evaluate(all_kinds, "full", task=task, split="dev", search="eep", overrides=["engine.threads=3"])
-    assert (ended.score, ended.record.failure) == (None, "logits are not finite")
+    ended = moevolve.evaluate(all_kinds, "full", tasks=task, split="dev", search="eep", overrides=["engine.threads=3"])
+    (record,) = ended.models[0].records
+    assert (record.score, record.failure) == (None, "logits are not finite")
     with pytest.raises(UserError, match=r"eep:0 can't be scored on .* \(test\): logits are not finite"):
-        moevolve.evaluate(all_kinds, "eep:0", task=f"{task}@perplexity")
+        moevolve.evaluate(all_kinds, "eep:0", tasks=f"{task}@perplexity")
 
 
 def test_texts_are_what_transformers_generates_to_the_end(found: Answers, tiny: Any) -> None:
@@ -177,4 +179,4 @@ def test_an_unknown_task_is_refused_before_the_model_is_described(
 ) -> None:
     monkeypatch.setattr("moevolve.search.running.candidates.facts_for", lambda *_: pytest.fail("it takes seconds"))
     with pytest.raises(UserError, match="unknown task `boolk`; did you mean boolq"):
-        getattr(moevolve, ask)(all_kinds, ["eep:0"] if ask == "answers" else "eep:0", task="boolk")
+        getattr(moevolve, ask)(all_kinds, "eep:0", **{"tasks" if ask == "evaluate" else "task": "boolk"})

@@ -122,7 +122,7 @@ def test_how_the_model_is_held_can_be_said_when_it_is_evaluated(
     def scored(*more: str) -> float:
         done = in_process("evaluate", imported, "--task", tiny.task, "--model", narrow, "--json", *more)
         assert done.returncode == 0, done.stderr
-        return float(json.loads(done.stdout)["record"]["gold_logprob"])
+        return float(json.loads(done.stdout)["models"][0]["records"][0]["gold_logprob"])
 
     own = scored()
     assert the_search(tmp_path).is_bound, "its dtype needn't be that of the config that it was imported with"
@@ -169,8 +169,8 @@ def test_the_first_weights_are_its_weights(
     (tmp_path / "known").mkdir()
     assert in_process("import-eep", released, "--experts-of", tiny.model, cwd=tmp_path / "known").returncode == 0
     assert the_search(tmp_path / "known").model_fingerprint == bound.model_fingerprint
-    there = json.loads(in_process(*evaluate, cwd=tmp_path / "known").stdout)["record"]
-    here = json.loads(first.stdout)["record"]
+    there = json.loads(in_process(*evaluate, cwd=tmp_path / "known").stdout)["models"][0]["records"][0]
+    here = json.loads(first.stdout)["models"][0]["records"][0]
     assert (here["score"], here["gold_logprob"]) == (there["score"], there["gold_logprob"])
 
     # From now on they are found, and no others are taken.

@@ -182,14 +182,14 @@ def test_missing_scores_are_listed_with_their_commands(tiny: Any, tmp_path: Path
             f"moevolve evaluate {winner} --task {tiny.task} --split test",
         ]
         before = _evaluations(tmp_path)
-        moevolve.evaluate(store, winner, task=str(tiny.task), split="test")
-        moevolve.evaluate(store, winner, task=str(tiny.task), split="dev")
-        moevolve.evaluate(store, "full", search="bare", task=str(tiny.task), split="test")
+        moevolve.evaluate(store, winner, tasks=str(tiny.task), split="test")
+        moevolve.evaluate(store, winner, tasks=str(tiny.task), split="dev")
+        moevolve.evaluate(store, "full", search="bare", tasks=str(tiny.task), split="test")
         contents = gather(store, "bare")
         tested = contents.standings.full.score("pick", "test")
         assert not contents.standings.gaps and tested is not None and not contents.standings.others
         assert _evaluations(tmp_path) == before + 3, "a report evaluates nothing"
-        moevolve.evaluate(store, winner, task=f"{tiny.task}@perplexity", split="test")
+        moevolve.evaluate(store, winner, tasks=f"{tiny.task}@perplexity", split="test")
         contents = gather(store, "bare")
         assert contents.standings.tasks == ("pick",) and contents.standings.others == ("pick@perplexity",)
         _, text = page_of(contents)
