@@ -86,8 +86,11 @@ def gptq(rng: Generator, matrices: Mapping[str, Tensor]) -> Case:
         if mine["desc_act"]:
             group_of = rng.permutation(group_of)
         zeros = rng.integers(0, 2**bits, (columns // group, rows))
+        if mine["sym"]:
+            zeros[:] = 2 ** (bits - 1)
         # As GPTQModel writes the first version: ones are subtracted from words, and a zero borrows from its neighbours.
-        ones = 0 if newer else (2**32 - 1) // (2**bits - 1)
+        # Symmetric ones it has written without that, too, under the name of the first version.
+        ones = 0 if newer or (mine["sym"] and rng.random() < 0.5) else (2**32 - 1) // (2**bits - 1)
         scales = rng.integers(8, 16, zeros.shape) / 256.0
         codes = rng.integers(0, 2**bits, (columns, rows))
         packed |= {

@@ -142,9 +142,8 @@ def packing(config: ModelConfig, settings: PretrainedConfig) -> Packing | None:
         return Packing("gguf", partial(gguf_tensors, file, settings))
     packed = getattr(settings, "quantization_config", None)
     if packed is None:
-        folder = local_directory(config)
-        for file in [] if folder is None else [folder / name for name in _QUANTISATION_FILES]:
-            if file.is_file() and read_json(file):
+        for file in map(partial(_cached, config), _QUANTISATION_FILES):
+            if file is not None and read_json(file):
                 raise UserError(
                     f"{file} says how the weights are quantised, and config.json has no quantization_config; "
                     "put its content there, with the quant_method (modelopt, gptq, awq), or remove it if they aren't"
@@ -253,6 +252,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             tokenizer = gguf_tokenizer(file)
         else:
             tokenizer = AutoTokenizer.from_pretrained(_source(config), **_hub_arguments(config))
+            _take_stored_steps(tokenizer, config)
         if not getattr(tokenizer, "chat_template", None):
             tokenizer.chat_template = _processor_template(config)
         vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
@@ -273,13 +273,37 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _processor_template(config: ModelConfig) -> str | dict[str, str] | None:
-    """Return the chat template that models with images have with their processor; None without one."""
+def _take_stored_steps(tokenizer: PreTrainedTokenizerBase, config: ModelConfig) -> None:
+    """Give a byte-level tokenizer the steps that its tokenizer.json says.
+
+    Classes of `transformers` 5, such as that for GPT-2, put their own in place of them, and so divide texts otherwise
+    than in training: SmolLM2's and Granite's digits stay together, and DeepSeek's blanks vanish.
+    """
+    from tokenizers import Tokenizer
+
+    file, backend = _cached(config, "tokenizer.json"), getattr(tokenizer, "backend_tokenizer", None)
+    if file is None or backend is None or '"ByteLevel"' not in file.read_text(encoding="utf-8"):
+        return
+    stored = Tokenizer.from_file(str(file))
+    for step in ("normalizer", "pre_tokenizer", "model", "decoder"):
+        setattr(backend, step, getattr(stored, step))
+
+
+def _cached(config: ModelConfig, name: str) -> Path | None:
+    """Return the path of a checkpoint's file, of a hub id from the hub or its cache; None if there is none."""
     from transformers.utils import cached_file
 
+    # Without a connection the cache has what was fetched with the weights.
+    absent = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    file = cached_file(_source(config), name, revision=config.revision, **absent)
+    return None if file is None else Path(file)
+
+
+def _processor_template(config: ModelConfig) -> str | dict[str, str] | None:
+    """Return the chat template that models with images have with their processor; None without one."""
     for name in ("chat_template.json", "processor_config.json"):
-        file = cached_file(_source(config), name, revision=config.revision, _raise_exceptions_for_missing_entries=False)
-        found = None if file is None else read_json(Path(file)).get("chat_template")
+        file = _cached(config, name)
+        found = None if file is None else read_json(file).get("chat_template")
         if found:
             several = isinstance(found, list)
             return {each["name"]: each["template"] for each in found} if several else found

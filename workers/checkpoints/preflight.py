@@ -66,7 +66,7 @@ def check_tensors(model: PreTrainedModel, tensors: Mapping[str, ReadableTensor],
     if misshapen:
         wrong = _misshapen(sources[misshapen[0]], empty, model.get_parameter_or_buffer(misshapen[0]).shape)
     elif info.missing_keys:
-        wrong = _missing(min(info.missing_keys), info.unexpected_keys, model)
+        wrong = _missing(min(info.missing_keys), info.unexpected_keys, unexpected, model)
     elif unexpected:
         wrong = (
             f"tensor {unexpected[0]} is in the files, and a {model.config.model_type} model with this config.json has "
@@ -139,15 +139,22 @@ def _coded(
     return ""
 
 
-def _missing(name: str, unexpected: Collection[str], model: PreTrainedModel) -> str:
+def _missing(name: str, untaken: Collection[str], unexpected: Sequence[str], model: PreTrainedModel) -> str:
+    """What is wrong where a parameter is missing: the model takes none of `untaken`, among them `unexpected` ones."""
     saved = next(iter(SavedNames(model).saved(name, model.get_parameter_or_buffer(name))))
     for wanted in (name, saved):
-        misnamed = next((other for other in sorted(unexpected) if other.endswith(f".{wanted}")), None)
+        misnamed = next((other for other in sorted(untaken) if other.endswith(f".{wanted}")), None)
         if misnamed is not None:
             return (
                 f"tensor {saved} is missing, and the files' names begin with {misnamed.removesuffix(wanted)!r}, which "
                 "the program that saved them put in front; save them again without it"
             )
+    if unexpected:
+        return (
+            f"tensor {saved} isn't in the files, and they have {unexpected[0]}, which a {model.config.model_type} "
+            "doesn't; save them with the names that transformers gives, or fetch config.json and the weights anew from "
+            "one place"
+        )
     hint = ", or set tie_word_embeddings: true in config.json if the embedding is its head, too"
     return (
         f"tensor {saved} isn't in the files, so the checkpoint is incomplete or of another model; fetch or convert it "

@@ -111,7 +111,8 @@ def test_a_file_alone_is_a_checkpoint(family: str, tiny_model: MakeModel, tmp_pa
         ("text", "isn't a valid GGUF file"),
         ("architecture", "its architecture is 'qwen3moe', and its config's model type is 'olmoe'"),
         ("shape", r"tensor \S+ has shape .*, and by the config"),
-        ("missing", "tensor blk.0.attn_q_norm.weight, from which .* is made, is missing"),
+        ("missing", "tensor blk.0.attn_q_norm.weight, from which .* is made, is missing; fetch it again"),
+        ("fused", "tensor blk.0.ffn_gate_exps.weight, .*, is missing, and it has blk.0.ffn_gate_up_exps.weight, which"),
         ("unknown", "tensor blk.1.extra.weight isn't part of a qwen3_moe model"),
         ("layers", r"model.gguf: its config says 1,000,000,000 layers, and its files have \d+ tensors"),
     ],
@@ -132,6 +133,10 @@ def test_a_damaged_file_is_named(damage: str, message: str, write: Write, tiny_m
         case "layers":
             (file.parent / "config.json").unlink()
             write_gguf(file, stored, metadata(model.config) | {"qwen3moe.block_count": 10**9})
+        case "fused":  # as convert_hf_to_gguf.py --fuse-gate-up-exps writes it
+            gate, kind = stored.pop("blk.0.ffn_gate_exps.weight")
+            both = np.concatenate((gate, stored.pop("blk.0.ffn_up_exps.weight")[0]), axis=1)
+            write_gguf(file, stored | {"blk.0.ffn_gate_up_exps.weight": (both, kind)}, metadata(model.config))
         case _:
             name = stored.pop("blk.0.attn_q_norm.weight")
             extra = {} if damage == "missing" else {"blk.0.attn_q_norm.weight": name, "blk.1.extra.weight": name}

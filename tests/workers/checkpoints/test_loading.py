@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.loading import load_config, load_model, own_dtype
+from moevolve.workers.checkpoints.loading import load_config, load_model, load_tokenizer, own_dtype
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.layers import check_router, find_moe_layers
 from moevolve.workers.model.describe import describe_model
@@ -54,6 +54,30 @@ def test_describing_reads_headers_and_the_beginnings_of_tensors(checkpoint: Chec
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"model.safetensors: tensor model.embed_tokens.weight has 1 of 1024 numbers"):
         describe_model(config)
+
+
+# Classes of `transformers` that put their own steps in place of those of tokenizer.json.
+OWN_STEPS = ("GPT2Tokenizer", "GPTNeoXTokenizerFast", "LlamaTokenizerFast")
+
+
+@pytest.mark.parametrize("kind", OWN_STEPS)
+def test_texts_are_divided_as_the_file_says(kind: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """SmolLM2 and Granite say GPT-2's class, and that every digit is a token; DeepSeek says Llama's, and bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    folder = shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model", ignore=shutil.ignore_patterns("*token*"))
+    order = ["</s>", "1", "2", "12", "a", "Ġ", "Ġa", "aa", "-"]
+    merges = [("1", "2"), ("a", "a"), ("Ġ", "a")]
+    inner = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(order)}, merges=merges))
+    digits, whole = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False, use_regex=False)
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Sequence([digits, whole]), decoders.ByteLevel()
+    inner.save(str(folder / "tokenizer.json"))
+    said = {"tokenizer_class": kind, "eos_token": "</s>", "unk_token": "</s>", "bos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    tokenizer = load_tokenizer(ModelConfig(str(folder)))
+    text, tokens = "aa 12-a a", ["aa", "Ġ", "1", "2", "-", "a", "Ġa"]
+    assert tokenizer(text, add_special_tokens=False)["input_ids"] == [order.index(token) for token in tokens]
+    assert tokenizer.decode([order.index(token) for token in tokens]) == text
 
 
 def test_a_missing_path_is_named(tmp_path: Path) -> None:

@@ -46,6 +46,11 @@ def prefixed(tensors: Tensors) -> None:
         tensors[f"module.{name}"] = tensors.pop(name)
 
 
+def renamed(tensors: Tensors) -> None:
+    for name in [name for name in tensors if ".experts." in name]:
+        tensors[name.replace("down_proj", "w2")] = tensors.pop(name)
+
+
 FAULTS: dict[str, tuple[str, Callable[[Tensors], object], dict[str, Any]]] = {
     "a router is missing": (
         rf"tensor {LAYER}mlp.gate.weight isn't in the files.* fetch or convert it again",
@@ -53,6 +58,11 @@ FAULTS: dict[str, tuple[str, Callable[[Tensors], object], dict[str, Any]]] = {
         {},
     ),
     "a prefix": (r"names begin with 'module\.'.* save them again without it", prefixed, {}),
+    "names of another program": (
+        r"experts.0.down_proj.weight isn't in the files, and they have \S+experts.0.w2.weight, which a qwen3_moe",
+        renamed,
+        {},
+    ),
     "an expert is missing": (
         rf"tensor {LAYER}mlp.experts.3.up_proj.weight is missing from the files, and config.json says 6 experts",
         lambda tensors: tensors.pop(f"{LAYER}mlp.experts.3.up_proj.weight"),

@@ -147,11 +147,23 @@ def test_a_text_model_keeps_the_settings_that_its_family_does_not_declare() -> N
     assert text_config(AutoConfig.for_model("qwen3_vl_moe", text_config=text)).head_dim == 32
 
 
-def test_settings_in_other_places_stop(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_settings_in_other_places_stop(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
     folder = shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model")
     (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
-    with pytest.raises(UserError, match=r"hf_quant_config.json says how .* config.json has no quantization_config"):
-        check_weights(ModelConfig(str(folder), device="cpu"))
+    hub = tmp_path / "hub" / "models--owner--name"
+    shutil.copytree(folder, hub / "snapshots" / "1234")
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("1234")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub.parent))
+    for path in (str(folder), "owner/name"):
+        with pytest.raises(UserError, match=r"hf_quant_config.json says how .* config.json has no quantization_config"):
+            load_model(ModelConfig(path, device="cpu"))
+    (hub / "snapshots" / "1234" / "hf_quant_config.json").unlink()
+    load_model(ModelConfig("owner/name", device="cpu"))
     whole = {"model_type": "qwen3_vl_moe", "text_config": {"model_type": "qwen3_vl_moe_text", "rope_theta": 1e4}}
     (folder / "config.json").write_text(json.dumps(whole | {"rope_scaling": {"type": "linear", "factor": 2.0}}))
     with pytest.raises(UserError, match=r"rope_scaling: .* beside the settings of its text model, which say None"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from families import edit_of_kind
 from packed_checkpoints import (
     LINEAR_FORMATS,
@@ -80,6 +81,28 @@ def test_linear_layers_as_other_programs_write_them(
 ) -> None:
     model = tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=32, num_hidden_layers=1)
     same_numbers(*linear_checkpoint(kind, model, tiny_tokenizer, tmp_path), dtypes=("float32",))
+
+
+def test_symmetric_zero_points_are_in_the_middle(
+    tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """GPTQModel has stored 8 for the middle of 16 codes where its settings say the version that stores 7."""
+    model = tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=32, num_hidden_layers=1)
+    config, _ = linear_checkpoint("gptq", model, tiny_tokenizer, tmp_path)
+    file, name = Path(config.path) / "model.safetensors", "model.layers.0.self_attn.q_proj."
+    settings = json.loads((file.parent / "config.json").read_text())
+    settings["quantization_config"]["sym"] = True
+    (file.parent / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=r"can't be unpacked: .* has sym: true, and its zero points aren't in the"):
+        load_model(config)
+    tensors = load_file(file)
+    words = tensors[name + "qweight"]
+    codes = torch.stack([words >> shift & 15 for shift in range(0, 32, 4)], 1).flatten(0, 1)
+    expected = ((codes - 8) * tensors[name + "scales"].float()[tensors[name + "g_idx"].long()]).T
+    for stored in (0x77777777, -0x77777778):  # eight sevens, and eight eights
+        zeros = {key: torch.full_like(each, stored) for key, each in tensors.items() if key.endswith("qzeros")}
+        save_file(tensors | zeros, file, {"format": "pt"})
+        assert torch.equal(load_model(config)[0].get_parameter(name + "weight"), expected)
 
 
 @pytest.mark.parametrize(

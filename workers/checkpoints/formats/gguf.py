@@ -143,13 +143,21 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
     names = GgufNames(architecture, settings.num_hidden_layers)
     model = empty_model(MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)], settings, dtype)
     wanted = {name: tensor for saved in SavedNames(model).tensors.values() for name, tensor in saved.items()}
-    tensors, used = {}, set()
+    tensors, sources_of = {}, {name: names.sources(name) for name in wanted}
+    layers = settings.num_hidden_layers
+    predicting = range(layers, layers + predicted_layers(readers[0], architecture))
+    ignored = tuple(f"blk.{layer}." for layer in predicting)
+    used = {source for found in sources_of.values() for source in found}
+    unused = [name for name in stored if name not in used and not name.startswith(ignored)]
     for name, tensor in wanted.items():
-        found = names.sources(name)
+        found = sources_of[name]
         missing = [source for source in found if source not in stored]
         if missing:
-            raise UserError(f"{file}: tensor {missing[0]}, from which {name} is made, is missing; fetch it again")
-        used |= set(found)
+            other = next((each for each in unused if each != "rope_freqs.weight"), None)
+            instead = "; fetch it again"
+            if other is not None:
+                instead = f", and it has {other}, which isn't read; convert it again with llama.cpp's defaults"
+            raise UserError(f"{file}: tensor {missing[0]}, from which {name} is made, is missing{instead}")
         experts = _experts(name, tensor)
         sources = [stored[source] for source in found]
         arrange = _arrangement(name, architecture, settings)
@@ -161,10 +169,7 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
                 f"{file}: tensor {found[0]} has shape {shapes}, and by the config {name} has shape "
                 f"{list(tensor.shape)}; give the config.json of this model"
             )
-    layers = settings.num_hidden_layers
-    predicting = range(layers, layers + predicted_layers(readers[0], architecture))
-    ignored = tuple(f"blk.{layer}." for layer in predicting)
-    for name in (name for name in stored if name not in used and not name.startswith(ignored)):
+    for name in unused:
         if name == "rope_freqs.weight":
             check_factors(stored[name], settings, file)
         elif name == "output.weight":

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.formats.base import (
@@ -27,7 +28,7 @@ _BOTH: Settings = {
     "method": Only(("gptq", "awq"), "another format"),
     "bits": "applied",
     "group_size": "applied",
-    "sym": "applied where matrices are written anew; zero points are stored",
+    "sym": "applied where matrices are written anew, and by GPTQ where they are read",
     "zero_point": "applied where matrices are written anew; zero points are stored",
     "desc_act": "told by g_idx",
     "pack_dtype": Only(("int32",), "codes packed into other words"),
@@ -152,6 +153,9 @@ class Gptq(Awq):
         # of 0 borrows from its neighbours.
         self._less = 0 if formats == {"gptq_v2"} else sum(1 << shift for shift in range(0, 32, self._bits))
         self._symmetric = bool(settings.get("sym", True))
+        # GPTQModel has written zero points of the second version under the name of the first one. Symmetric ones are
+        # known without it.
+        self._centred = bool(settings.get("sym"))
         self._group, self._ordered = settings.get("group_size"), not settings.get("desc_act")
         self._dynamic: list[tuple[re.Pattern[str], Gptq | None]] = []
         for pattern, own in (settings.get("dynamic") or {}).items():
@@ -185,7 +189,7 @@ class Gptq(Awq):
         half = 2 ** (self._bits - 1)  # the library packs signed integers
         packed = pack_to_int32((codes - half).to(torch.int8), self._bits, packed_dim=0)
         points = pack_to_int32((zeros - half).to(torch.int8), self._bits, packed_dim=1) - self._less
-        return {**like, "qweight": packed, "qzeros": points, "scales": scales}
+        return {**like, "qweight": packed, "qzeros": like["qzeros"] if self._symmetric else points, "scales": scales}
 
     def _codes(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         scales, codes = parts["scales"], _numbers(parts["qweight"], self._bits)
@@ -193,7 +197,16 @@ class Gptq(Awq):
             group_of = parts["g_idx"].long()
         else:
             group_of = _in_order(len(codes), len(scales), self._group)
-        zeros = _numbers((parts["qzeros"] + self._less).T, self._bits).T[:, : scales.shape[1]]
+        less = 0 if self._centred else self._less
+        zeros = _numbers((parts["qzeros"] + less).T, self._bits).T[:, : scales.shape[1]]
+        if self._centred:
+            middle = 2 ** (self._bits - 1)
+            if not isinstance(zeros, FakeTensor) and ((zeros != middle) & (zeros != middle - 1)).any():
+                raise ValueError(
+                    "quantization_config has sym: true, and its zero points aren't in the middle; set it to false if "
+                    "they count"
+                )
+            zeros = torch.full_like(zeros, middle)
         return codes.float(), zeros.float(), group_of
 
 
