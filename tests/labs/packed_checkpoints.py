@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,14 +208,15 @@ class Drawn:
 
     Args:
         shape: Outputs and inputs of the matrix; inputs are a multiple of 32, outputs of 8.
+        group: Inputs that share a scale; 0 for all.
     """
 
     def __init__(self, numbers: np.random.Generator, shape: tuple[int, int], group: int) -> None:
         self.rows, self.columns = shape
+        self.group = group or self.columns
         self.codes = numbers.integers(0, 16, shape)
-        self.zeros = numbers.integers(1, 16, (self.rows, self.columns // group))
+        self.zeros = numbers.integers(1, 16, (self.rows, self.columns // self.group))
         self.scales = numbers.integers(8, 16, self.zeros.shape) / 256.0
-        self.group = group
 
     def spread(self, values: Floats) -> Floats:
         """Repeat one value per group for all columns of the group."""
@@ -255,6 +257,32 @@ def modelopt(draw: Drawn) -> tuple[dict[str, Tensor], Floats]:
         "input_scale": torch.tensor(0.3),
     }
     return parts, fp4_values(draw.bytes) * draw.spread(draw.scales) * 4
+
+
+def eight_bits(draw: Drawn, scales: Floats) -> tuple[Tensor, Floats]:
+    """Random numbers of E4M3 with an exponent of few bits, and what they are times scales."""
+    codes = (draw.codes + 48 + 128 * (draw.codes % 3 == 0)).astype(np.uint8)
+    return torch.from_numpy(codes).view(torch.float8_e4m3fn), fp8_values(codes) * scales
+
+
+def fbgemm(draw: Drawn) -> tuple[dict[str, Tensor], Floats]:
+    """FBGEMM: a scale per row."""
+    weight, values = eight_bits(draw, draw.scales)
+    return {"weight": weight, "weight_scale": torch.from_numpy(draw.scales).float()}, values
+
+
+def modelopt_fp8(draw: Drawn) -> tuple[dict[str, Tensor], Floats]:
+    """ModelOpt: a scale per matrix, and one of its inputs."""
+    weight, values = eight_bits(draw, draw.scales[:1, :1])
+    parts = {"weight_scale": torch.tensor(draw.scales[0, 0]).float(), "input_scale": torch.tensor(0.3)}
+    return {"weight": weight, **parts}, values
+
+
+def mxfp8(draw: Drawn, name: str = "weight_scale_inv") -> tuple[dict[str, Tensor], Floats]:
+    """MiniMax-M3 and ModelOpt: exponents of powers of two, as bytes."""
+    exponents = draw.zeros + 115
+    weight, values = eight_bits(draw, draw.spread(np.ldexp(1.0, exponents - 127)))
+    return {"weight": weight, name: torch.from_numpy(exponents.astype(np.uint8))}, values
 
 
 def mxfp4(draw: Drawn) -> tuple[dict[str, Tensor], Floats]:
@@ -301,6 +329,10 @@ LINEAR_FORMATS: dict[str, tuple[Pack, int, dict[str, Any]]] = {
     "nvfp4": (nvfp4, 16, scheme("nvfp4-pack-quantized", 16, type="float", strategy="tensor_group")),
     "mxfp4-compressed": (mxfp4, 32, scheme("mxfp4-pack-quantized", 32, type="float", strategy="group")),
     "modelopt": (modelopt, 16, {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}),
+    "fbgemm": (fbgemm, 0, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}),
+    "modelopt fp8": (modelopt_fp8, 0, {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}),
+    "modelopt mxfp8": (partial(mxfp8, name="weight_scale"), 32, {"quant_method": "modelopt", "quant_algo": "MXFP8"}),
+    "mxfp8": (mxfp8, 32, {"quant_method": "mxfp8", "activation_scheme": "dynamic", "ignored_layers": ["lm_head"]}),
     "awq": (awq, 32, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}),
     "gptq": (gptq, 32, {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}),
 }

@@ -55,7 +55,9 @@ def fp8(parts: Parts) -> tuple[Codes, Floats]:
     levels = fp8_values(np.arange(256).astype(np.uint8))
     levels[[0x7F, 0xFF]] = np.inf  # not numbers
     scales = array(parts.get("weight_scale_inv", parts.get("weight_scale")))
-    if scales.shape == FP8_SHAPES["fp8"]:
+    if parts.keys() == {"weight", "weight_scale_inv"} and scales.shape == (ROWS, COLUMNS // 32):
+        scales = np.exp2(scales - 127).repeat(32, 1)
+    elif scales.shape == FP8_SHAPES["fp8"]:
         scales = scales.repeat(BLOCK, 0)[:ROWS].repeat(BLOCK, 1)[:, :COLUMNS]
     scales = np.broadcast_to(scales, (ROWS, COLUMNS))
     return parts["weight"].view(torch.uint8).numpy(), scales[..., None] * levels
@@ -117,7 +119,7 @@ def ggml(kind: str, parts: Parts) -> tuple[Codes, Floats]:
 
 
 DECODERS = {
-    **dict.fromkeys(FP8_SHAPES, fp8),
+    **dict.fromkeys((*FP8_SHAPES, "mxfp8"), fp8),
     "mxfp4": gpt_oss,
     "int4": int4,
     "nvfp4": nvfp4,

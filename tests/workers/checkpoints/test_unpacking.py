@@ -110,9 +110,19 @@ def test_symmetric_zero_points_are_in_the_middle(
     [
         (
             {"quant_method": "bitsandbytes"},
-            "packed as 'bitsandbytes'.* one packed as fp8, mxfp4",
+            "packed as 'bitsandbytes'.* one packed as fp8, fbgemm_fp8",
         ),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quantised by W4A8_AWQ aren't supported"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "group_size": 128}, "group_size: 128"),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "MXFP8",
+                "config_groups": {"a": {"weights": {"group_size": 16}}},
+            },
+            "config_groups.a.weights has group_size: 16",
+        ),
+        ({"quant_method": "fbgemm_fp8", "weight_scales": "column"}, "has weight_scales: 'column'"),
         ({"quant_method": "awq", "bits": 8}, "awq weights of 8 bits"),
         ({"quant_method": "gptq", "bits": 3}, "gptq weights of 3 bits"),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": 3}}, "isn't one of compressed-tensors"),

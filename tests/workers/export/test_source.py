@@ -36,8 +36,8 @@ Checkpoints = Callable[[str], ModelConfig]
 FORMATS = ("fp8", "mxfp4", "sharded", "gptq")
 """Shared experts, fused ones, several files, and linear layers one by one; test_pruning has all formats' names."""
 
-MORE = ("fp8_mxfp4", "fp8_matrix", "llama4 int4")
-"""Tables of the experts of token ids, which test_recent_families prunes, too, and fused ones with a scale each."""
+MORE = ("fp8_mxfp4", "fp8_matrix", "llama4 int4", "fbgemm", "modelopt fp8", "mxfp8")
+"""Tables of the experts of token ids, which test_recent_families prunes, too, fused ones with a scale each, others."""
 
 
 @pytest.fixture(scope="module")

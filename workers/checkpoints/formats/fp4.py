@@ -6,7 +6,7 @@ E2M1 has 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives. MXFP4 has a power of tw
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,10 +37,9 @@ MXFP4_SETTINGS: Settings = {
     "modules_to_not_convert": "told by the tensors",
     "dequantize": "asks transformers to unpack",
 }
-NVFP4_SETTINGS: Settings = {
+# Settings of ModelOpt, without those that its algorithms have values of their own for.
+_MODELOPT: Settings = {
     "quant_method": "chooses this format",
-    "quant_algo": Only(("nvfp4", "w4a16_nvfp4"), "weights in another format"),
-    "group_size": Only((NV_GROUP,), "another number of numbers that share a scale"),
     # Quantised matrices are those that have scales.
     "exclude_modules": "told by the tensors",
     "ignore": "told by the tensors",
@@ -49,19 +48,39 @@ NVFP4_SETTINGS: Settings = {
     "kv_cache_quant_algo": "of the cache",
     "producer": "the program that wrote it",
 }
-# Of the groups in these settings, which are spelled as those of compressed-tensors, and of their weights.
-_NVFP4_GROUP: Settings = {
+# Of the groups in these settings, which are spelled as those of compressed-tensors.
+_MODELOPT_GROUP: Settings = {
     "weights": "see below",
     "input_activations": "of activations",
     "targets": "told by the tensors",
 }
-_NVFP4_WEIGHTS: Settings = {
-    "num_bits": Only((4,), "another number of bits"),
-    "type": Only(("float",), "another kind of numbers"),
-    "group_size": NVFP4_SETTINGS["group_size"],
-    "strategy": Only(("tensor_group", "group"), "scales of other parts of a matrix"),
-    "symmetric": "FP4 has no zero points",
-}
+
+
+def check_modelopt(settings: Mapping[str, Any], algorithms: Sequence[str], bits: int, group: int | None) -> None:
+    """Refuse settings of ModelOpt that don't say one of some algorithms, or a number of bits or of a group's numbers.
+
+    `group` is None for one scale per matrix.
+    """
+    algorithm = settings.get("quant_algo")
+    if str(algorithm).lower() not in algorithms:
+        raise UserError(
+            f"modelopt weights quantised by {algorithm} aren't supported; use an NVFP4, FP8 or MXFP8 checkpoint"
+        )
+    sizes = Only(() if group is None else (group,), "another number of numbers that share a scale")
+    known = _MODELOPT | {"quant_algo": "see above", "group_size": sizes}
+    check_settings({**settings, "config_groups": None}, known, "its quantization_config")
+    strategies = ("tensor",) if group is None else ("tensor_group", "group")
+    weights: Settings = {
+        "num_bits": Only((bits,), "another number of bits"),
+        "type": Only(("float",), "another kind of numbers"),
+        "group_size": sizes,
+        "strategy": Only(strategies, "scales of other parts of a matrix"),
+        "symmetric": "the numbers have no zero points",
+    }
+    for name, each in (settings.get("config_groups") or {}).items():
+        where = f"its quantization_config.config_groups.{name}"
+        check_settings(each, _MODELOPT_GROUP, where)
+        check_settings(each["weights"], weights, f"{where}.weights")
 
 
 def fp4_bytes(values: Tensor) -> Tensor:
@@ -138,15 +157,7 @@ class ModelOptNvfp4(Codec):
     """NVFP4 as ModelOpt writes it: `weight`, uint8 [rows, columns / 2], `weight_scale` and `weight_scale_2`."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        algorithm = settings.get("quant_algo")
-        if str(algorithm).upper() not in ("NVFP4", "W4A16_NVFP4"):
-            raise UserError(f"modelopt weights quantised by {algorithm} aren't supported; use an NVFP4 checkpoint")
-        groups = settings.get("config_groups") or {}
-        check_settings({**settings, "config_groups": None}, NVFP4_SETTINGS, "its quantization_config")
-        for name, group in groups.items():
-            where = f"its quantization_config.config_groups.{name}"
-            check_settings(group, _NVFP4_GROUP, where)
-            check_settings(group["weights"], _NVFP4_WEIGHTS, f"{where}.weights")
+        check_modelopt(settings, ("nvfp4", "w4a16_nvfp4"), 4, NV_GROUP)
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
         return packed_matrices(self, names, "weight_scale_2", ["weight", "weight_scale"], ["input_scale"])

@@ -1,4 +1,4 @@
-"""FP8 with a scale per block, as DeepSeek-V3 and -V4 are published, per row, or per matrix, as Mistral 4.
+"""FP8 with a scale per block, as DeepSeek-V3 and -V4 are published, per row, as FBGEMM's, or per matrix, as Mistral 4.
 
 Source: DeepSeek-V3 (arXiv 2412.19437), Sec. 3.3.2. DeepSeek-V4's experts have four bits.
 """
@@ -19,7 +19,7 @@ from moevolve.workers.checkpoints.formats.base import (
     power_of_two,
     scaled_blocks,
 )
-from moevolve.workers.checkpoints.formats.fp4 import MX_GROUP, fp4_numbers, mxfp4_parts
+from moevolve.workers.checkpoints.formats.fp4 import MX_GROUP, check_modelopt, fp4_numbers, mxfp4_parts
 from moevolve.workers.checkpoints.settings import Only, Settings, check_settings
 
 # Largest number of E4M3.
@@ -141,6 +141,15 @@ class Fp8(Codec):
         inverse = self._unpacked(torch.ones_like(like["weight"]), scales, torch.float32)
         codes = (values.float() / inverse).clamp(-_LARGEST, _LARGEST).to(like["weight"].dtype)
         return {**like, "weight": codes, name: scales}
+
+
+class ModelOptFp8(Fp8):
+    """FP8 as ModelOpt writes it: a scale per matrix, or with MXFP8 a power of two per 32 numbers of a row."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        groups = MX_GROUP if str(settings["quant_algo"]).lower() == "mxfp8" else None
+        check_modelopt(settings, ("fp8", "mxfp8"), 8, groups)
+        super().__init__({"weight_block_size": groups and [1, groups]})
 
 
 def _scales(parts: Mapping[str, Tensor]) -> str:

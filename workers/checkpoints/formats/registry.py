@@ -20,23 +20,30 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.formats.base import Codec, PackedFormat, Plain
 from moevolve.workers.checkpoints.formats.compressed import CompressedTensors
-from moevolve.workers.checkpoints.formats.fp4 import GptOssMxfp4, ModelOptNvfp4
-from moevolve.workers.checkpoints.formats.fp8 import Fp8
+from moevolve.workers.checkpoints.formats.fp4 import MX_GROUP, GptOssMxfp4, ModelOptNvfp4
+from moevolve.workers.checkpoints.formats.fp8 import Fp8, ModelOptFp8
 from moevolve.workers.checkpoints.formats.groupwise import Awq, Gptq
 from moevolve.workers.checkpoints.headers import StoredTensor
 from moevolve.workers.checkpoints.shards import finite, read_tensor, torch_dtype
 
+
+def _modelopt(settings: Mapping[str, JsonValue]) -> PackedFormat:
+    return (ModelOptFp8 if str(settings.get("quant_algo")).lower().endswith("fp8") else ModelOptNvfp4)(settings)
+
+
 # Formats by `quant_method` in the `quantization_config` of a checkpoint's config.json.
 FORMATS: dict[str, Callable[[Mapping[str, JsonValue]], PackedFormat]] = {
     "fp8": Fp8,
+    "fbgemm_fp8": lambda settings: Fp8({"weight_block_size": None, **settings}),
+    "mxfp8": lambda settings: Fp8({"weight_block_size": [1, MX_GROUP], "scale_fmt": "ue8m0", **settings}),
     "mxfp4": GptOssMxfp4,
     "compressed-tensors": CompressedTensors,
-    "modelopt": ModelOptNvfp4,
+    "modelopt": _modelopt,
     "awq": Awq,
     "gptq": Gptq,
 }
 
-_WITHOUT_LIBRARY = ("fp8", "mxfp4")
+_WITHOUT_LIBRARY = ("fp8", "fbgemm_fp8", "mxfp8", "mxfp4")
 
 
 def packed_format(method: str, settings: Mapping[str, JsonValue], model: str) -> PackedFormat:
