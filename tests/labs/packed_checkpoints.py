@@ -271,6 +271,12 @@ def fbgemm(draw: Drawn) -> tuple[dict[str, Tensor], Floats]:
     return {"weight": weight, "weight_scale": torch.from_numpy(draw.scales).float()}, values
 
 
+def fp8_channels(draw: Drawn) -> tuple[dict[str, Tensor], Floats]:
+    """compressed-tensors, float-quantized, with the scales of rows in one dimension, as other programs have them."""
+    parts, values = fbgemm(draw)
+    return parts | {"weight_scale": parts["weight_scale"].flatten()}, values
+
+
 def modelopt_fp8(draw: Drawn) -> tuple[dict[str, Tensor], Floats]:
     """ModelOpt: a scale per matrix, and one of its inputs."""
     weight, values = eight_bits(draw, draw.scales[:1, :1])
@@ -315,7 +321,7 @@ def gptq(draw: Drawn) -> tuple[dict[str, Tensor], Floats]:
     return parts, (draw.codes - draw.zeros[:, group_of]) * draw.scales[:, group_of]
 
 
-def scheme(kind: str, group: int, **weights: Any) -> dict[str, Any]:
+def scheme(kind: str, group: int | None, **weights: Any) -> dict[str, Any]:
     """Quantisation config of compressed-tensors."""
     arguments = {"num_bits": 4, "symmetric": True, "group_size": group} | weights
     groups = {"group_0": {"targets": ["Linear"], "weights": arguments, "format": kind}}
@@ -329,6 +335,7 @@ LINEAR_FORMATS: dict[str, tuple[Pack, int, dict[str, Any]]] = {
     "nvfp4": (nvfp4, 16, scheme("nvfp4-pack-quantized", 16, type="float", strategy="tensor_group")),
     "mxfp4-compressed": (mxfp4, 32, scheme("mxfp4-pack-quantized", 32, type="float", strategy="group")),
     "modelopt": (modelopt, 16, {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}),
+    "fp8 channels": (fp8_channels, 0, scheme("float-quantized", None, type="float", num_bits=8, strategy="channel")),
     "fbgemm": (fbgemm, 0, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}),
     "modelopt fp8": (modelopt_fp8, 0, {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}),
     "modelopt mxfp8": (partial(mxfp8, name="weight_scale"), 32, {"quant_method": "modelopt", "quant_algo": "MXFP8"}),

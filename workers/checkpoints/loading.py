@@ -150,9 +150,11 @@ def packing(config: ModelConfig, settings: PretrainedConfig) -> Packing | None:
                 )
         return None
     packed = packed if isinstance(packed, dict) else packed.to_dict()
-    method = str(packed.get("quant_method"))
+    method = packed.get("quant_method")
     packed_as = packed_format(method, packed, config.path)
-    return Packing(method, lambda dtype: unpacked_tensors(stored_tensors(checkpoint_folder(config)), packed_as, dtype))
+    return Packing(
+        str(method), lambda dtype: unpacked_tensors(stored_tensors(checkpoint_folder(config)), packed_as, dtype)
+    )
 
 
 def dtype_of(config: ModelConfig, settings: PretrainedConfig) -> Dtype:

@@ -112,6 +112,7 @@ def test_symmetric_zero_points_are_in_the_middle(
             {"quant_method": "bitsandbytes"},
             "packed as 'bitsandbytes'.* one packed as fp8, fbgemm_fp8",
         ),
+        ({"group_size": 32, "bits": 4}, "in a format that quantization_config doesn't name"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quantised by W4A8_AWQ aren't supported"),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "group_size": 128}, "group_size: 128"),
         (
@@ -130,7 +131,7 @@ def test_symmetric_zero_points_are_in_the_middle(
 )
 def test_what_cannot_be_unpacked_is_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"model some/name: .*{message}"):
-        packed_format(settings["quant_method"], settings, "some/name")
+        packed_format(settings.get("quant_method"), settings, "some/name")
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,11 @@ class SchemeCodec(Codec):
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         self._check(parts)
+        scales = parts["weight_scale"]
+        if (
+            self._weights.strategy == "channel" and scales.ndim == 1
+        ):  # a scale per row, which the library takes as a row
+            parts = {**parts, "weight_scale": scales[:, None]}
         if "weight_g_idx" in parts and not isinstance(parts["weight_g_idx"], FakeTensor):
             groups = parts["weight_g_idx"].long()
             if not (groups < 0).any():  # programs that know the order, and don't use it, store -1

@@ -46,7 +46,7 @@ FORMATS: dict[str, Callable[[Mapping[str, JsonValue]], PackedFormat]] = {
 _WITHOUT_LIBRARY = ("fp8", "fbgemm_fp8", "mxfp8", "mxfp4")
 
 
-def packed_format(method: str, settings: Mapping[str, JsonValue], model: str) -> PackedFormat:
+def packed_format(method: str | None, settings: Mapping[str, JsonValue], model: str) -> PackedFormat:
     """Return the format of a checkpoint's weights, by the `quant_method` and `quantization_config` of its config.json.
 
     Raises:
@@ -54,8 +54,9 @@ def packed_format(method: str, settings: Mapping[str, JsonValue], model: str) ->
             names `model` as the user gave it.
     """
     if method not in FORMATS:
+        said = f"as {method!r}" if method else "in a format that quantization_config doesn't name, as MLX's are"
         raise UserError(
-            f"model {model}: its weights are packed as {method!r}, and only plain numbers can be pruned and merged; "
+            f"model {model}: its weights are packed {said}, and only plain numbers can be pruned and merged; "
             f"use its bfloat16 checkpoint, or one packed as {', '.join(FORMATS)}, which are unpacked while they load"
         )
     if method not in _WITHOUT_LIBRARY:
