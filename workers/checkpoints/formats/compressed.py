@@ -109,9 +109,8 @@ class SchemeCodec(Codec):
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         self._check(parts)
         scales = parts["weight_scale"]
-        if (
-            self._weights.strategy == "channel" and scales.ndim == 1
-        ):  # a scale per row, which the library takes as a row
+        # A scale per row may be stored in one dimension, which the library would take as a row.
+        if self._weights.strategy == "channel" and scales.ndim == 1:
             parts = {**parts, "weight_scale": scales[:, None]}
         if "weight_g_idx" in parts and not isinstance(parts["weight_g_idx"], FakeTensor):
             groups = parts["weight_g_idx"].long()
