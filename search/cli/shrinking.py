@@ -63,7 +63,7 @@ def _print_page(found: ShrinkResult) -> None:
         print_table(f"{record.model}, kept: {best.summary}", headings, [list(side.values()) for side in sides])
     rows = found.size_rows()
     if rows:
-        print_table("score kept by size", " | >".join(rows[0]), [list(row.values()) for row in rows])
+        print_table("score kept by size", ">" + " | ".join(rows[0]), [list(row.values()) for row in rows])
     for line in found.lines():
         output.print(line, soft_wrap=True)
 

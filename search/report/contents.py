@@ -20,7 +20,6 @@ from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import FinalTable, build_final_table
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.results.effects import Effects, effects
-from moevolve.search.results.kept import SizePoint, kept_by_size
 from moevolve.search.running.candidates import find_candidate, start_of
 from moevolve.search.text import date_time
 from moevolve.store.costs import SearchCosts
@@ -58,7 +57,6 @@ class ReportContents:
         notes: Remarks on what is missing or special.
         commands: Purpose and text of commands that continue from here.
         provenance: Name and value of ids, dates and fingerprints.
-        sizes: What winners of different sizes keep of the full model's score; see `kept_by_size`.
     """
 
     search: SearchRecord
@@ -78,7 +76,6 @@ class ReportContents:
     notes: tuple[str, ...]
     commands: tuple[tuple[str, str], ...] = field(repr=False)
     provenance: tuple[tuple[str, str], ...] = field(repr=False)
-    sizes: tuple[SizePoint, ...] = field(repr=False)
 
 
 def gather(store: StoreReader, name: str) -> ReportContents:
@@ -121,7 +118,6 @@ def gather(store: StoreReader, name: str) -> ReportContents:
         notes=tuple(notes),
         commands=tuple(_commands(search, table, config)),
         provenance=tuple(_provenance(store, search)),
-        sizes=kept_by_size(store, search),
     )
 
 

@@ -1,4 +1,4 @@
-"""Scores of a search over individuals (EEP, Fig. 5), against size, and against measured speed."""
+"""Scores of a search over its individuals (EEP, Fig. 5)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moevolve.evaluators.scales import SCALES, Scale, ScaleName
-from moevolve.search.drawing import BLUE, GREEN, GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
-from moevolve.search.results.kept import SizePoint
+from moevolve.evaluators.scales import SCALES, ScaleName
+from moevolve.search.drawing import GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
 from moevolve.store.records import IndividualRecord
 
 if TYPE_CHECKING:
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 # Width of a legend's entry in inches.
 _LEGEND_WIDTH = 1.35
-# Shortest range of an axis of sizes, in percentage points.
-_LEAST_SPAN = 4.0
 
 
 def fitness_figure(history: Sequence[IndividualRecord], full: float | None, scale: ScaleName) -> Figure:
@@ -27,17 +24,6 @@ def fitness_figure(history: Sequence[IndividualRecord], full: float | None, scal
     with drawing(3.1) as figure:
         draw_fitness(figure.subplots(), history, full, scale)
         return figure
-
-
-def label_scores(axes: Axes, scale: Scale, of: str = "") -> None:
-    """Label the vertical axis as one of scores of something, and make it logarithmic for perplexities."""
-    axes.set_ylabel(f"{scale.title}{of}")
-    if scale.is_reciprocal:
-        # Perplexities of candidates range over decades, and their ratios matter.
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:.4g}")
-        axes.yaxis.set_minor_formatter("{x:.4g}")
-        axes.grid(which="minor", alpha=0.25)
 
 
 def draw_fitness(axes: Axes, history: Sequence[IndividualRecord], full: float | None, scale: ScaleName) -> None:
@@ -68,7 +54,13 @@ def draw_fitness(axes: Axes, history: Sequence[IndividualRecord], full: float | 
         axes.axhline(shown.value(full), color=GREY, linestyle="--", linewidth=1.2, label="full model")
     axes.margins(y=0.1)
     axes.set_xlabel("individual (in order of creation)")
-    label_scores(axes, shown, "\non the search split")
+    axes.set_ylabel(f"{shown.title}\non the search split")
+    if shown.is_reciprocal:
+        # Perplexities of candidates range over decades, and their ratios matter.
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:.4g}")
+        axes.yaxis.set_minor_formatter("{x:.4g}")
+        axes.grid(which="minor", alpha=0.25)
     legend_above(axes)
     axes.grid(alpha=0.25)
 
@@ -83,40 +75,3 @@ def legend_above(axes: Axes) -> None:
         axes.legend(
             loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, fontsize="small", frameon=False, borderpad=0
         )
-
-
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the (size, score) points that no other beats in both, from the smallest to the largest size."""
-    front: list[tuple[float, float]] = []
-    for size, score in sorted(points, key=lambda point: (point[0], -point[1])):
-        if not front or score > front[-1][1]:
-            front.append((size, score))
-    return front
-
-
-# What `kept_figure` shows.
-KEPT_CAPTION = (
-    "Share of the full model's score that the winners of this store's searches on the same data keep on the dev split, "
-    "with 90 % intervals, against their size. Of perplexities, it is the share of the candidate's log perplexity that "
-    "the full model has."
-)
-
-
-def kept_figure(points: Sequence[SizePoint]) -> Figure:
-    """Draw the share of the full model's score that winners keep against their size, with the Pareto front."""
-    sizes, shares = [100 * point.parameters for point in points], [100 * point.kept.share for point in points]
-    ends = [(100 * (each.share - each.low), 100 * (each.high - each.share)) for each in (one.kept for one in points)]
-    with drawing(3.0) as figure:
-        axes = figure.subplots()
-        spans = np.maximum(np.array(ends).T, 0)  # bounds have a centre of their own
-        axes.errorbar(sizes, shares, yerr=spans, fmt="o", markersize=3, color=BLUE, linewidth=0.8, label="winners")
-        front = pareto_front(list(zip(sizes, shares, strict=True)))
-        axes.plot(
-            *zip(*front, strict=True), color=GREEN, linewidth=1.3, marker="o", markersize=3, label="not beaten in both"
-        )
-        axes.plot(100, 100, marker="D", color=GREY, linestyle="", label="full model")
-        axes.set_xlabel("parameters kept [% of the full model's]")
-        axes.set_ylabel("score kept on the dev split\n[% of the full model's]")
-        legend_above(axes)
-        axes.grid(alpha=0.25)
-        return figure

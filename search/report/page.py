@@ -10,7 +10,7 @@ from moevolve.evaluators.types import SCORED
 from moevolve.search.drawing import to_svg
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.report.contents import ReportContents
-from moevolve.search.report.fitness import KEPT_CAPTION, fitness_figure, kept_figure
+from moevolve.search.report.fitness import fitness_figure
 from moevolve.search.report.rendering import FOLDER, environment
 
 if TYPE_CHECKING:
@@ -59,11 +59,7 @@ def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
         caption += scale.phrase(max(scored.values()))
         caption += "." if full is None else f", the full model {scale.phrase(full)}."
         figure = fitness_figure(contents.history, full, contents.scale)
-        course = _figure("course", "Fitness over the search", caption, figure)
-        found["course"] = [course]
-    if contents.sizes:
-        kept = _figure("kept", "Score kept against size", KEPT_CAPTION, kept_figure(contents.sizes))
-        found.setdefault("course", []).append(kept)
+        found["course"] = [_figure("course", "Fitness over the search", caption, figure)]
     if genome is not None and figures_for(genome).has_figure(genome, contents.start):
         figure, caption = figures_for(genome).page(genome, contents.start)
         title = f"{figures_for(genome).subject.capitalize()} of {winner}"

@@ -1,4 +1,4 @@
-"""The share of the full model's score that a search's winner keeps, and how it depends on the winner's size."""
+"""The share of the full model's score that a search's winner keeps."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from moevolve.store.records import FULL_MODEL, SearchRecord
 
 # Probability that the true share is below the lower bound.
 _ALPHA = 0.05
-# Most searches in a curve, the latest ones: each takes three queries.
-_MOST_SEARCHES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +36,6 @@ class Kept:
 
     def __str__(self) -> str:
         return f"{100 * self.share:.1f} % ({100 * self.low:.1f} - {100 * self.high:.1f})"
-
-
-@dataclass(frozen=True, slots=True)
-class SizePoint:
-    """What the winner of one search keeps.
-
-    Attributes:
-        search: Name of the search.
-        parameters: Share of the full model's parameters.
-    """
-
-    search: str
-    parameters: float
-    kept: Kept
 
 
 def kept_share(one: Sequence[TaskOutcomes], full: Sequence[TaskOutcomes], worst: bool = False) -> Kept:
@@ -110,7 +94,7 @@ def _standard_error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1)) / math.sqrt(values.size)
 
 
-def winner_kept(store: StoreReader, search: SearchRecord) -> SizePoint | None:
+def winner_kept(store: StoreReader, search: SearchRecord) -> Kept | None:
     """Compare a search's winner with its full model on `dev`; None without a winner, or if either has no scores there.
 
     For errors see `kept_share`.
@@ -122,8 +106,7 @@ def winner_kept(store: StoreReader, search: SearchRecord) -> SizePoint | None:
     if not one or not full:
         return None
     worst = parse_stored_config(search.config, search.name).task_aggregation == "worst"
-    share = (winner.parameters or 0) / (winner.parameters_full or 1)
-    return SizePoint(search.name, share, kept_share(one, full, worst))
+    return kept_share(one, full, worst)
 
 
 def full_kept(store: StoreReader, search: SearchRecord) -> Kept | None:
@@ -134,33 +117,3 @@ def full_kept(store: StoreReader, search: SearchRecord) -> Kept | None:
 
 def _on_dev(store: StoreReader, search: SearchRecord, *phenotypes: str) -> list[list[TaskOutcomes]]:
     return [task_outcomes([model], "dev") for model in SearchScores(store, search).of(phenotypes)]
-
-
-def kept_by_size(store: StoreReader, search: SearchRecord) -> tuple[SizePoint, ...]:
-    """Return what the winners of all finished searches on the same model and `dev` rows keep, the smallest first.
-
-    It is empty if all of them have one size, or if the full model scores 0.
-    """
-    rows = _dev_rows(store, search)
-    searches = [each.search for each in store.searches() if each.search.status == "finished"]
-    searches.sort(key=lambda each: each.id == search.id)
-    alike = [
-        each
-        for each in searches[-_MOST_SEARCHES:]
-        if each.model_fingerprint == search.model_fingerprint
-        and each.engine_fingerprint == search.engine_fingerprint
-        and _dev_rows(store, each) == rows
-    ]
-    try:
-        points = [point for each in alike if (point := winner_kept(store, each)) is not None]
-    except UserError:
-        return ()
-    # A search that found nothing better than the one-shot choices, or than an earlier request, has the same winner.
-    points = list({(point.parameters, point.kept): point for point in points}.values())
-    points.sort(key=lambda point: (point.parameters, point.kept.share))
-    return tuple(points) if len({point.parameters for point in points}) > 1 else ()
-
-
-def _dev_rows(store: StoreReader, search: SearchRecord) -> dict[str, float]:
-    """Return the weights of the tasks in a search's fitness by the fingerprints of their `dev` rows."""
-    return {task.task_fingerprint: task.weight for task in store.search_tasks(search.id) if task.split == "dev"}

@@ -69,8 +69,7 @@ def smallest(
         )
         execute(recorded(with_changes(setup, **changes), store, call=probe.call), store, stages, workers.lend)
         search = store.search(tried.name)
-        point, full = winner_kept(store, search), full_kept(store, search)
-        kept = None if point is None else point.kept
+        kept, full = winner_kept(store, search), full_kept(store, search)
         enough = kept is not None and kept.low >= least
         others = (each for each in journal.record.sizes if each.search != tried.name)
         journal.note(sizes=(*others, SizeTrial(size, tried.name, False, kept, enough)))
@@ -137,8 +136,7 @@ def refuse_losing(journal: Journal, store: Store, amount: Amount, config: RunCon
     Raises:
         UserError: It keeps less than is asked for, although a one-shot choice has kept enough.
     """
-    point = winner_kept(store, store.search(config.name))
-    kept, found = None if point is None else point.kept, journal.record.sizes
+    kept, found = winner_kept(store, store.search(config.name)), journal.record.sizes
     size = min(trial.size for trial in found if trial.enough and not trial.searched)
     enough = kept is not None and amount.share is not None and kept.low >= amount.share
     if not any(trial.searched for trial in found):

@@ -50,7 +50,6 @@ class SizeTrial:
 
     Attributes:
         size: Number of experts per layer, or of neurons of a dense model's networks.
-        weight_bytes: Bytes of the source checkpoint's weight files.
         search: Name of the search whose winner was scored.
         searched: True for the search at the size found, false for the one-shot choices.
         kept: What is kept on `dev`; None if every candidate failed.

@@ -10,11 +10,10 @@ from moevolve.evaluators.records import short_repr
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.loop.final_table import FinalTable, build_final_table
 from moevolve.search.results.gain import Gain, code_gain, search_gain
-from moevolve.search.results.kept import SizePoint, kept_by_size
 from moevolve.search.running.weights import stored_facts
 from moevolve.search.shrink.findings import Written, advice
 from moevolve.search.shrink.record import ShrinkRecord
-from moevolve.search.text import duration, html_lines, html_table, memory_size, parameter_count, percent
+from moevolve.search.text import duration, html_lines, html_table, memory_size, parameter_count
 from moevolve.store.errors import NotFoundError
 from moevolve.store.reader import StoreReader
 
@@ -42,7 +41,6 @@ class ShrinkResult:
         layers: Layers that have them.
         gain: What the search gained over the best one-shot choice; None without a winner, or without such a choice.
         code_gain: What a winner that needs its own code gains over the best of those that don't; None without both.
-        sizes: What winners of different sizes keep of the full model's score, with --keep-score; else empty.
     """
 
     __repr__ = short_repr
@@ -55,7 +53,6 @@ class ShrinkResult:
     layers: int
     gain: Gain | None
     code_gain: Gain | None
-    sizes: tuple[SizePoint, ...]
 
     def sides(self) -> list[dict[str, str]]:
         """Return the model before and after, as rows of a table; empty if nothing was written."""
@@ -76,14 +73,14 @@ class ShrinkResult:
         return [dict(zip(names, cells, strict=True)) for cells in (before, after)]
 
     def size_rows(self) -> list[dict[str, str]]:
-        """Return what winners of different sizes keep, as rows of a table."""
+        """Return the sizes that --keep-score tried, as rows of a table; empty without it."""
         return [
             {
-                "winner of": each.search,
-                "parameters": f"{percent(each.parameters)} %",
-                "score kept on dev": str(each.kept),
+                f"size {self.record.unit}": str(each.size),
+                "by": "a search" if each.searched else "one-shot choices",
+                "score kept on dev": "nothing, since all failed" if each.kept is None else str(each.kept),
             }
-            for each in self.sizes
+            for each in self.record.sizes
         ]
 
     def lines(self) -> list[str]:
@@ -153,5 +150,4 @@ def result_of(store: StoreReader, record: ShrinkRecord) -> ShrinkResult | None:
         layers=len(facts.moe_layers) if dense is None else dense.layers,
         gain=search_gain(store, table),
         code_gain=code_gain(store, table),
-        sizes=kept_by_size(store, search) if record.sizes else (),
     )

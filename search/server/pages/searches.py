@@ -118,7 +118,6 @@ def show_search(
         readable=config is not None,
         at_once=view.individuals <= _MAX_INDIVIDUALS,
         log=bool(server.processes.log(process_of(server, record.name))),
-        sizes=_has_sizes(server, record),
         **checkpoint_context(server, record),
     )
 
@@ -203,18 +202,6 @@ def _view(server: ServerState, record: SearchRecord) -> SearchView:
         view = replace(view, arriving=job.running and job.started_at > record.updated_at)
     listed = next((one for one in server.listings.summaries() if one.search.id == record.id), None)
     return view if listed is None else replace(view, test=listed.test, mean_scale=listed.mean_scale)
-
-
-def _has_sizes(server: ServerState, search: SearchRecord) -> bool:
-    """Whether another finished search than this one is on the same model and tasks, with a winner of another size."""
-    every = server.listings.summaries()
-    own = [(one.tasks, one.size) for one in every if one.search.id == search.id]
-    return any(
-        one.search.status == "finished"
-        and one.search.model_fingerprint == search.model_fingerprint
-        and any(one.tasks == tasks and one.size != size for tasks, size in own)
-        for one in every
-    )
 
 
 def _part(request: Request, search: SearchRecord, name: str, what: str, **context: object) -> HTMLResponse:

@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
 from moevolve.search.interface.request import default_of, fields_of, flag_of, one_line_errors, option_names
-from moevolve.search.report.fitness import KEPT_CAPTION, kept_figure
 from moevolve.search.report.rendering import handle
-from moevolve.search.results.kept import SizePoint, kept_by_size
 from moevolve.search.server.dependencies import SearchPath, ServerDep, ServerState
 from moevolve.search.server.pages.launching import started_searches
-from moevolve.search.server.pages.rendering import render, render_part, svg_document
+from moevolve.search.server.pages.rendering import render, render_part
 from moevolve.search.server.shrinks import SHRINK_OPTIONS, RemoteShrinkRequest, ShrinkState, start_shrink, state_of
 from moevolve.search.server.uploads import list_files
 from moevolve.search.shrink.goal import AmountKind
@@ -134,36 +132,6 @@ def show_checkpoint(request: Request, server: ServerDep, search: SearchPath) -> 
     here = f"/searches/{handle(record)}"
     context = checkpoint_context(server, record)
     return render_part(request, "checkpoint", "Checkpoint of", record.name, here, search=record, **context)
-
-
-@routes.get("/searches/{search}/kept")
-def show_kept(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
-    """Return what winners of different sizes keep of the full model's score."""
-    record = server.store.search(search)
-    context = {
-        "points": _points(server, record),
-        "caption": KEPT_CAPTION,
-        "records": {one.search.name: one.search for one in server.listings.summaries()},
-    }
-    here = f"/searches/{handle(record)}"
-    return render_part(request, "kept", "Score kept by size, of", record.name, here, search=record, **context)
-
-
-@routes.get("/searches/{search}/kept.svg")
-async def draw_kept(server: ServerDep, search: SearchPath) -> Response:
-    """Draw the score kept against the size of the winners."""
-
-    def draw() -> Response:
-        points = _points(server, server.store.search(search))
-        if not points:
-            raise NotFoundError(f"there is one size only to draw of {search}")
-        return svg_document(kept_figure(points), "Score kept against size")
-
-    return await server.drawings.run(draw)
-
-
-def _points(server: ServerState, search: SearchRecord) -> tuple[SizePoint, ...]:
-    return server.listings.cached(f"kept by {search.id}", partial(kept_by_size, server.store, search))
 
 
 def shrink_context(server: ServerState, state: ShrinkState) -> dict[str, object]:

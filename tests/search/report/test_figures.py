@@ -32,16 +32,11 @@ def test_the_fitness_curve_shows_every_score_and_the_best_so_far() -> None:
     assert axes.get_xlabel() and axes.get_ylabel() == "score in %\non the search split"
 
 
-def test_perplexities_fall_and_the_lowest_are_the_front() -> None:
+def test_perplexities_fall() -> None:
     (axes,) = fitness.fitness_figure(HISTORY, 0.8, "perplexity").axes
     assert dots(axes, "prune") == [[0, 2.5], [2, round(1 / 0.6, 6)]]
     assert line(axes, "best so far")[-1] == (4, round(1 / 0.7, 6)) and line(axes, "full model")[0][1] == 1.25
     assert axes.get_yscale() == "log" and "perplexity (ppl), lower is better" in axes.get_ylabel()
-
-
-def test_scores_stand_over_sizes() -> None:
-    points = [(3.0, 0.5), (1.0, 0.2), (2.0, 0.5), (2.0, 0.4), (4.0, 0.9), (5.0, 0.1), (1.0, 0.1)]
-    assert fitness.pareto_front(points) == [(1.0, 0.2), (2.0, 0.5), (4.0, 0.9)]
 
 
 def node(index: int, fitness: float | None, phase: str = "prune") -> LineageNode:

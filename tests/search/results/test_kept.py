@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.loop.significance import TaskOutcomes
-from moevolve.search.results.kept import Kept, SizePoint, kept_by_size, kept_share
+from moevolve.search.results.kept import kept_share
 
 
 def task(values: NDArray[np.float64] | list[float], metric: str = "accuracy", weight: float = 1.0) -> TaskOutcomes:
@@ -67,19 +64,3 @@ def test_the_true_share_is_below_the_lower_bound_in_one_of_twenty_samples_at_mos
 def test_there_is_no_share_of_nothing() -> None:
     with pytest.raises(UserError, match="several rows of `dev`, and a full model that scores more than 0"):
         kept_share([task(right(3, 9))], [task(right(0, 9))])
-
-
-def test_a_curve_has_what_several_searches_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request tried 4 experts twice and 3 once, and a later one 4 again."""
-    found = {"a-4-one-shots": (0.5, 0.98), "a-4": (0.5, 0.99), "a-3": (0.4, 0.97), "b-4": (0.5, 0.99)}
-    facts = {"status": "finished", "model_fingerprint": "m", "engine_fingerprint": "e"}
-    searches = [SimpleNamespace(search=SimpleNamespace(name=name, id=name, **facts)) for name in found]
-
-    def winner(_: object, search: Any) -> SizePoint:
-        size, share = found[search.name]
-        return SizePoint(search.name, size, Kept(share, share, share))
-
-    monkeypatch.setattr("moevolve.search.results.kept.winner_kept", winner)
-    store: Any = SimpleNamespace(searches=lambda: searches, search_tasks=lambda _: [])
-    curve = kept_by_size(store, searches[-1].search)
-    assert [point.search for point in curve] == ["a-3", "a-4-one-shots", "b-4"]

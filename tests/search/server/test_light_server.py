@@ -34,7 +34,7 @@ with Store.open(url) as store:
     paths = [path for path, methods in app.openapi()["paths"].items() if "get" in methods]
     paths += ["/", "/searches/{search}", "/individuals/{ref}", "/individuals/{ref}/lineage", "/health", "/best"]
     paths += ["/individuals/{ref}/genome", "/individuals/{ref}/genome.svg", "/launch?configuration=small", "/metrics"]
-    paths += ["/searches/{search}/standings", "/searches/{search}/checkpoint", "/searches/{search}/kept", "/shrink"]
+    paths += ["/searches/{search}/standings", "/searches/{search}/checkpoint", "/shrink"]
     for path in paths:
         if path != "/api/news" and "{name}" not in path:  # the former has no end, and there is no shrink
             path += {"/api/pareto": "?task=one", "/api/compare": "?searches=lab"}.get(path, "")

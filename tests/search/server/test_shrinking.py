@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import subprocess
 import threading
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import numpy as np
 import pytest
 import store_samples as samples
 from demo_chats import write_chats
@@ -35,7 +33,6 @@ from moevolve.search.server.settings import ServerSettings
 from moevolve.search.server.uploads import plain_name
 from moevolve.search.shrink.record import STAGES, SizeTrial
 from moevolve.store.leases import this_process
-from moevolve.store.records import FULL_MODEL
 from moevolve.store.repository import Store
 from moevolve.workers.children.process import ChildProcess
 
@@ -401,42 +398,17 @@ def test_a_shrinks_page_shows_its_record_whatever_its_log_says(
         assert client.get(path).status_code == 404
 
 
-def winner_keeps(store: Store, name: str, size: int, right: int) -> None:
-    """Make a search whose winner has `size` of 8 parameters and `right` of 20 answers on dev, the full model all."""
-    rows = [samples.split(name="dev")]
-    store.create_search(samples.search(name, config=run_config().canonical_json()), rows)
-    one = samples.individual(0, phenotype=name, parameters=size, parameters_full=8)
-    found = [
-        samples.evaluation(
-            phenotype, count / 20, name="dev", outcomes=(np.arange(20) < count).astype("<f4").tobytes(), **other
-        )
-        for phenotype, count, other in ((name, right, {}), ("full", 20, {"phenotype_hash": FULL_MODEL}))
-    ]
-    store.record(f"id-{name}", [samples.decided(one, right / 20)], found)
-    store.set_status(f"id-{name}", "finished", winner=0)
-
-
-def test_a_score_that_is_kept_is_drawn_against_the_sizes_that_are_tried(
+def test_the_sizes_that_were_tried_are_on_the_pages_of_their_searches(
     client: TestClient, store: Store, tmp_path: Path
 ) -> None:
-    winner_keeps(store, "least-4", 4, 12)
-    assert "There is nothing to draw yet" in page_of(client, "/searches/least-4/kept").text
-    assert client.get("/searches/least-4/kept.svg").status_code == 404
-    for name in ("least-6-one-shots", "least-6"):  # with one winner, which is drawn once
-        winner_keeps(store, name, 6, 18)
+    for name in ("least-4", "least-6"):
+        store.create_search(samples.search(name, config=run_config().canonical_json()), [samples.split()])
     kept = Kept(0.6, 0.4, 0.8)
     trials = (SizeTrial(4, "least-4", False, kept, False), SizeTrial(6, "least-6", True, kept, True))
     put(store, shrink_record(tmp_path, "least", unit="of 8 experts", sizes=trials, stage="checks"))
     for name in ("least-4", "least-6"):
         page = page_of(client, f"/searches/{name}")
-        assert f"/searches/{name}/kept" in page.links
         assert "Sizes tried, of 8 experts" in page.text and "/searches/least-4" in page.links
-    store.create_search(samples.search("elsewhere"), [samples.split("cb")])
-    assert "/searches/elsewhere/kept" not in page_of(client, "/searches/elsewhere").links, "it has another task"
-    kept = page_of(client, "/searches/least-4/kept")
-    assert re.search(r"least-4 50.0 % 60.0 % \(41.0 . 82.8\) least-6 75.0 % 90.0 % \(", kept.text)
-    figure = client.get("/searches/least-4/kept.svg")
-    assert figure.headers["content-type"] == "image/svg+xml" and "score kept on the dev split" in figure.text
 
 
 def test_a_shrink_that_was_stopped_is_resumed_as_a_whole_by_any_server(

@@ -18,7 +18,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_run_config, with_preset
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.results.kept import Kept, SizePoint
+from moevolve.search.results.kept import Kept
 from moevolve.search.running.observer import Observer
 from moevolve.search.shrink import keeping, shrink
 from moevolve.search.shrink.dense import narrower_genomes
@@ -61,9 +61,9 @@ def found(
         assert genome["calibration_most"] == genome["calibration_tokens"], "all sizes share one calibration"
         tried.append(count)
 
-    def kept(*_: Any) -> SizePoint | None:
+    def kept(*_: Any) -> Kept | None:
         score = scorer(tried[-1])
-        return SizePoint("", 0.5, Kept(score, score - 0.002, score + 0.002)) if score else None
+        return Kept(score, score - 0.002, score + 0.002) if score else None
 
     monkeypatch.setattr(keeping, "execute", searched)
     monkeypatch.setattr(keeping, "winner_kept", kept)
@@ -102,8 +102,8 @@ def test_a_share_that_no_size_keeps_is_refused(monkeypatch: pytest.MonkeyPatch, 
 def test_a_winner_that_keeps_too_little_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     trials = tuple(SizeTrial(size, f"small-{size}-one-shots", False, None, size > 2) for size in (4, 2, 3))
     for low in (0.985, 0.99):
-        point = SizePoint("small", 0.5, Kept(0.995, low, 1.0))
-        monkeypatch.setattr(keeping, "winner_kept", lambda *_, point=point: point)
+        kept = Kept(0.995, low, 1.0)
+        monkeypatch.setattr(keeping, "winner_kept", lambda *_, kept=kept: kept)
         with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as opened:
             journal = begun(tmp_path, opened)
             journal.note(sizes=trials, unit="of 8 experts")
@@ -149,9 +149,7 @@ COMMAND = (
 
 
 @pytest.mark.slow
-def test_the_command_goes_on_after_an_interruption_and_shows_the_curve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_goes_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with worker_here():
         monkeypatch.setattr(shrink, "ray_pool", lambda setup, **_: local_pool(setup, interrupted_after(7)))
         done = run_command(tmp_path, *COMMAND)
@@ -166,14 +164,12 @@ def test_the_command_goes_on_after_an_interruption_and_shows_the_curve(
     record, count = page["record"], page["experts"]
     (choice,) = record["choices"]
     assert choice.startswith(f"--keep-score 80%: {count} of 8 experts keep ")
-    assert page["table"]["search"] == record["search"] == f"small-{count}" and page["sizes"]
+    assert page["table"]["search"] == record["search"] == f"small-{count}"
     assert {"settings", "look", "sizes", "search", "checks", "export"} <= record["seconds"].keys()
-    kept = {each["search"]: each["kept"] for each in page["sizes"]}
+    kept = {each["search"]: each["kept"] for each in record["sizes"]}
     assert kept[f"small-{count}"]["low"] >= 0.8
     assert load_run_config(tmp_path / "small.shrink" / "run.yaml").name == f"small-{count}"
     with moevolve.open_reader(f"sqlite:///{tmp_path / 'moevolve.db'}") as store:
         after = {each.search.name: each.search for each in store.searches()}
     assert all(after[name].id == search.id for name, search in before.items())
     assert {search.status for search in after.values()} == {"finished"}
-    report = run_command(tmp_path, "report", f"small-{count}", "-o", "report.html")
-    assert report.returncode == 0 and "Score kept against size" in (tmp_path / "report.html").read_text()
