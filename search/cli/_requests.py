@@ -120,23 +120,12 @@ def _command(
     return function_for(kind, run, parameters, "\n\n".join(each.replace("\n", " ") for each in paragraphs))
 
 
-def option(kind: type[Request], name: str, more: str = "") -> object:
-    """Make a typer option of one field of a request, for a command that handles it apart.
-
-    Args:
-        kind: Record of the request.
-        name: Name of the field.
-        more: Sentence to add to the help text.
-    """
-    return _option(name, fields_of(kind)[name], more)
-
-
 def _parameter(name: str, field: FieldInfo, panel: str | None) -> Parameter:
     """Make a command's parameter of a field, in a panel of its help."""
     flag, default = flag_of(field), default_of(field, Parameter.empty)
     positional = not field.kw_only and flag.name is None
     argument = typer.Argument(help=field.description, metavar=flag.metavar, rich_help_panel=panel)
-    about = argument if positional else _option(name, field, panel=panel)
+    about = argument if positional else _option(name, field, panel)
     kind = flag.kind or _typed(field.annotation)
     if isinstance(default, tuple):
         kind, default = kind | None, None
@@ -145,7 +134,7 @@ def _parameter(name: str, field: FieldInfo, panel: str | None) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about])
 
 
-def _option(name: str, field: FieldInfo, more: str = "", panel: str | None = None) -> object:
+def _option(name: str, field: FieldInfo, panel: str | None) -> object:
     flag = flag_of(field)
     plain = _typed(field.annotation)
     kinds = {each for part in (plain, *get_args(plain)) for each in (part, *get_args(part))}
@@ -153,7 +142,7 @@ def _option(name: str, field: FieldInfo, more: str = "", panel: str | None = Non
     least: Any = next((each.ge for each in field.metadata if isinstance(each, Ge)), None)
     return typer.Option(
         *option_names(name, field),
-        help=" ".join(filter(None, (field.description, more))),
+        help=field.description,
         metavar=flag.metavar or next((word for kind, word in _PLACEHOLDERS.items() if kind in kinds), None),
         envvar=list(flag.variables) or None,
         min=least,

@@ -7,7 +7,6 @@ import shlex
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 import moevolve
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, asked, option, shows, takes
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, asked, shows, takes
 from moevolve.search.cli.output.console import (
     INTERRUPTED,
     STOPPED,
@@ -89,24 +88,17 @@ def _print_asked(search: str, control: Control, asked: str) -> None:
         output.print(f"{search}: cancelled; nobody ran it", soft_wrap=True)
 
 
-@takes(EstimateRequest, "model")
-def plan(
-    request: EstimateRequest,
-    models: Annotated[list[str] | None, option(EstimateRequest, "model", "Several models are compared.")] = None,
-    as_json: JsonOption = False,
-) -> None:
+@takes(EstimateRequest)
+def plan(request: EstimateRequest, as_json: JsonOption = False) -> None:
     with exit_with_message("interrupted; nothing was stored", moevolve.PoolError):
-        estimates = [asked(None, replace(request, model=model)) for model in models or (None,)]
+        found = asked(None, request)
     if as_json:
-        print_json(estimates[0] if len(estimates) == 1 else estimates)
+        print_json(found)
         return
     # Imported late, since it loads what estimates are made with.
-    from moevolve.search.cli.output.plan import print_plan, print_summary
+    from moevolve.search.cli.output.plan import print_plan
 
-    if len(estimates) > 1:
-        print_summary(estimates)
-    else:
-        print_plan(estimates[0])
+    print_plan(found)
 
 
 @takes(StudyRequest)

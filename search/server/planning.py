@@ -18,8 +18,8 @@ from moevolve.evaluators.preparation.registry import list_tasks
 from moevolve.search.config.files import as_override, load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig, SearchName
 from moevolve.search.report.contents import settings_text
-from moevolve.search.running.plan.preview import Preview, preview
-from moevolve.search.running.set_up import refuse_wrong
+from moevolve.search.running.plan.records import Estimate
+from moevolve.search.running.set_up import check_settings, refuse_wrong
 from moevolve.search.server.dependencies import ServerState
 from moevolve.search.server.processes import Job
 from moevolve.search.server.settings import ServerSettings
@@ -66,25 +66,42 @@ class LaunchPlan:
         status: Status of the stored search with this name and these settings, which a launch would continue; None
             without one.
         settings: All settings as YAML.
-        takes: What it takes, estimated without loading weights.
+        takes: What it takes, estimated without loading weights; None if the model is in no folder of this machine.
     """
 
     name: str
     status: str | None
     settings: str
-    takes: Preview
+    takes: Estimate | None
 
 
 async def plan_launch(asked: RemoteLaunchRequest, server: ServerState) -> LaunchPlan:
     """Plan a launch; nothing is started.
 
     Raises:
-        NotFoundError, UserError, NameTakenError: see `start_launch` and `preview`.
+        NotFoundError, UserError, NameTakenError: see `start_launch` and `estimated`.
         HTTPException: status 503, if too many plans are being made.
     """
     config, _, status = await run_in_threadpool(_checked, asked, server)
-    takes = await server.checks.call(preview, config)
+    takes = await server.checks.call(estimated, config)
     return LaunchPlan(config.name, status, settings_text(config.canonical_json(), config.name), takes)
+
+
+def estimated(config: RunConfig) -> Estimate | None:
+    """Estimate a run without asking the hub; None if its model is in no folder of this machine. It loads torch.
+
+    Raises:
+        UserError: The model is missing or doesn't suit the settings.
+    """
+    from moevolve.search.running.plan.estimate import estimate
+    from moevolve.workers.checkpoints.files import local_directory
+    from moevolve.workers.profiling.outline import outline_model
+
+    if local_directory(config.model) is None:
+        return None
+    outline = outline_model(config.model)
+    check_settings(config, outline.facts)
+    return estimate(config, outline=outline, without_data=True)
 
 
 def start_launch(asked: RemoteLaunchRequest, server: ServerState) -> Job:

@@ -1,12 +1,10 @@
-"""Prints estimates: one in several tables, or several models in one table."""
+"""Prints an estimate."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moevolve.search.cli.output.console import output, print_table
-from moevolve.search.running.plan.records import evaluations_note
 from moevolve.search.text import duration, memory_size, parameter_count
 
 if TYPE_CHECKING:
@@ -46,34 +44,3 @@ def print_plan(report: Estimate) -> None:
         output.print(f"the search takes about {duration(3600 * report.pilot.hours)} here, by the pilot", soft_wrap=True)
     for note in report.notes:
         output.print(f"- {note}", soft_wrap=True)
-
-
-def print_summary(reports: Sequence[Estimate]) -> None:
-    """Print a line per model: sizes, memory of a worker with originals in either place, and hours by a pilot."""
-    first = reports[0]
-    elsewhere = next((place for place in first.memory if place != "device"), "host")
-    headings = "model | >parameters\nactive | >kept | >candidate\nactive | >experts on device\ndevice"
-    headings += f" | >experts on {elsewhere}\ndevice + host"
-    if first.pilot is not None:
-        headings += " | >this machine\nby the pilot"
-    print_table(f"{first.name}: one worker's memory, and estimates", headings, [_row(each) for each in reports])
-    for note in (evaluations_note(first), *first.remarks):
-        output.print(f"- {note}", soft_wrap=True)
-
-
-def _row(report: Estimate) -> list[str]:
-    full, candidate = report.sizes[0], report.sizes[-1]
-    here, *others = report.memory.values()
-    there = others[0] if others else None
-    cells = [
-        report.model.rstrip("/").rpartition("/")[2],
-        f"{parameter_count(full.parameters or 0)}\n{parameter_count(full.active_parameters)}",
-        f"{candidate.experts} of {full.experts}\nk = {candidate.active}",
-        (
-            f"{'-' if candidate.parameters is None else parameter_count(candidate.parameters)}\n"
-            f"{parameter_count(candidate.active_parameters)}"
-        ),
-        memory_size(here.device),
-        "-" if there is None else f"{memory_size(there.device)}\n+ {memory_size(there.host)}",
-    ]
-    return cells if report.pilot is None else [*cells, f"about {duration(3600 * report.pilot.hours)}"]

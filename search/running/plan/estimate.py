@@ -15,13 +15,19 @@ from moevolve.workers.contract.settings import ExpertOffload
 from moevolve.workers.profiling.outline import ModelOutline, outline_model
 
 
-def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOutline | None = None) -> Estimate:
+def estimate(
+    config: RunConfig,
+    prompts: Prompts | None = None,
+    outline: ModelOutline | None = None,
+    without_data: bool = False,
+) -> Estimate:
     """Estimate a run, for which its model's weights needn't exist.
 
     Args:
         config: The run.
         prompts: Lengths to assume instead of reading the tasks' data.
         outline: Outline of the run's model, if it is there already.
+        without_data: Where the tasks' data can't be read, count memory for texts as long as a batch; a remark says so.
 
     Raises:
         UserError: The configuration asks for something that can't be had, or there are neither data nor given lengths
@@ -31,10 +37,15 @@ def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOu
     space = config.space(outline.facts)
     costs = costs_of(space, outline)
     reader = WorkloadReader(config, prompts, needs_calibration(space))
-    searched, set_aside = reader.splits("search"), reader.set_aside()
-    ranked = reader.splits("dev") if config.final.rerank else ()
-    tested = (*reader.splits("test"), *reader.held_out()) if config.final.test else ()
-    splits = (*searched, *ranked, *tested)
+    try:
+        searched, remarks = reader.splits("search"), reader.set_aside()
+        ranked = reader.splits("dev") if config.final.rerank else ()
+        tested = (*reader.splits("test"), *reader.held_out()) if config.final.test else ()
+        splits, fitted = (*searched, *ranked, *tested), reader.calibration_tokens()
+    except UserError as error:
+        if not without_data:
+            raise
+        splits, fitted, remarks = (), None, (f"memory is that of texts as long as a batch: {error}",)
     for split in splits:
         if prompts is not None and split.longest > outline.positions:
             raise UserError(
@@ -43,8 +54,8 @@ def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOu
             )
     busy, least = config.window, config.workers.least
     idle = [f"the run's window keeps {busy} of {least} workers busy"] if busy < least else []
-    longest, scored = max(split.longest for split in splits), sum(split.tokens for split in splits)
-    tokens = TokenCounts(longest, scored, reader.calibration_tokens())
+    longest, scored = max((split.longest for split in splits), default=None), sum(split.tokens for split in splits)
+    tokens = TokenCounts(longest, scored, fitted)
     places: list[ExpertOffload] = ["device"]
     if outline.experts_bytes:
         places.append("host" if config.model.expert_offload == "device" else config.model.expert_offload)
@@ -63,5 +74,5 @@ def estimate(config: RunConfig, prompts: Prompts | None = None, outline: ModelOu
         phases=phase_counts(config, costs),
         ranked=len(final["dev"]),
         tested=len(final["test"]),
-        remarks=(*set_aside, *rounds_notes(config), *idle),
+        remarks=(*remarks, *rounds_notes(config), *idle),
     )

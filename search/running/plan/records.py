@@ -12,10 +12,28 @@ from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.types import Split
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.running.plan.counts import ModelSize, PhaseCount
-from moevolve.search.running.plan.workload import SplitWork
 from moevolve.search.text import memory_size
 from moevolve.workers.contract.capacity import WorkerMemory
 from moevolve.workers.contract.settings import ExpertOffload
+
+
+@dataclass(frozen=True, slots=True)
+class SplitWork:
+    """The prompts of one split of a task, on which every candidate is evaluated.
+
+    Attributes:
+        examples: Number of prompts.
+        tokens: Number of tokens of prompts and answers, without padding.
+        longest: Number of tokens of the longest prompt with its answer.
+        source: Description of where the lengths come from.
+    """
+
+    task: str
+    split: Split
+    examples: int
+    tokens: int
+    longest: int
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +109,7 @@ class Estimate:
         sizes: The full model, then a candidate of each kind of phase.
         memory: Memory of one worker by place of the original experts: `device`, and for MoE models also the run's other
             place, or `host`.
-        splits: Everything that is evaluated, `search` first.
+        splits: Everything that is evaluated, `search` first; empty if the data can't be read.
         ranked: Number of models that are evaluated on `dev` at the end.
         tested: Number of models that are evaluated on `test` at the end, the full model included.
         remarks: Lines on rows set aside for calibration, phases of few rounds and workers without work.
@@ -123,21 +141,16 @@ class Estimate:
         return tuple(_notes(self))
 
 
-def evaluations_note(found: Estimate) -> str:
-    """Return the most evaluations that a search makes."""
+def _notes(found: Estimate) -> Iterator[str]:
     counts = ", ".join(
         f"{one.individuals} {one.kind}"
         + (f" (at most {one.different} different)" if one.different < one.individuals else "")
         for one in found.phases
     )
-    return (
+    yield (
         f"evaluations: {counts}, then {found.ranked} on dev and {found.tested} on test; a candidate that repeats an "
         "earlier one is looked up instead of evaluated"
     )
-
-
-def _notes(found: Estimate) -> Iterator[str]:
-    yield evaluations_note(found)
     if found.pilot is not None:
         seconds = ", ".join(f"{each:.2f} s {kind}" for kind, each in found.pilot.seconds.items())
         yield (

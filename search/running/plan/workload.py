@@ -11,6 +11,7 @@ from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import Split
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.loop.setup import calibration_rows_note
+from moevolve.search.running.plan.records import SplitWork
 from moevolve.workers.profiling.prompts import PromptCounts, PromptMeter
 
 
@@ -27,25 +28,6 @@ class Prompts:
     prompt_tokens: int
     new_tokens: int | None = None
     examples: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SplitWork:
-    """The prompts of one split of a task, on which every candidate is evaluated.
-
-    Attributes:
-        examples: Number of prompts.
-        tokens: Number of tokens of prompts and answers, without padding.
-        longest: Number of tokens of the longest prompt with its answer.
-        source: Description of where the lengths come from.
-    """
-
-    task: str
-    split: Split
-    examples: int
-    tokens: int
-    longest: int
-    source: str
 
 
 class WorkloadReader:

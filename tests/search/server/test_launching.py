@@ -111,9 +111,7 @@ def test_a_launch_runs_what_its_check_shows(
     full, pruned, _ = plan["sizes"]
     assert (full["title"], full["parameters"], full["experts"]) == ("full model", sum(sizes.values()), 4)
     told = moevolve.estimate(runs / "small.yaml", model=str(tiny.model), overrides=["phases.0.evaluations=200"])
-    assert plan["memory"]["device"] == told.memory["device"].device
-    assert any(note.startswith("`moevolve plan --pilot 20`") for note in plan["notes"])
-    assert 0 <= plan["weight_bytes"] - 4 * full["parameters"] < 100, "buffers beside the parameters"
+    assert plan == moevolve.as_data(told) | {"name": "mine"}
     in_experts = sum(size for name, size in sizes.items() if "experts" in name)
     assert full["parameters"] - pruned["parameters"] >= in_experts // 2 and pruned["experts"] == 2
     would_run = parse_run_config(yaml.safe_load(whole["settings"]), "plan")
@@ -126,14 +124,13 @@ def test_a_launch_runs_what_its_check_shows(
     assert would_launch.config_hash == would_run.config_hash
 
 
-def test_sizes_of_a_hub_model_are_unknown(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_hub_model_takes_is_unknown(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_network(*_: Any) -> None:
         raise AssertionError("a check asked the network")
 
     monkeypatch.setattr("socket.socket.connect", no_network)
-    plan = client.post("/api/searches/check", json={"configuration": "far"}).json()["takes"]
-    assert (plan["sizes"], plan["weight_bytes"]) == ([], None)
-    assert [phase["individuals"] for phase in plan["phases"]] == [12, 12]
+    plan = client.post("/api/searches/check", json={"configuration": "far"}).json()
+    assert plan["takes"] is None
 
 
 WRONG: list[tuple[dict[str, Any], int, str]] = [
