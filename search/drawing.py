@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
     # Other packages import these types from here.
     from matplotlib.figure import Figure as Figure  # noqa: PLC0414
-    from matplotlib.figure import FigureBase as FigureBase  # noqa: PLC0414
+    from matplotlib.figure import SubFigure
     from matplotlib.typing import RcKeyType
 
+    AnyFigure = Figure | SubFigure
     Panels = NDArray[np.object_]  # of axes, by row and column
 
 # Width of a figure in inches: at a phone's width, its letters are as large as the text around it.
@@ -43,8 +44,6 @@ GREY = "#8a8a8a"
 DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
 # Most rows of panels in a figure for a narrow page.
 MAX_ROWS = 6
-# Panels in a row on a wide page.
-WIDE = 6
 
 _STYLE: dict[RcKeyType, object] = {
     "font.size": 9.0,
@@ -77,9 +76,9 @@ def drawing(height: float, width: float = WIDTH, *, squares: bool = False) -> It
         yield Figure(figsize=(width, height), layout="compressed" if squares else "constrained")
 
 
-def scale_below(figure: Figure, image: ScalarMappable, panels: Panels, label: str) -> None:
+def scale_below(figure: AnyFigure, image: ScalarMappable, panels: Panels, label: str) -> None:
     """Put a colour scale under all panels of a figure, equally high in figures of any height."""
-    height = figure.get_size_inches()[1]
+    height = figure.bbox.height / figure.dpi
     figure.colorbar(
         image,
         ax=panels.ravel().tolist(),
@@ -158,7 +157,7 @@ def ticks(axes: Axes, columns: int, rows: int) -> None:
     axes.set_yticks(range(0, rows, -(-rows // 8)))
 
 
-def panels(figure: FigureBase, rows: int, columns: int, used: int) -> Panels:
+def panels(figure: AnyFigure, rows: int, columns: int, used: int) -> Panels:
     """Make a grid of panels; those beyond `used` stay blank."""
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes in grid.ravel()[used:]:
@@ -187,21 +186,9 @@ class Tiles:
     most: float | None = None
     signed: bool = False
 
-    def page(self, columns: int, row_height: float) -> Figure:
-        """Draw them for a narrow page, in at most `MAX_ROWS` rows."""
-        rows = -(-min(len(self.values), columns * MAX_ROWS) // columns)
-        with drawing(0.85 + row_height * rows, squares=True) as figure:
-            scale_below(figure, *self._draw(figure, rows, columns), self.label)
-            return figure
-
-    def draw(self, figure: FigureBase) -> None:
-        """Draw them on a wide figure, in at most two rows."""
-        columns = min(len(self.values), WIDE)
-        image, grid = self._draw(figure, min(2, -(-len(self.values) // columns)), columns)
-        figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, label=self.label)
-
-    def _draw(self, figure: FigureBase, rows: int, columns: int) -> tuple[ScalarMappable, Panels]:
-        """Draw evenly spaced ones; return an image for the colour scale, and the panels."""
+    def draw(self, figure: AnyFigure, columns: int) -> None:
+        """Draw evenly spaced ones, in at most `MAX_ROWS` rows."""
+        rows = _tile_rows(len(self.values), columns)
         picked = spread(len(self.values), rows * columns)
         most = self.most or float(np.abs(self.values).max()) or 1.0
         least, colours = (-most, DIVERGING) if self.signed else (0.0, SEQUENTIAL)
@@ -215,4 +202,13 @@ class Tiles:
             axes.set_ylabel(self.y)
         for axes in grid[-1]:
             axes.set_xlabel(self.x)
-        return image, grid
+        scale_below(figure, image, grid, self.label)
+
+
+def tiles_height(count: int, columns: int, row_height: float) -> float:
+    """Return the height in inches of so many tiles, with their colour scale."""
+    return 0.85 + row_height * _tile_rows(count, columns)
+
+
+def _tile_rows(count: int, columns: int) -> int:
+    return min(-(-count // columns), MAX_ROWS)

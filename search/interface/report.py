@@ -28,7 +28,7 @@ from moevolve.store.records import IndividualRecord
 if TYPE_CHECKING:
     from moevolve.search.drawing import Figure
 
-# Width of the figure in inches, unless the genome needs more.
+# Width of the figure in inches.
 _WIDTH = 8.0
 
 
@@ -92,15 +92,15 @@ def draw_search(
         drawn = None
     if not above and drawn is None:
         raise UserError(f"{title}: no evaluated individual to plot yet")
-    heights = [4.0] * above + [3.6] * (drawn is not None)
-    width = _WIDTH if drawn is None else max(_WIDTH, figures_for(drawn).width(drawn))
-    with drawing(sum(heights), width) as figure:
+    heights = [4.0] * above + ([] if drawn is None else [0.4 + figures_for(drawn).height(drawn)])
+    with drawing(sum(heights), _WIDTH) as figure:
         figure.suptitle(title)
         parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         if above:
             draw_fitness(parts[0].subplots(), history, full, scale)
         if drawn is not None:
-            figures_for(drawn).draw(parts[-1], drawn, start, genome_label)
+            parts[-1].suptitle(f"{figures_for(drawn).subject} of {genome_label}", fontsize="medium")
+            figures_for(drawn).draw(parts[-1], drawn, start)
         return figure
 
 
@@ -108,7 +108,7 @@ def draw_search(
 class ReportRequest(Request):
     """Write a page about a search: scores, figures, lineage, cost, how to repeat it. Nothing is evaluated.
 
-    The answer is the final table as the page has it; its `gaps` are the missing measurements.
+    The answer is the final table as the page has it.
 
     Raises:
         UserError: the file can't be written.

@@ -61,8 +61,9 @@ def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
         figure = fitness_figure(contents.history, full, contents.scale)
         found["course"] = [_figure("course", "Fitness over the search", caption, figure)]
     if genome is not None and figures_for(genome).has_figure(genome, contents.start):
-        figure, caption = figures_for(genome).page(genome, contents.start)
-        title = f"{figures_for(genome).subject.capitalize()} of {winner}"
+        figures = figures_for(genome)
+        figure, caption = figures.page(genome, contents.start), figures.caption(genome)
+        title = f"{figures.subject.capitalize()} of {winner}"
         found["searched"] = [_figure("matrices", title, caption, figure)]
     return found
 

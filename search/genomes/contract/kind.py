@@ -13,7 +13,7 @@ from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.workers.contract.facts import ModelFacts
 
 if TYPE_CHECKING:
-    from moevolve.search.drawing import Figure, FigureBase
+    from moevolve.search.drawing import AnyFigure, Figure
     from moevolve.workers.profiling.outline import ModelOutline
 
 
@@ -39,25 +39,35 @@ class GenomeFigures(Generic[G]):
 
     Attributes:
         subject: Plural noun for what is drawn, such as `matrices`.
+        squares: True if the panels have a fixed aspect ratio.
     """
 
     subject: ClassVar[str] = ""
+    squares: ClassVar[bool] = False
 
     def has_figure(self, genome: G, start: G | None) -> bool:
-        """Return whether a genome can be drawn, by default if `page` is implemented; other methods require it."""
-        return type(self).page is not GenomeFigures.page
+        """Return whether a genome can be drawn, by default if `draw` is implemented; other methods require it."""
+        return type(self).draw is not GenomeFigures.draw
 
-    def page(self, genome: G, start: G | None) -> tuple[Figure, str]:
-        """Return a figure for a narrow page, and its caption in whole sentences."""
+    def height(self, genome: G) -> float:
+        """Return the height in inches that `draw` needs on a narrow page."""
         raise NotImplementedError
 
-    def draw(self, figure: FigureBase, genome: G, start: G | None, label: str) -> None:
-        """Draw on `figure`, a wide matplotlib figure or subfigure; `label` names the individual in the title."""
+    def draw(self, figure: AnyFigure, genome: G, start: G | None) -> None:
+        """Draw on a matplotlib figure or subfigure."""
         raise NotImplementedError
 
-    def width(self, genome: G) -> float:
-        """Return the width in inches that `draw` needs; 0 accepts any."""
-        return 0.0
+    def caption(self, genome: G) -> str:
+        """Return what is drawn, in whole sentences."""
+        raise NotImplementedError
+
+    def page(self, genome: G, start: G | None) -> Figure:
+        """Return a figure for a narrow page."""
+        from moevolve.search.drawing import drawing
+
+        with drawing(self.height(genome), squares=self.squares) as figure:
+            self.draw(figure, genome, start)
+            return figure
 
     def outline(self, genome: G) -> GenomeOutline:
         """Return what the candidate keeps, layer by layer, and what holds for all of it."""

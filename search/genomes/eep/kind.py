@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.drawing import DIVERGING, MAX_ROWS, drawing, scale_below, shown_note, spread, ticks
+from moevolve.search.drawing import DIVERGING, MAX_ROWS, scale_below, shown_note, spread, ticks
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
 from moevolve.search.genomes.contract.kind import GenomeFigures, GenomeKind
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
@@ -24,7 +24,7 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.eep.edit import ExpertsMeasurement
 
 if TYPE_CHECKING:
-    from moevolve.search.drawing import Figure, FigureBase, Panels, ScalarMappable
+    from moevolve.search.drawing import AnyFigure, Panels, ScalarMappable
 
 
 class EepCosts(GenomeCosts[EepSpace]):
@@ -98,12 +98,8 @@ def _space(section: EepSection, facts: ModelFacts, phases: Sequence[PhaseConfig]
     return replace(space, measurement=combined(*expert_measurements(space, section, phases), space.measurement))
 
 
-# Largest number of layer groups side by side on a wide page.
-_MAX_GROUPS = 8
 # Smallest coefficient with which an original expert counts as part of a new one.
 _MIN_COEFFICIENT = 1e-6
-# Width of a group in inches.
-_GROUP_WIDTH = 2.0
 _NAMES = ("router mapping", "expert merging")
 
 
@@ -112,48 +108,31 @@ class EepFigures(GenomeFigures[EepGenome]):
 
     subject = "experts"
 
-    def page(self, genome: EepGenome, start: EepGenome | None) -> tuple[Figure, str]:
+    def height(self, genome: EepGenome) -> float:
+        share = min(1.0, genome.retained / genome.space.experts)
+        return 3.0 if genome.one_hot else 0.9 + min(genome.space.groups, MAX_ROWS) * (0.55 + 1.55 * share)
+
+    def draw(self, figure: AnyFigure, genome: EepGenome, start: EepGenome | None) -> None:
         """Draw a row per group of layers, router mapping left of expert merging."""
         if genome.one_hot:
-            with drawing(3.0) as figure:
-                _draw_kept(figure, genome)
-            return figure, "Filled cells are the original experts that every layer keeps."
-        picked = spread(genome.space.groups, MAX_ROWS)
-        share = min(1.0, genome.retained / genome.space.experts)
-        with drawing(0.9 + len(picked) * (0.55 + 1.55 * share)) as figure:
-            grid = figure.subplots(len(picked), 2, squeeze=False, sharex=True, sharey=True)
-            image = _draw_matrices(grid.T, genome, picked)
-            for axes, group in zip(grid[:, 0], picked, strict=True):
-                axes.set_ylabel(f"{_layers(genome, int(group))}\nnew expert")
-            for axes, name in zip(grid[0], _NAMES, strict=True):
-                axes.set_title(name)
-            for axes in grid[-1]:
-                axes.set_xlabel("original expert")
-            scale_below(figure, image, grid, "coefficient")
-        caption = "Rows are new experts: how much of each original expert's routing weight and weights they take."
-        return figure, caption + shown_note(genome.space.groups, MAX_ROWS, "groups of layers")
-
-    def draw(self, figure: FigureBase, genome: EepGenome, start: EepGenome | None, label: str) -> None:
-        """Draw router mapping above, expert merging below, and a column per group of layers."""
-        if genome.one_hot:
-            figure.suptitle(f"{self.subject} of {label} (kept ones are filled)", fontsize="medium")
             _draw_kept(figure, genome)
             return
-        picked = spread(genome.space.groups, _MAX_GROUPS)
-        some = f" ({len(picked)} of {genome.space.groups} groups)" if len(picked) < genome.space.groups else ""
-        figure.suptitle(f"{self.subject} of {label}{some}", fontsize="medium")
-        grid = figure.subplots(2, len(picked), squeeze=False, sharex=True, sharey=True)
-        image = _draw_matrices(grid, genome, picked)
-        for axes, name in zip(grid[:, 0], _NAMES, strict=True):
-            axes.set_ylabel(f"{name}\nnew expert", fontsize="small")
-        for axes, group in zip(grid[0], picked, strict=True):
-            axes.set_title(_layers(genome, int(group)), fontsize="small")
-        for axes in grid[1]:
-            axes.set_xlabel("original expert", fontsize="small")
-        figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, label="coefficient")
+        picked = spread(genome.space.groups, MAX_ROWS)
+        grid = figure.subplots(len(picked), 2, squeeze=False, sharex=True, sharey=True)
+        image = _draw_matrices(grid.T, genome, picked)
+        for axes, group in zip(grid[:, 0], picked, strict=True):
+            axes.set_ylabel(f"{_layers(genome, int(group))}\nnew expert")
+        for axes, name in zip(grid[0], _NAMES, strict=True):
+            axes.set_title(name)
+        for axes in grid[-1]:
+            axes.set_xlabel("original expert")
+        scale_below(figure, image, grid, "coefficient")
 
-    def width(self, genome: EepGenome) -> float:
-        return 0.0 if genome.one_hot else _GROUP_WIDTH * min(genome.space.groups, _MAX_GROUPS)
+    def caption(self, genome: EepGenome) -> str:
+        if genome.one_hot:
+            return "Filled cells are the original experts that every layer keeps."
+        caption = "Rows are new experts: how much of each original expert's routing weight and weights they take."
+        return caption + shown_note(genome.space.groups, MAX_ROWS, "groups of layers")
 
     def outline(self, genome: EepGenome) -> GenomeOutline:
         space = genome.own_space
@@ -176,7 +155,7 @@ def _used(genome: EepGenome) -> NDArray[np.bool_]:
     return used[list(genome.space.layer_groups)]
 
 
-def _draw_kept(figure: FigureBase, genome: EepGenome) -> None:
+def _draw_kept(figure: AnyFigure, genome: EepGenome) -> None:
     axes, used = figure.subplots(), _used(genome)
     axes.imshow(used, cmap="Blues", vmin=0, vmax=1.3, aspect="auto", interpolation="none")
     axes.set_xlabel("original expert")

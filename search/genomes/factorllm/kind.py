@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.drawing import MAX_ROWS, Tiles, shown_note
+from moevolve.search.drawing import MAX_ROWS, Tiles, shown_note, tiles_height
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes
 from moevolve.search.genomes.contract.kind import Baseline, GenomeFigures, GenomeKind
@@ -31,7 +31,7 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.factorllm.edit import CmoeMeasurement, FactorLlmEdit, MoeficationMeasurement
 
 if TYPE_CHECKING:
-    from moevolve.search.drawing import Figure, FigureBase
+    from moevolve.search.drawing import AnyFigure
 
 
 # Number of neurons that count as activated by a token, CMoE's `K_a`.
@@ -126,35 +126,37 @@ def _space(section: FactorLlmSection, facts: ModelFacts, phases: Sequence[PhaseC
     return replace(space, baseline_measurement=combined(*(BASELINES[name].measurement(space) for name in names)))
 
 
+# Panels side by side.
+_COLUMNS = 2
+
+
 class FactorLlmFigures(GenomeFigures[FactorLlmGenome]):
     """The partition compared with the one that the search started from."""
 
     subject = "division"
+    squares = True
 
     def has_figure(self, genome: FactorLlmGenome, start: FactorLlmGenome | None) -> bool:
         return start is not None
 
-    def page(self, genome: FactorLlmGenome, start: FactorLlmGenome | None) -> tuple[Figure, str]:
+    def height(self, genome: FactorLlmGenome) -> float:
+        return tiles_height(genome.space.dense.layers, _COLUMNS, 2.0)
+
+    def draw(self, figure: AnyFigure, genome: FactorLlmGenome, start: FactorLlmGenome | None) -> None:
+        assert start is not None
+        edit = genome.express()
+        moved, names = neurons_moved(edit, start.express()), [f"layer {layer}" for layer in range(edit.layers)]
+        labels = "expert at the start", "expert now", "neurons in common"
+        Tiles(names, moved, *labels, edit.width / edit.experts).draw(figure, _COLUMNS)
+
+    def caption(self, genome: FactorLlmGenome) -> str:
         caption = "Neurons that each expert has in common with the experts that the search started from."
-        caption += shown_note(genome.space.dense.layers, 2 * MAX_ROWS, "layers")
-        return _tiles(genome, start).page(columns=2, row_height=2.0), caption
+        return caption + shown_note(genome.space.dense.layers, _COLUMNS * MAX_ROWS, "layers")
 
     def outline(self, genome: FactorLlmGenome) -> GenomeOutline:
         closed = int((genome.base_router > 0).sum())
         routers = f"{closed} of {genome.space.dense.layers} layers from a closed form"
         return GenomeOutline((("configuration", genome.space.name), ("routers", routers)))
-
-    def draw(self, figure: FigureBase, genome: FactorLlmGenome, start: FactorLlmGenome | None, label: str) -> None:
-        figure.suptitle(f"{self.subject} of {label}", fontsize="medium")
-        _tiles(genome, start).draw(figure)
-
-
-def _tiles(genome: FactorLlmGenome, start: FactorLlmGenome | None) -> Tiles:
-    """Return the partitions of the layers."""
-    assert start is not None
-    edit = genome.express()
-    moved, names = neurons_moved(edit, start.express()), [f"layer {layer}" for layer in range(edit.layers)]
-    return Tiles(names, moved, "expert at the start", "expert now", "neurons in common", edit.width / edit.experts)
 
 
 def neurons_moved(edit: FactorLlmEdit, start: FactorLlmEdit) -> NDArray[np.int64]:

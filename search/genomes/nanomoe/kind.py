@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.drawing import MAX_ROWS, Tiles, shown_note
+from moevolve.search.drawing import MAX_ROWS, Tiles, shown_note, tiles_height
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.contract.kind import Baseline, GenomeFigures, GenomeKind
@@ -18,7 +18,7 @@ from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection, NanoMoeSpace
 
 if TYPE_CHECKING:
-    from moevolve.search.drawing import Figure, FigureBase
+    from moevolve.search.drawing import AnyFigure
 
 
 def low_rank(space: NanoMoeSpace) -> Offspring[NanoMoeGenome]:
@@ -65,28 +65,36 @@ class NanoMoeCosts(GenomeCosts[NanoMoeSpace]):
         return 1 if self.space.form.variant == "low_rank" else None
 
 
+# Panels side by side.
+_COLUMNS = 3
+
+
 class NanoMoeFigures(GenomeFigures[NanoMoeGenome]):
     """One number per block and layer; plain low rank has none."""
 
     subject = "mixing matrices"
+    squares = True
 
     def has_figure(self, genome: NanoMoeGenome, start: NanoMoeGenome | None) -> bool:
         return bool(genome.mixing.size)
 
-    def page(self, genome: NanoMoeGenome, start: NanoMoeGenome | None) -> tuple[Figure, str]:
+    def height(self, genome: NanoMoeGenome) -> float:
+        return tiles_height(len(genome.space.layers), _COLUMNS, 1.42)
+
+    def draw(self, figure: AnyFigure, genome: NanoMoeGenome, start: NanoMoeGenome | None) -> None:
+        names, signed = [layer.name for layer in genome.space.layers], genome.space.form.variant == "I"
+        label = "change of the mixing coefficient" if signed else "root mean square change of the block"
+        Tiles(names, mixing_change(genome), "input block", "output block", label, signed=signed).draw(figure, _COLUMNS)
+
+    def caption(self, genome: NanoMoeGenome) -> str:
         caption = "How far the search moved each block of the mixing matrices from where it started."
-        caption += shown_note(len(genome.space.layers), 3 * MAX_ROWS, "linear layers")
-        return _tiles(genome).page(columns=3, row_height=1.42), caption
+        return caption + shown_note(len(genome.space.layers), _COLUMNS * MAX_ROWS, "linear layers")
 
     def outline(self, genome: NanoMoeGenome) -> GenomeOutline:
         form, change = genome.space.form, mixing_change(genome) if genome.mixing.size else np.zeros(1)
         mixed = f"{form.variant}, {form.blocks} blocks" if genome.mixing.size else "none (low rank)"
         settings = (("mixing", mixed), ("rank", str(form.rank)), ("linear layers", str(len(genome.space.layers))))
         return GenomeOutline((*settings, ("mean change of a block", f"{np.abs(change).mean():.3f}")))
-
-    def draw(self, figure: FigureBase, genome: NanoMoeGenome, start: NanoMoeGenome | None, label: str) -> None:
-        figure.suptitle(f"{self.subject} of {label}", fontsize="medium")
-        _tiles(genome).draw(figure)
 
 
 def mixing_change(genome: NanoMoeGenome) -> NDArray[np.float64]:
@@ -101,13 +109,6 @@ def mixing_change(genome: NanoMoeGenome) -> NDArray[np.float64]:
         change = np.moveaxis(change, 1, -1)
         change = change.reshape(*change.shape[:3], -1)
     return np.sqrt((change**2).mean(axis=-1))
-
-
-def _tiles(genome: NanoMoeGenome) -> Tiles:
-    """Return the changes of all layers' blocks."""
-    names, signed = [layer.name for layer in genome.space.layers], genome.space.form.variant == "I"
-    label = "change of the mixing coefficient" if signed else "root mean square change of the block"
-    return Tiles(names, mixing_change(genome), "input block", "output block", label, signed=signed)
 
 
 NANOMOE = GenomeKind(

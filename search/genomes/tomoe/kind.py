@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, spread
+from moevolve.search.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, spread
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes
 from moevolve.search.genomes.contract.kind import Baseline, GenomeFigures, GenomeKind
@@ -23,7 +23,7 @@ from moevolve.workers.contract.edits import ROW_TOKENS
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 
 if TYPE_CHECKING:
-    from moevolve.search.drawing import Figure, FigureBase
+    from moevolve.search.drawing import AnyFigure
 
 
 def saliency(space: ToMoeSpace) -> Offspring[ToMoeGenome]:
@@ -130,16 +130,21 @@ class ToMoeFigures(GenomeFigures[ToMoeGenome]):
 
     subject = "widths"
 
-    def page(self, genome: ToMoeGenome, start: ToMoeGenome | None) -> tuple[Figure, str]:
+    def height(self, genome: ToMoeGenome) -> float:
+        return 2.6 if genome.express().heads is None else 4.4
+
+    def draw(self, figure: AnyFigure, genome: ToMoeGenome, start: ToMoeGenome | None) -> None:
         edit = genome.express()
+        _draw(figure, edit)
+        figure.legend(
+            loc="outside lower center", ncols=3 if edit.heads is None else 2, columnspacing=1.2, handlelength=1.6
+        )
+
+    def caption(self, genome: ToMoeGenome) -> str:
         caption = "Neurons that one expert keeps in each layer, and that any expert keeps."
-        if edit.heads is not None:
+        if genome.express().heads is not None:
             caption += " Below, the dimensions of a head that queries and keys keep, and values for a token."
-        with drawing(2.6 if edit.heads is None else 4.4) as figure:
-            _draw(figure, edit)
-            columns = 3 if edit.heads is None else 2
-            figure.legend(loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.6)
-            return figure, caption
+        return caption
 
     def outline(self, genome: ToMoeGenome) -> GenomeOutline:
         labels = ("neurons per expert", "query and key dimensions", "value dimensions")
@@ -155,13 +160,8 @@ class ToMoeFigures(GenomeFigures[ToMoeGenome]):
         sizes = tuple(zip(labels, (full * factors).tolist(), strict=False))
         return GenomeOutline(tuple(settings), sizes=sizes, layers=tuple(layers))
 
-    def draw(self, figure: FigureBase, genome: ToMoeGenome, start: ToMoeGenome | None, label: str) -> None:
-        figure.suptitle(f"{self.subject} of {label}", fontsize="medium")
-        _draw(figure, genome.express())
-        figure.legend(loc="outside right upper")
 
-
-def _draw(figure: FigureBase, edit: ToMoeEdit) -> None:
+def _draw(figure: AnyFigure, edit: ToMoeEdit) -> None:
     layers, panels = np.arange(edit.layers), 1 if edit.heads is None else 2
     axes = figure.subplots(panels, 1, squeeze=False, sharex=True)[:, 0]
     unions = edit.kept.any(axis=1).sum(axis=1)

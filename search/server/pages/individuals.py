@@ -80,7 +80,7 @@ async def draw_genome(server: ServerDep, ref: RefPath) -> Response:
         figures = figures_for(genome)
         if not figures.has_figure(genome, start):
             raise NotFoundError(f"{ref} has nothing to draw")
-        return svg_document(figures.page(genome, start)[0], f"{figures.subject} of {ref}")
+        return svg_document(figures.page(genome, start), f"{figures.subject} of {ref}")
 
     return await server.drawings.run(draw)
 

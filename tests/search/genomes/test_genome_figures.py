@@ -30,7 +30,7 @@ def test_changes_of_mixing_are_measured_from_the_start() -> None:
     change = mixing_change(NanoMoeGenome(space, moved))
     assert change.shape == (len(space.layers), 2, 2)
     assert change[1, 0, 1] == pytest.approx(5 / 3) and np.count_nonzero(change) == 1
-    figure, _ = NanoMoeFigures().page(NanoMoeGenome(space, moved), None)
+    figure = NanoMoeFigures().page(NanoMoeGenome(space, moved), None)
     images = [axes.images[0] for axes in figure.axes if axes.images]
     assert images[1].get_clim() == pytest.approx((0, 5 / 3))
 
