@@ -54,7 +54,7 @@ def finish(goal: Goal, store: Store, journal: Journal, table: FinalTable, observ
     subject = bound_candidate(store, table.winner)
     load = cache(partial(_worker, subject, goal.fits))
     checks = _checked(goal, store, journal, table, subject, load, observer)
-    if checks.faults and not goal.force:
+    if checks.faults and not goal.request.force:
         journal.note(status="refused", failure="; ".join(checks.faults))
         return
     if journal.record.written is None or not goal.folder.is_dir():

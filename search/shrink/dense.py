@@ -28,7 +28,7 @@ def check_dense(goal: Goal) -> None:
             "--neurons 50%, for a smaller and faster model with that share of its neurons, or --active for a mixture "
             "of experts where a token uses that share"
         )
-    if amount.kind == "active" and not goal.custom_code:
+    if amount.kind == "active" and not goal.request.custom_code:
         raise UserError(
             f"{amount} makes a mixture of experts with its own code, which servers don't load; add --custom-code, or "
             "give --neurons"
@@ -55,7 +55,7 @@ def dense_settings(goal: Goal, dense: DenseFacts) -> Chosen:
         sentence = f"{amount}: every feed-forward network keeps {kept} of {dense.width} neurons"
     else:
         genome, preset, sentence = _mixture(goal)
-    return Chosen(genome, preset, goal.repair != "none", sentence=sentence)
+    return Chosen(genome, preset, goal.request.repair != "none", sentence=sentence)
 
 
 def _genome(kept: int, dense: DenseFacts) -> Genome:
@@ -72,7 +72,7 @@ def narrower_genomes(dense: DenseFacts) -> dict[int, Genome]:
 def _mixture(goal: Goal) -> tuple[Genome, str, str]:
     amount = goal.amount
     assert amount.share is not None
-    if goal.kind != "factorllm":
+    if goal.request.kind != "factorllm":
         genome: Genome = {"kind": "tomoe", "experts": _EXPERTS, "budget": amount.share}
         text = f"{_EXPERTS} overlapping masks of neurons per network (tomoe), one per token"
     else:

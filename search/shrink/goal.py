@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,10 +13,11 @@ from typing import Literal
 from pydantic import JsonValue
 
 from moevolve.evaluators.errors import UserError, path_fault
-from moevolve.search.config.files import settings_of
+from moevolve.search.config.files import override_lines, settings_of
 from moevolve.search.config.run import RunConfig
 from moevolve.search.shrink.domains import DATA_FILES
-from moevolve.search.text import clock, quantity
+from moevolve.search.shrink.parameters import ShrinkParameters
+from moevolve.search.text import quantity
 from moevolve.store.repository import Store
 
 AmountKind = Literal["experts", "neurons", "size", "keep_score", "active"]
@@ -58,19 +59,19 @@ class Goal:
     """What a request asks for, in values that are sensible whatever the model and the data are.
 
     Attributes:
+        request: The request, whose other parameters are taken as they are.
         name: Name of the shrink, and of its search.
         folder: Folder of the new checkpoint.
         files: Folder of the run file and the task files, beside it.
         store: URL of the store.
         open_store: The store, if the request brings an open one.
         overrides: Lines `KEY=VALUE`.
-        time: Time for everything as the user gave it.
-        seconds: The same in seconds; None if it isn't limited.
+        seconds: Time for everything; None if it isn't limited.
         guard: Seconds of --guard-time; None if it isn't given.
         asked: The request's parameters by name, but for the store: what gives the same request again.
     """
 
-    model: str
+    request: ShrinkParameters
     amount: Amount
     name: str
     folder: Path
@@ -78,31 +79,15 @@ class Goal:
     store: str
     open_store: Store | None
     data: tuple[Path, ...]
-    columns: str | None
-    metric: str | None
-    tasks: tuple[str, ...]
-    kind: str | None
-    repair: str | None
-    custom_code: bool
-    seed: int
-    evaluations: int | None
     overrides: tuple[str, ...]
-    time: str | None
     seconds: float | None
     guard: float | None
-    force: bool
-    dry_run: bool
     asked: Mapping[str, JsonValue]
 
     @property
     def fits(self) -> Path:
         """Folder of fitted weights, which exists while the shrink runs: its checks and export reuse the winner's."""
         return self.files / "fits"
-
-    def announce(self, on_note: Callable[[str], None]) -> None:
-        """Say when everything is to end, if that is limited."""
-        if self.seconds is not None:
-            on_note(f"--time {self.time}: everything is to end by {clock(self.seconds)}")
 
     def guard_seconds(self, searched: float = 0.0) -> float:
         """Return the longest time for the answers of the guard, after a search of so many seconds."""
@@ -131,13 +116,61 @@ class Goal:
         return options | files | {f"--set {line}": "" for line in self.overrides}
 
 
-def read_amount(given: Mapping[AmountKind, str | None]) -> Amount:
-    """Return how much is kept, from the values of the options that say so.
+def read_goal(request: ShrinkParameters) -> Goal:
+    """Read the values of a request's parameters, and refuse what would fail after hours of searching.
+
+    Raises:
+        UserError: The request is wrong, whatever the model and the data are.
+    """
+    _refuse_contradictions(request)
+    amount = _amount_of(request)
+    model, overrides = Path(request.model), override_lines(request.overrides)
+    stem = model.stem if model.suffix == ".gguf" else model.resolve().name if model.exists() else model.name
+    folder = Path(request.output or f"{stem}-{amount.text.strip().replace('%', 'pct')}")
+    name, store = _named(folder, overrides)
+    given = request.store
+    asked = request.arguments() | {"output": folder.resolve()}
+    del asked["store"]
+    return Goal(
+        request=request,
+        amount=amount,
+        name=name,
+        folder=folder,
+        files=folder.resolve().with_name(f"{folder.resolve().name}.shrink"),
+        store=given.url if isinstance(given, Store) else given or store,
+        open_store=given if isinstance(given, Store) else None,
+        data=tuple(map(Path, request.data)),
+        overrides=overrides,
+        seconds=None if request.time is None else seconds_of(request.time),
+        guard=None if request.guard_time is None else seconds_of(request.guard_time, "--guard-time"),
+        asked=json.loads(json.dumps(asked, default=str)),
+    )
+
+
+def _refuse_contradictions(request: ShrinkParameters) -> None:
+    """Raise UserError if parameters of a request don't go together."""
+    if not request.data and not request.tasks:
+        raise UserError("say what the model is for: --data PATH, or --task NAME")
+    if request.metric is not None and not request.data:
+        raise UserError(
+            f"--metric {request.metric} requires --data; a task names its own function: "
+            "matching: {function: FILE.py:NAME}"
+        )
+    if request.kind is not None and request.active is None:
+        raise UserError(f"--kind {request.kind} requires --active")
+    if request.keep_score is not None and request.dry_run:
+        raise UserError("--keep-score finds the size by searching, which --dry-run leaves out; give one of them")
+    if request.time is not None and request.evaluations is not None:
+        raise UserError("--time and --evaluations both set the number of candidates; give one of them")
+
+
+def _amount_of(request: ShrinkParameters) -> Amount:
+    """Return how much is kept, from the parameters that say so.
 
     Raises:
         UserError: There are several or none of them, or they ask for nothing or for all.
     """
-    values = [(kind, text) for kind, text in given.items() if text is not None]
+    values = [(kind, text) for kind in _AMOUNTS if (text := getattr(request, kind)) is not None]
     if len(values) != 1:
         raise UserError(
             "give one of --experts (for example 50%), --neurons (for example 12.5%), --size (for example 16GiB) and "
@@ -181,7 +214,7 @@ def seconds_of(text: str, option: str = "--time") -> float:
     return found
 
 
-def named(folder: Path, overrides: tuple[str, ...]) -> tuple[str, str]:
+def _named(folder: Path, overrides: tuple[str, ...]) -> tuple[str, str]:
     """Return the name and the store of a shrink into a folder: its settings', else what the folder is called."""
     settings = settings_of(overrides)
     # The folder's name, without what names of searches can't have.

@@ -179,7 +179,7 @@ def find_shrink(store: StoreReader, name: str) -> ShrinkRecord | None:
 
 def known_store(goal: Goal) -> AbstractContextManager[Store | None]:
     """Open the request's store; None for a dry run or without a store yet: a refused request makes none."""
-    if goal.dry_run:
+    if goal.request.dry_run:
         return nullcontext()
     if goal.open_store is not None:
         return nullcontext(goal.open_store)
@@ -240,7 +240,7 @@ class Journal:
             asked=goal.asked,
             request=goal.signature(),
             amount=str(goal.amount),
-            model=goal.model,
+            model=goal.request.model,
             folder=goal.folder.resolve(),
             run_file=goal.files / "run.yaml",
         )

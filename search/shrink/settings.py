@@ -91,14 +91,14 @@ def settings_for(
     gpus = probe.gpus(config)
     place = Place(workers={"count": max(1, gpus), "num_gpus": 1 if gpus else 0})
     config = _assembled(goal, tasks, Chosen({"experts": 1}), place)
-    sizes: Sizes = probe.call(sizes_of, config, not goal.custom_code)
+    sizes: Sizes = probe.call(sizes_of, config, not goal.request.custom_code)
     dense = sizes.facts.dense
     chosen = _of_experts(goal, sizes) if dense is None else dense_settings(goal, dense)
     config = _assembled(goal, tasks, chosen, place)
     sentence = chosen.sentence or _kept(goal, config, sizes.facts)
-    if goal.evaluations is not None and goal.evaluations < fewest(config.phases):
+    if goal.request.evaluations is not None and goal.request.evaluations < fewest(config.phases):
         raise UserError(
-            f"--evaluations {goal.evaluations}: the preset has {fewest(config.phases)} one-shot choices; give "
+            f"--evaluations {goal.request.evaluations}: the preset has {fewest(config.phases)} one-shot choices; give "
             "at least as many"
         )
     config = _assembled(goal, tasks, chosen, placed(goal, config, place, probe))
@@ -110,8 +110,8 @@ def _assembled(goal: Goal, tasks: Sequence[str], chosen: Chosen, place: Place) -
     """Put the settings of a search together: the request's, the chosen ones, the preset's, and the user's overrides."""
     data: dict[str, Any] = {
         "name": goal.name,
-        "seed": goal.seed,
-        "model": {"path": goal.model},
+        "seed": goal.request.seed,
+        "model": {"path": goal.request.model},
         "tasks": [{"name": task} for task in tasks],
         "genome": dict(chosen.genome),
         "window": place.window,
@@ -137,7 +137,7 @@ def _assembled(goal: Goal, tasks: Sequence[str], chosen: Chosen, place: Place) -
     phases = config.phases
     if not chosen.repaired:
         phases = tuple(phase.model_copy(update={"repair": None}) for phase in phases if phase.kind != "repair")
-    evaluations = goal.evaluations or (fewest(phases) if chosen.only_formulas else None)
+    evaluations = goal.request.evaluations or (fewest(phases) if chosen.only_formulas else None)
     if evaluations is not None:
         phases = shortened(phases, evaluations)
     return config if phases == config.phases else config.model_copy(update={"phases": phases})
@@ -148,8 +148,8 @@ def refuse_wrong_settings(goal: Goal) -> None:
 
     It takes no time, unlike what needs torch or Ray.
     """
-    config = provisional(goal, goal.tasks or ("chats",))
-    if goal.tasks:
+    config = provisional(goal, goal.request.tasks or ("chats",))
+    if goal.request.tasks:
         _refuse_unchecked(config)
     stated = stated_model(config.model) if config.workers.cluster is None else None  # whose nodes have other folders
     if stated is None:
@@ -162,7 +162,7 @@ def refuse_wrong_settings(goal: Goal) -> None:
     if goal.amount.kind == "experts":
         kept_experts(goal.amount, stated.experts, stated.groups)
     if goal.amount.kind == "neurons":
-        narrows = goal.custom_code or not stated.shares_width
+        narrows = goal.request.custom_code or not stated.shares_width
         _check_narrowing(goal, _repairs(goal, not stated.quantised), stated.own_form, narrows)
 
 
@@ -203,7 +203,7 @@ def _of_experts(goal: Goal, sizes: Sizes) -> Chosen:
 
 def _repairs(goal: Goal, can_be: bool) -> bool:
     """Return whether candidates are repaired, if those of the model can be."""
-    return goal.repair == "auto" or (goal.repair is None and can_be)
+    return goal.request.repair == "auto" or (goal.request.repair is None and can_be)
 
 
 def _check_mixture(goal: Goal, experts: int, active: int) -> None:

@@ -74,7 +74,7 @@ def shrink(goal: Goal, observer: Observer, begun: float) -> ShrinkResult | Shrin
         with _removed_if_refused(goal.files):
             config = steps.settings()
             steps.look(config)
-            if store is None and not goal.dry_run:
+            if store is None and not goal.request.dry_run:
                 store = opened.enter_context(opened_store(goal.store, create=True))
                 journal.keep_in(store)
             config = steps.sized(config, store)
@@ -122,7 +122,7 @@ class _Steps:
             # Memory that is free now must not change a search that has begun.
             return parse_stored_config(known, goal.name).model_copy(update={"store": goal.store})
         with journal.stage("settings"):
-            names = [*goal.tasks, *(str(task.resolve()) for task in tasks)]
+            names = [*goal.request.tasks, *(str(task.resolve()) for task in tasks)]
             config, sentence = settings_for(goal, names, self._probe, self._observer.on_stage)
             config = config.model_copy(update={"store": goal.store})
             if sentence:
@@ -150,8 +150,8 @@ class _Steps:
             return self._probe.call(render_chats, provisional(goal), chats)
 
         rows = _KEPT_ROWS if goal.amount.kind == "keep_score" else DEV_ROWS
-        columns = None if goal.columns is None else read_columns(goal.columns)
-        metric = None if goal.metric is None else read_function(goal.metric, Path(), "--metric")
+        columns = None if goal.request.columns is None else read_columns(goal.request.columns)
+        metric = None if goal.request.metric is None else read_function(goal.request.metric, Path(), "--metric")
         domains = read_domains(goal.data, render, columns, metric, rows)
         with writing_into(goal.files):
             return write_tasks(domains, goal.files / "tasks")
@@ -168,7 +168,7 @@ class _Steps:
                 for line in (line for task in found for line in task.lines()):
                     self._observer.on_note(line)
         wrong = wrong_task(found)
-        if wrong is not None and not goal.force:
+        if wrong is not None and not goal.request.force:
             raise UserError(wrong)
 
     def sized(self, config: RunConfig, store: Store | None) -> RunConfig:

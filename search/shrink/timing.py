@@ -72,7 +72,7 @@ def plan_time(
     from moevolve.search.running.plan.pilot import measure
 
     assert goal.seconds is not None
-    option, limit, force = f"--time {goal.time}", goal.seconds, goal.force
+    option, limit, force = f"--time {goal.request.time}", goal.seconds, goal.request.force
     most = math.inf if force else _MEASURING * limit
 
     measured = "no candidates"

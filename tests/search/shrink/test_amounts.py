@@ -16,7 +16,7 @@ from tiny_models import word_tokenizer
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.shrink.amounts import fitting_experts, fitting_share, kept_experts
-from moevolve.search.shrink.goal import Amount
+from moevolve.search.shrink.goal import Amount, read_goal
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.facts import FileSizes
@@ -31,7 +31,7 @@ CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial
 
 
 def asked(**parameters: Any) -> Amount:
-    return ShrinkRequest("model", data=("chats.jsonl",), **parameters).goal().amount
+    return read_goal(ShrinkRequest("model", data=("chats.jsonl",), **parameters)).amount
 
 
 def test_a_share_of_experts_is_rounded_to_what_the_routing_groups_allow() -> None:

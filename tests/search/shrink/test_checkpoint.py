@@ -49,7 +49,8 @@ def test_a_checkpoint_that_is_too_large_stays_so_when_the_command_is_repeated(
 ) -> None:
     monkeypatch.setattr(checkpoint, "bound_candidate", lambda *_: None)
     monkeypatch.setattr(checkpoint, "_checked", lambda *_: Checks("small:0", 60.0, (), None))
-    goal: Any = SimpleNamespace(amount=Amount("size", "9B", number=9), folder=tmp_path, fits=tmp_path, force=False)
+    amount, request = Amount("size", "9B", number=9), SimpleNamespace(force=False)
+    goal: Any = SimpleNamespace(amount=amount, folder=tmp_path, fits=tmp_path, request=request)
     journal = Journal(None, Observer(), shrink_record(tmp_path, written=Written(tmp_path, "stock", 10, ())))
     table: Any = SimpleNamespace(winner="small:0")
     with pytest.raises(ExportError, match="10 bytes, more than --size 9B"):

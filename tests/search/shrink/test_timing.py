@@ -16,7 +16,7 @@ from moevolve.search.running.observer import Observer
 from moevolve.search.running.plan.counts import final_models
 from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.records import Pilot
-from moevolve.search.shrink.goal import seconds_of
+from moevolve.search.shrink.goal import read_goal, seconds_of
 from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.shrink.timing import chosen, fewest, plan_time, shortened
 from moevolve.store.records import Progress
@@ -94,7 +94,7 @@ def test_times_have_units() -> None:
     assert [seconds_of(text) for text in ("2h", "90 min", "1.5d", "30s")] == [7200, 5400, 129600, 30]
     asked = ShrinkRequest("model", experts="50%", data=("chats.jsonl",))
     timed = replace(asked, time="5h")
-    free, limited, given = (request.goal() for request in (asked, timed, replace(timed, guard_time="2m")))
+    free, limited, given = map(read_goal, (asked, timed, replace(timed, guard_time="2m")))
     assert [goal.guard_seconds(1000.0) for goal in (free, limited, given)] == [250, 1800, 120]
     assert [free.guard_seconds(searched) for searched in (0.0, 100.0, 1e6)] == [60, 60, 1800]
     assert "at most 1800 s" in limited.guard_plan() and "from 60 s to 1,800 s" in free.guard_plan()
@@ -135,7 +135,7 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
     now = [100.0]
     monkeypatch.setattr("moevolve.search.shrink.timing.time", SimpleNamespace(monotonic=lambda: now[0]))
     observer = Observer(on_note=notes.append)
-    asked = ShrinkRequest("model", experts="50%", data=("chats.jsonl",), time="30s").goal()
+    asked = read_goal(ShrinkRequest("model", experts="50%", data=("chats.jsonl",), time="30s"))
     keep: Any = SimpleNamespace(url=config.store)
     with pytest.raises(UserError, match=r"--time 30s: 5 candidates, the fewest .*, everything about .* such as 1m, or"):
         plan_time(asked, config, now[0], probe, no_pool, observer, keep)
@@ -145,7 +145,7 @@ def test_a_time_that_cant_be_met_is_refused_with_what_it_takes_and_what_was_meas
         waiting = replace(observer, **{late: lambda _: now.append(now.pop() + 16)})
         with pytest.raises(UserError, match=f"50% of it is over, and {done} candidates are measured; .* as 2m, or"):
             plan_time(asked, config, 100.0, probe, no_pool, waiting, keep)
-    forced = replace(asked, force=True)
+    forced = replace(asked, request=replace(asked.request, force=True))
     number, _, sentence = plan_time(forced, config, now[0], probe, no_pool, observer, None)
     assert number == 5 and notes[0].startswith(f"{sentence}, until ")
     assert kept == [config.store, None], "a dry run keeps nothing"
