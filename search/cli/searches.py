@@ -313,10 +313,8 @@ def plot(request: PlotRequest, store: StoreOption = DEFAULT_STORE) -> None:
 
 @takes(ReportRequest)
 def report(request: ReportRequest, store: StoreOption = DEFAULT_STORE) -> None:
-    found = moevolve.ask(store, request)
+    moevolve.ask(store, request)
     output.print(f"wrote {request.path}", soft_wrap=True)
-    for gap in found.gaps if found.tasks else ():
-        output.print(f"not measured: {gap.what}; {gap.command}", soft_wrap=True)
 
 
 @takes(ServeRequest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +12,7 @@ from moevolve.evaluators.types import SCORED, Split, SplitRef
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import START
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.scores import FULL, ModelScores, Score, SearchScores, compare, mean_score, ranking_of
+from moevolve.search.loop.scores import ModelScores, Score, SearchScores, compare, mean_score, ranking_of
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.strategies.base import rank_key
 from moevolve.search.text import html_table, in_one_line, score_phrase, size_lines
@@ -60,14 +59,6 @@ class Entry:
         return next((each for each in self.scores if (each.task, each.split) == (task, split)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A missing evaluation of the final table, and the command that makes it."""
-
-    what: str
-    command: str
-
-
 @dataclass(frozen=True)
 class FinalTable:
     """The winner and the final table of a search.
@@ -91,7 +82,6 @@ class FinalTable:
     entries: tuple[Entry, ...]
     winner: str | None
     reranked: bool
-    gaps: tuple[Gap, ...]
     parameters_full: int | None
     dtype_bytes: int | None
 
@@ -182,7 +172,6 @@ def build_final_table(
         entries=tuple(entries),
         winner=None if best is None else best.ref,
         reranked=reranked,
-        gaps=tuple(_gaps(search, config, scores, entries)),
         parameters_full=whole,
         dtype_bytes=DTYPE_BYTES.get(config.model.parameter_dtype),
     )
@@ -279,27 +268,6 @@ def auxiliary_entries(
     return [
         (label, row) for label, row in found if row.status == "ok" and (winner is None or row.index != winner.index)
     ]
-
-
-def _gaps(search: SearchRecord, config: RunConfig, scores: SearchScores, entries: Sequence[Entry]) -> list[Gap]:
-    """Return the missing evaluations: `search` and `test` of all entries, and `dev` of the winner."""
-    if search.status != "finished":
-        whole = f"whatever is left of the search (it is {search.status}), and its final scores"
-        return [Gap(whole, f"moevolve resume {shlex.quote(search.name)}")]
-    names = dict(zip(scores.tasks, (section.name for section in config.tasks), strict=False))
-    names |= zip(scores.held, config.final.held_out, strict=False)
-    gaps = []
-    for one in entries:
-        if one.draws:
-            continue
-        splits: tuple[Split, ...] = SCORED if one.label == BEST_LABEL else ("search", "test")
-        wanted = [(task, split) for task in scores.tasks for split in splits]
-        for task, split in [*wanted, *((task, "test") for task in scores.held)]:
-            if one.score(task, split) is None:
-                subject = f"{FULL} --search {shlex.quote(search.name)}" if one.ref is None else shlex.quote(one.ref)
-                command = f"moevolve evaluate {subject} --task {shlex.quote(names.get(task, task))} --split {split}"
-                gaps.append(Gap(f"{one.label} on {task}, {split}", command))
-    return gaps
 
 
 def evaluate_final_table(setup: SearchSetup, store: StoreReader, cache: EvaluationCache) -> None:

@@ -94,7 +94,7 @@ def report(tasks: tuple[str, ...], active: int) -> FinalTable:
         Entry("random masks, 3 draws", None, scores("search", "test"), 3_000_000, active, draws=3),
         Entry("best found", "wide:7", scores("search", "test", "dev"), 3_000_000, active),
     )
-    return FinalTable("wide", tasks, (), entries, "wide:7", True, (), 4_000_000, 4)
+    return FinalTable("wide", tasks, (), entries, "wide:7", True, 4_000_000, 4)
 
 
 def test_a_final_table_has_a_block_for_each_task_and_no_password(capsys: pytest.CaptureFixture[str]) -> None:
