@@ -15,12 +15,11 @@ from starlette.staticfiles import StaticFiles
 from moevolve.search.server import metrics
 from moevolve.search.server.api import launching, reading
 from moevolve.search.server.api.requests import request_routes
-from moevolve.search.server.caches import FitnessCurves, Listings
+from moevolve.search.server.caches import Listings
 from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse_doubtful_json
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.guard import Guard
 from moevolve.search.server.pages import (
-    health,
     individuals,
     rankings,
     rendering,
@@ -63,7 +62,6 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         checks=ChildQueue("checks", ChildProcess(environment=_OFFLINE, limit_s=_CHECK_LIMIT_S, idle_s=_CHECK_IDLE_S)),
         uploads=(_upload_checks(settings), _upload_checks(settings)),
         feed=Feed(store),
-        curves=FitnessCurves(store),
         processes=processes,
         listings=Listings(store),
     )
@@ -92,7 +90,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     for module in (reading, launching):
         app.include_router(module.routes, prefix="/api", dependencies=[NEEDS_TOKEN])
     app.include_router(metrics.routes)
-    for pages in (searches, individuals, rankings, launch_pages, shrinking, health):
+    for pages in (searches, individuals, rankings, launch_pages, shrinking):
         app.include_router(pages.routes)
     app.include_router(rendering.routes)
     files = _RevalidatedFiles(directory=rendering.FOLDER / "static", packages=[("moevolve.search.report", "static")])

@@ -1,4 +1,4 @@
-"""Caches of results that are slow to read from a large store: listings over all of it, and the fitness of searches."""
+"""Results that are slow to read from a large store: listings over all of it, which are cached, and fitness curves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from cachetools import LRUCache, TTLCache
+from cachetools import TTLCache
 from numpy.typing import NDArray
 
 from moevolve.store.costs import SearchCosts
@@ -73,10 +73,6 @@ class Listings:
 
 # Points of a plot at most: more than the pixels of a wide screen show apart.
 MAX_POINTS = 2000
-# Searches whose fitness stays in memory, at 8 bytes per individual.
-_CACHED_SEARCHES = 8
-# Number of latest individuals that may be incomplete; far more than any window.
-_UNSETTLED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,43 +128,9 @@ def down_sampled(fitness: NDArray[np.float64], points: int) -> FitnessCurve:
     )
 
 
-@dataclass(slots=True)
-class _Cached:
-    """Fitness of a search by index, the index from which it may be incomplete, and the last event seen."""
-
-    fitness: NDArray[np.float64]
-    frontier: int = 0
-    events: int = 0
-
-
-class FitnessCurves:
-    """Fitness curves of a store's searches; of a search seen before, only new individuals are read."""
-
-    def __init__(self, store: StoreReader) -> None:
-        self._store = store
-        self._cache: LRUCache[str, _Cached] = LRUCache(_CACHED_SEARCHES)
-        self._lock = threading.Lock()
-
-    def curve(self, search_id: str, points: int = MAX_POINTS) -> FitnessCurve:
-        """Return the curve of a search, with at most `points` buckets."""
-        with self._lock:
-            fitness = self._up_to_date(search_id).fitness
-        return down_sampled(fitness, points)
-
-    def _up_to_date(self, search_id: str) -> _Cached:
-        cached = self._cache.pop(search_id, None) or _Cached(np.empty(0, dtype=np.float64))
-        events = self._store.control(search_id).events
-        # A retry removes individuals.
-        if any(event.kind == "retried" for event in self._store.events({search_id: cached.events})):
-            cached = _Cached(np.empty(0, dtype=np.float64))
-        rows = self._store.fitness_by_index(search_id, cached.frontier)
-        if rows:
-            indices, values = (np.array(column) for column in zip(*rows, strict=True))
-            fitness = np.full(max(len(cached.fitness), int(indices.max()) + 1), np.nan, dtype=np.float64)
-            fitness[: len(cached.fitness)] = cached.fitness
-            fitness[indices] = values
-            # Individuals complete in any order, and failed ones never get a fitness: the latest are read again.
-            cached = _Cached(fitness, max(0, int(indices.max()) - _UNSETTLED))
-        cached.events = events
-        self._cache[search_id] = cached
-        return cached
+def fitness_curve(store: StoreReader, search_id: str, points: int = MAX_POINTS) -> FitnessCurve:
+    """Return the curve of a search, with at most `points` buckets."""
+    found = dict(store.fitness_by_index(search_id))
+    fitness = np.full(max(found, default=-1) + 1, np.nan, dtype=np.float64)
+    fitness[list(found)] = list(found.values())
+    return down_sampled(fitness, points)

@@ -12,7 +12,7 @@ from fastapi import Depends, Header, HTTPException, Path, Query, Request
 from fastapi.security import HTTPBearer
 
 from moevolve.search.config.run import LONGEST_NAME
-from moevolve.search.server.caches import FitnessCurves, Listings
+from moevolve.search.server.caches import Listings
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.processes import ProcessRunner
 from moevolve.search.server.queues import ChildQueue, SerialQueue
@@ -38,7 +38,6 @@ class ServerState:
     checks: ChildQueue
     uploads: tuple[ChildQueue, ChildQueue]
     feed: Feed
-    curves: FitnessCurves
     processes: ProcessRunner
     listings: Listings
 

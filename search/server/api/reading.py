@@ -13,7 +13,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from moevolve.evaluators.preparation.registry import list_tasks
 from moevolve.search.config.run import LONGEST_NAME
-from moevolve.search.server.caches import MAX_POINTS, FitnessCurve
+from moevolve.search.server.caches import MAX_POINTS, FitnessCurve, fitness_curve
 from moevolve.search.server.dependencies import AfterQuery, LimitQuery, SearchPath, ServerDep
 from moevolve.search.server.feed import MAX_WATCHERS
 from moevolve.search.server.problems import READS
@@ -78,7 +78,7 @@ def read_course(
     points: Annotated[int, Query(ge=1, le=MAX_POINTS, description="Maximum number of points.")] = MAX_POINTS,
 ) -> FitnessCurve:
     """Fitness over individuals, down-sampled for a plot."""
-    return server.curves.curve(server.store.search(search).id, points)
+    return fitness_curve(server.store, server.store.search(search).id, points)
 
 
 @routes.get("/tasks", tags=["rankings"])

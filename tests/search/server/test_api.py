@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from search_lab import UnrulyPool, drive, run_config, start
 from search_samples import few
 from shrink_samples import put, stages_of
 from starlette.responses import Response
@@ -26,7 +25,7 @@ from waiting import PATIENT_S
 
 from moevolve.search.running.weights import parse_facts
 from moevolve.search.server.app import make_app
-from moevolve.search.server.caches import FitnessCurves, down_sampled
+from moevolve.search.server.caches import down_sampled
 from moevolve.search.server.pages import individuals
 from moevolve.search.server.queues import MOST
 from moevolve.search.server.settings import ServerSettings
@@ -138,7 +137,7 @@ def test_a_damaged_store_is_no_failure_of_the_server(
         client = TestClient(make_app(store, settings(tokens=None)), "http://localhost", raise_server_exceptions=False)
         found = set()
         for path in (
-            *("/", "/searches/lab", "/searches/lab/now", "/searches/lab/report", "/searches/lab/settings", "/health"),
+            *("/", "/searches/lab", "/searches/lab/now", "/searches/lab/report", "/searches/lab/settings"),
             *("/individuals/lab:7", "/individuals/lab:7/genome", "/api/searches/lab", "/api/searches/lab/standings"),
             *("/api/searches/lab/overview", "/api/individuals/lab:7/genome", "/best", "/compare?one=lab&two=alpha"),
             *("/individuals/lab:7/exports", "/shrinks/small", "/api/shrinks"),
@@ -193,24 +192,6 @@ def test_a_curve_has_every_fitness(client: TestClient, lab_store: Store) -> None
     course = client.get("/api/searches/lab/course").json()
     expected = [(one.index, one.fitness) for one in lab_store.history("lab-1") if one.status == "ok"]
     assert list(zip(course["at"], course["high"], strict=True)) == expected and len(expected) > 40
-
-
-def test_curves_follow_a_search_and_a_retry(lab_store: Store) -> None:
-    setup = start(lab_store, run_config(name="live"), "live-1")
-    curves = FitnessCurves(lab_store)
-    assert curves.curve("live-1").individuals == 0
-    drive(lab_store, setup, UnrulyPool(seed=3))
-
-    def straight() -> list[tuple[int, float]]:
-        return [(one.index, one.fitness) for one in lab_store.history("live-1") if one.status == "ok"]
-
-    def plotted() -> list[tuple[int, float]]:
-        found = curves.curve("live-1")
-        return list(zip(found.at, found.high, strict=True))
-
-    assert plotted() == straight() and len(straight()) > 40
-    lab_store.retry("live-1", 30)
-    assert plotted() == straight() and len(straight()) < 30
 
 
 def test_waiting_drawings_do_not_block_other_requests(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

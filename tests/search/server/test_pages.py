@@ -132,7 +132,7 @@ def test_stored_texts_are_escaped(client: TestClient) -> None:
     where = "/searches/evil"
     paths = ["/", where, *(f"{where}{part}" for part in ("/now", "/events", "?order=failed", "/costs"))]
     paths += ["/individuals/evil:0", "/individuals/evil:2", "/individuals/evil:1/lineage", "/individuals/evil:0/genome"]
-    paths += ["/best", f"/compare?searches={EVIL}", "/health"]
+    paths += ["/best", f"/compare?searches={EVIL}"]
     for path in (*paths, f"/searches/{EVIL[:20]}nothing"):
         answer = client.get(path)
         assert answer.status_code in (200, 404)
@@ -180,7 +180,7 @@ def test_a_running_search_is_controlled_with_a_write_token(
     store.renew(lease, 60, "evaluating", progress)
     page = page_of(client, "/searches/live")
     assert "7 of 20" in page.text and "62 min left" in page.text and "evaluating" in page.text
-    assert "62.5" in page_of(client, "/").text and "live" in page_of(client, "/health").text
+    assert "62.5" in page_of(client, "/").text
     asked = {found.get("hx-post"): found for found in page.all("button", "form")}
     assert {f"/api/searches/live/{verb}" for verb in ("pause", "stop", "cancel", "scale")} < set(asked)
     assert "moevolve pause live" in page.text, "for who has no JavaScript"
@@ -199,14 +199,6 @@ def test_a_running_search_is_controlled_with_a_write_token(
     store.set_status(lease, "running")
     store.release(lease)
     assert "orphaned its driver is gone" in page_of(client, "/searches/live/now").text
-    assert "moevolve resume" in page_of(client, "/health").text
-
-
-def test_health_names_the_file_only_with_a_write_token(store: Store, client: TestClient, reader: TestClient) -> None:
-    page = page_of(client, "/health")
-    assert "SQLite store.db" in page.text and str(Path(store.location).parent) not in page.text
-    page = page_of(reader, "/health")
-    assert "SQLite, schema version" in page.text and "store.db" not in page.text
 
 
 def test_the_policy_allows_only_own_files_and_static_files_are_revalidated(client: TestClient) -> None:
@@ -239,7 +231,7 @@ def test_listings_are_read_again_after_an_event(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'one.db'}") as store:
         app = make_app(store, ServerSettings(store=store.url, logs=tmp_path))
         browser = TestClient(app, base_url="http://localhost", headers={"accept": "text/html"})
-        for path in ("/", "/best", "/pareto", "/compare", "/health"):
+        for path in ("/", "/best", "/pareto", "/compare"):
             page_of(browser, path)  # of an empty store
         listings = Listings(store, max_age=3600)
         assert listings.summaries() == []
