@@ -243,21 +243,6 @@ class PruningExporter(Exporter, Protocol):
 RoutingReader = Callable[[Any, tuple[Tensor, ...], Any], tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleUse:
-    """What a token uses of a module; see `moevolve.workers.profiling.costs`.
-
-    Attributes:
-        idle: Number of parameters that the token doesn't use.
-        products: Number of entries of the matrices that the token is multiplied with.
-        inner: Submodules that are not included and must be counted separately.
-    """
-
-    idle: int
-    products: int
-    inner: tuple[nn.Module, ...] = ()
-
-
 @dataclass(frozen=True)
 class Method:
     """One kind of edit and everything that workers can do with it.
@@ -269,8 +254,8 @@ class Method:
         routing: Reader of the routing decision by type of the routing module. It applies whatever edit the model has.
         described: Adds what the edit says about the experts to a counted layer. Its arguments are the counted layer,
             the layer's number among the counted layers, and the edit.
-        module_uses: Function from (module, model config) to `ModuleUse`, by class name of modules that hold matrices
-            in native checkpoints (`native.py.jinja`).
+        idle: Function from (module, model config) to the number of the module's parameters that a token doesn't use,
+            by class name of modules in native checkpoints (`native.py.jinja`) that have such parameters.
     """
 
     edit: type
@@ -279,4 +264,4 @@ class Method:
     calibrators: Mapping[type, Calibrator] = field(default_factory=dict)
     routing: Mapping[type[nn.Module], RoutingReader] = field(default_factory=dict)
     described: Callable[[RoutedLayer, int, Any], RoutedLayer] = lambda layer, _position, _edit: layer
-    module_uses: Mapping[str, Callable[[Any, PretrainedConfig], ModuleUse]] = field(default_factory=dict)
+    idle: Mapping[str, Callable[[Any, PretrainedConfig], int]] = field(default_factory=dict)

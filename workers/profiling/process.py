@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.contract.capacity import free_bytes, release_freed_memory
 from moevolve.workers.families.decoder import cache_name
 from moevolve.workers.families.registry import register_class
-from moevolve.workers.profiling.costs import model_costs
+from moevolve.workers.profiling.costs import active_parameters
 from moevolve.workers.profiling.report import LoadReply, MeasureReply, ProfiledModel, ProfileSettings
 
 # Steps of a prime number reach all tokens of a vocabulary, whatever its size.
@@ -30,7 +29,7 @@ def load(checkpoint: ProfiledModel, settings: ProfileSettings) -> LoadReply:
     """Load the model that this process measures.
 
     Raises:
-        UserError: The checkpoint can't be loaded or counted, or a CUDA device or room on it is missing.
+        UserError: The checkpoint can't be loaded, or a CUDA device or room on it is missing.
     """
     with _room():
         _LOADED.append(ProfiledProcess(checkpoint, settings))
@@ -59,7 +58,7 @@ class ProfiledProcess:
     """One model as plain `transformers` loads it, without our engine.
 
     Raises:
-        UserError: The checkpoint can't be loaded or counted, or a CUDA device is missing.
+        UserError: The checkpoint can't be loaded, or a CUDA device is missing.
     """
 
     def __init__(self, checkpoint: ProfiledModel, settings: ProfileSettings) -> None:
@@ -95,7 +94,9 @@ class ProfiledProcess:
             self.model = model.eval()
         _release_memory()
         self.loaded = LoadReply(
-            **asdict(model_costs(model, settings.prompt_tokens)),
+            parameters=sum(each.numel() for each in model.parameters()),
+            active_parameters=active_parameters(model),
+            weight_bytes=sum(each.nbytes for each in (*model.parameters(), *model.buffers())),
             model_type=str(model.config.model_type),
             dtype=str(model.dtype).removeprefix("torch."),
             device=self._device.type,

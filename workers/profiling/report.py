@@ -91,7 +91,7 @@ class ProfileSettings:
 
     Attributes:
         batch_sizes: Numbers of sequences per batch, ascending.
-        prompt_tokens: Tokens per prompt, for a task's prompts their mean; also the context for FLOPs per token.
+        prompt_tokens: Tokens per prompt, for a task's prompts their mean.
         dtype: Parameter dtype; `auto` is each checkpoint's own.
         threads: Intra-op threads of torch on the CPU; None for torch's default.
     """
@@ -116,32 +116,18 @@ class ProfileSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCosts:
-    """Parameters, bytes and FLOPs of a model; see `moevolve.workers.profiling.costs`.
+class LoadReply:
+    """The size of a loaded model and the settings that it runs with.
 
     Attributes:
-        active_parameters: Parameters that a token uses, without experts that aren't chosen and neurons of other
-            experts; an upper bound if several routers must agree.
+        active_parameters: See `moevolve.workers.profiling.costs.active_parameters`.
         weight_bytes: Bytes of parameters and buffers as loaded, counting tied tensors once.
-        linear_flops: FLOPs per token in matrix products with weights.
-        attention_flops: FLOPs in attention for the last token of a context.
+        free_bytes: Free memory of the model's devices, or of the host.
     """
 
     parameters: int
     active_parameters: int
     weight_bytes: int
-    linear_flops: int
-    attention_flops: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReply(ModelCosts):
-    """The costs of a loaded model and the settings that it runs with.
-
-    Attributes:
-        free_bytes: Free memory of the model's devices, or of the host.
-    """
-
     model_type: str
     dtype: str
     device: str
@@ -209,7 +195,6 @@ class ModelProfile:
         score: Stored score on the prompts' task and split, from 0 to 1; None for arbitrary prompts, folders, and models
             that weren't evaluated on them.
         scale: Scale that it is shown on.
-        flops: FLOPs for the last token of a prompt.
     """
 
     label: str
@@ -217,11 +202,6 @@ class ModelProfile:
     batches: tuple[BatchProfile, ...]
     score: float | None = None
     scale: ScaleName = "percent"
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def flops(self) -> int:
-        return self.load.linear_flops + self.load.attention_flops
 
 
 @dataclass(frozen=True, slots=True)

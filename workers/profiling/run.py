@@ -45,7 +45,7 @@ def profile_models(
     called with a description of each stage.
 
     Raises:
-        UserError: A model can't be loaded or counted, or doesn't fit on the device.
+        UserError: A model can't be loaded, or doesn't fit on the device.
         ProfileError: A process was killed or crashed.
     """
     profiles: list[ModelProfile] = []

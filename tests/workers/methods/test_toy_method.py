@@ -20,11 +20,11 @@ from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.checkpoints.state import empty_model, layer_state
 from moevolve.workers.contract.card import CheckpointForm, ExportCard, ExportSummary
 from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit, Tokens
-from moevolve.workers.contract.methods import Applicator, Blueprint, Method, ModelParts, ModuleUse, Resident
+from moevolve.workers.contract.methods import Applicator, Blueprint, Method, ModelParts, Resident
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.registry import METHODS
-from moevolve.workers.profiling.costs import _uses
+from moevolve.workers.profiling.costs import _idle
 from moevolve.workers.worker import EvaluationWorker
 
 SPLIT = PreparedSplit(
@@ -107,7 +107,7 @@ WHOLE = Method(
     exporter=FoldingExporter(),
     calibrators={ScaleMeasurement: measure_lengths},
     described=lambda layer, position, edit: replace(layer, layer=90 + position),
-    module_uses={"Strange": lambda module, config: ModuleUse(0, 7)},
+    idle={"Strange": lambda module, config: 7},
 )
 
 
@@ -170,4 +170,4 @@ def test_what_it_offers_is_used(
     assert [layer.layer for layer in found.routed] == [90, 91, 92]
     strange = type("Strange", (nn.Module,), {})()
     strange.matrix = nn.Parameter(torch.ones(2, 2))
-    assert [use.products for use in _uses(strange, dense.resident.model.config, "")] == [7]
+    assert _idle(strange, dense.resident.model.config) == 7

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -25,7 +25,7 @@ from moevolve.workers.checkpoints.state import (
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.facts import ModelFacts
-from moevolve.workers.contract.methods import Blueprint, ExpertSelection, ModuleUse, Resident, host_tensor
+from moevolve.workers.contract.methods import Blueprint, ExpertSelection, Resident, host_tensor
 from moevolve.workers.families.base import CORRECTION_BIAS
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.families.registry import FAMILIES, active_experts, expert_family
@@ -350,8 +350,3 @@ def _router(layer: MoELayer) -> EditableRouter:
     gate = layer.gate
     assert isinstance(gate, EditableRouter)
     return gate
-
-
-def edited_router_use(module: Any, config: object) -> ModuleUse:
-    """Use of `EditedRouter` in `native.py.jinja`: all router rows, and the mapping if it isn't one-hot."""
-    return ModuleUse(0, module.weight.numel() + (0 if module.one_hot else module.router_mapping.numel()))

@@ -12,7 +12,7 @@ from moevolve.workers.contract.methods import Method
 from moevolve.workers.methods.eep.apply import EepApplicator
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import EepEdit, ExpertsMeasurement
-from moevolve.workers.methods.eep.export import EepExporter, edited_router_use
+from moevolve.workers.methods.eep.export import EepExporter
 from moevolve.workers.methods.eep.router import EditableRouter
 
 
@@ -42,5 +42,4 @@ EEP = Method(
     described=lambda layer, position, edit: replace(
         layer, origins=tuple(np.abs(edit.expert_merging[position]).argmax(axis=1).tolist())
     ),
-    module_uses={"EditedRouter": edited_router_use},
 )

@@ -35,8 +35,8 @@ from moevolve.workers.methods.factorllm.edit import (
 from moevolve.workers.methods.shared.dense import (
     check_shape,
     dense_layers_for,
+    idle_in_network,
     network_tensors,
-    network_use,
     weights_of,
     write_native_dense,
 )
@@ -262,8 +262,8 @@ FACTORLLM = Method(
         CmoeMeasurement: calibrate_cmoe,
     },
     routing={FactorizedNetwork: _read_routing},
-    module_uses={
-        "FactorizedNetwork": lambda module, config: network_use(
+    idle={
+        "FactorizedNetwork": lambda module, config: idle_in_network(
             module, config, active=config.factor_active, of=config.factor_experts
         )
     },

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +28,6 @@ from moevolve.workers.contract.methods import (
     Blueprint,
     Method,
     ModelParts,
-    ModuleUse,
     Resident,
     host_tensor,
 )
@@ -252,17 +250,8 @@ class NanoMoeExporter:
         return Blueprint(empty_model(model_class, config, source.dtype), layer)
 
 
-def block_mixed_linear_use(module: Any, config: object) -> ModuleUse:
-    """Use of `BlockMixedLinear` in `native.py.jinja`: both factors and M."""
-    mixing = 0 if module.mixing is None else module.mixing.numel()
-    if module.mixing is not None and module.mixing.dim() == 2:
-        mixing *= module.u.shape[2]  # each scalar multiplies a latent vector of a block
-    return ModuleUse(0, module.u.numel() + module.v.numel() + mixing)
-
-
 NANOMOE = Method(
     edit=NanoMoeEdit,
     applicator=NanoMoeApplicator,
     exporter=NanoMoeExporter(),
-    module_uses={"BlockMixedLinear": block_mixed_linear_use},
 )

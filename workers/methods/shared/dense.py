@@ -10,7 +10,7 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_ffn import NetworkWeights
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX, write_native
-from moevolve.workers.contract.methods import ModelParts, ModuleUse, Resident
+from moevolve.workers.contract.methods import ModelParts, Resident
 from moevolve.workers.families.base import DenseFamily
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.families.registry import dense_family
@@ -88,8 +88,8 @@ def native_family(config: PretrainedConfig) -> DenseFamily:
     return family
 
 
-def network_use(module: Any, config: PretrainedConfig, active: int, of: int) -> ModuleUse:
-    """Return the use of a network in which a token runs `active` of `of` equal parts, chosen by a router.
+def idle_in_network(module: Any, config: PretrainedConfig, active: int, of: int) -> int:
+    """Return the idle parameters of a network in which a token runs `active` of `of` equal parts.
 
     A part is rows of the gate and up projections and columns of the down projection, whose bias is always added.
     """
@@ -97,5 +97,4 @@ def network_use(module: Any, config: PretrainedConfig, active: int, of: int) -> 
     inner = [getattr(module, part) for part in (family.up, family.gate) if part is not None]
     matrices = sum(part.weight.numel() for part in (*inner, getattr(module, family.down)))
     biases = sum(part.bias.numel() for part in inner if part.bias is not None)
-    idle = (matrices + biases) * (of - active) // of
-    return ModuleUse(idle, matrices * active // of + module.router_weight.numel())
+    return (matrices + biases) * (of - active) // of

@@ -22,13 +22,13 @@ from moevolve.workers.checkpoints.native import native_config
 from moevolve.workers.checkpoints.state import empty_model, layer_state, layers_prefix, unedited_parameters
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit
-from moevolve.workers.contract.methods import Blueprint, Method, ModuleUse, Resident, host_tensor
+from moevolve.workers.contract.methods import Blueprint, Method, Resident, host_tensor
 from moevolve.workers.families.base import EXPERT_ALIGNMENT
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.shared.dense import (
+    idle_in_network,
     native_family,
     network_tensors,
-    network_use,
     write_native_dense,
 )
 from moevolve.workers.methods.tomoe.apply import MaskedNetwork, ToMoeApplicator, fold
@@ -261,14 +261,10 @@ TOMOE = Method(
     exporter=ToMoeExporter(),
     calibrators={ToMoeMeasurement: calibrate_tomoe},
     routing={MaskedNetwork: _read_routing},
-    module_uses={
+    idle={
         # The native network holds the neurons that any expert keeps; a token uses one expert's.
-        "MaskedNetwork": lambda module, config: network_use(
+        "MaskedNetwork": lambda module, config: idle_in_network(
             module, config, active=module.neurons.shape[1], of=getattr(module, native_family(config).up).out_features
-        ),
-        # Scores of dimensions come in addition to the whole projection.
-        "MaskedValues": lambda module, config: ModuleUse(
-            0, module.value_router.numel() + module.value_directions.numel(), (module.whole,)
         ),
     },
 )
