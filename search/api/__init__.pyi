@@ -49,10 +49,10 @@ from .search.interface.answers import AskedRow as AskedRow
 from .search.interface.control import SearchState as SearchState
 from .search.interface.evaluate import Evaluations as Evaluations
 from .search.interface.import_eep import Imported as Imported
+from .search.interface.individuals import Analysis as Analysis
 from .search.interface.rankings import Pareto as Pareto
 from .search.interface.recipe import Recipe as Recipe
-from .search.interface.results import Analysis as Analysis
-from .search.interface.show import SearchOverview as SearchOverview
+from .search.interface.searches import SearchOverview as SearchOverview
 from .search.loop.final_table import Entry as Entry
 from .search.loop.final_table import FinalTable as FinalTable
 from .search.loop.scores import Score as Score

@@ -8,15 +8,20 @@ from moevolve.search.interface.control import CancelRequest, PauseRequest, Scale
 from moevolve.search.interface.evaluate import EvaluateRequest
 from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.import_eep import ImportEepRequest
+from moevolve.search.interface.individuals import AnalyseRequest, GenomeRequest, LineageRequest, ShowRequest
 from moevolve.search.interface.plan import EstimateRequest
 from moevolve.search.interface.profile import ProfileRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
 from moevolve.search.interface.report import PlotRequest, ReportRequest
-from moevolve.search.interface.results import AnalyseRequest, CompareRequest, EffectsRequest
 from moevolve.search.interface.running import LaunchRequest, ResumeRequest, RetryRequest, StudyRequest
-from moevolve.search.interface.searches import FinalTableRequest, SearchesRequest
-from moevolve.search.interface.show import GenomeRequest, LineageRequest, OverviewRequest, ShowRequest
+from moevolve.search.interface.searches import (
+    CompareRequest,
+    EffectsRequest,
+    FinalTableRequest,
+    OverviewRequest,
+    SearchesRequest,
+)
 from moevolve.search.server.serve import ServeRequest
 from moevolve.search.shrink.request import ShrinkRequest
 

@@ -14,7 +14,7 @@ from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption
 from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.interface.answers import AnswersRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
-from moevolve.search.interface.results import AnalyseRequest
+from moevolve.search.interface.individuals import AnalyseRequest
 
 if TYPE_CHECKING:
     from moevolve import Analysis, Answers, Evaluations

@@ -16,11 +16,10 @@ from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption
 from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.cli.output.genome import print_genome
 from moevolve.search.genomes.registry import KINDS
+from moevolve.search.interface.individuals import LineageRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import PlotRequest, ReportRequest
-from moevolve.search.interface.results import CompareRequest, EffectsRequest
-from moevolve.search.interface.searches import SearchesRequest
-from moevolve.search.interface.show import LineageRequest
+from moevolve.search.interface.searches import CompareRequest, EffectsRequest, SearchesRequest
 from moevolve.search.server.serve import ServeRequest
 from moevolve.search.text import date_time, parameter_count, score_lines
 

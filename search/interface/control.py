@@ -19,17 +19,6 @@ from moevolve.store.records import Control, DesiredState, SearchRecord
 from moevolve.store.repository import Store
 
 
-@record
-class ControlRequest(Request):
-    """Look up which process runs a search, how far it is, and which state users ask for."""
-
-    route = "/searches/{search}/control"
-    search: SearchRef
-
-    def answer(self, store: StoreReader) -> Control:
-        return store.control(store.search(self.search).id)
-
-
 @dataclass(frozen=True, slots=True)
 class SearchState:
     """A search at one moment, and its driver."""

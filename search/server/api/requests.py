@@ -14,11 +14,11 @@ from pydantic import BaseModel, ConfigDict, create_model, model_validator
 from moevolve.search.genomes.contract.phases import refuse_flags_as_numbers
 from moevolve.search.interface.control import (
     CancelRequest,
-    ControlRequest,
     PauseRequest,
     ScaleRequest,
     StopRequest,
 )
+from moevolve.search.interface.individuals import GenomeRequest, LineageRequest, ShowRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.request import (
     Request,
@@ -28,9 +28,13 @@ from moevolve.search.interface.request import (
     function_for,
     option_names,
 )
-from moevolve.search.interface.results import CompareRequest, EffectsRequest
-from moevolve.search.interface.searches import FinalTableRequest, SearchesRequest, SearchRequest
-from moevolve.search.interface.show import GenomeRequest, LineageRequest, OverviewRequest, ShowRequest
+from moevolve.search.interface.searches import (
+    CompareRequest,
+    EffectsRequest,
+    FinalTableRequest,
+    OverviewRequest,
+    SearchesRequest,
+)
 from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState
 from moevolve.search.server.problems import READS, WRITES
 from moevolve.store.errors import NotFoundError, NotRunningError
@@ -38,9 +42,7 @@ from moevolve.store.errors import NotFoundError, NotRunningError
 # What a server offers over HTTP; each has a `route`.
 REQUESTS: tuple[type[Request], ...] = (
     SearchesRequest,
-    SearchRequest,
     OverviewRequest,
-    ControlRequest,
     FinalTableRequest,
     CompareRequest,
     EffectsRequest,

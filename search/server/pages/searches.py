@@ -14,8 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from moevolve.evaluators.types import SCORED
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.interface.request import one_line_errors
-from moevolve.search.interface.results import CompareRequest
-from moevolve.search.interface.searches import SearchesRequest, SearchOrder
+from moevolve.search.interface.searches import CompareRequest, SearchesRequest, SearchOrder
 from moevolve.search.loop.final_table import build_final_table
 from moevolve.search.report.contents import gather, settings_text
 from moevolve.search.report.page import render_page

@@ -26,7 +26,7 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.repaired import RepairedGenome, base_genome
-from moevolve.search.interface.results import AnalyseRequest
+from moevolve.search.interface.individuals import AnalyseRequest
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.local import LocalPool
 from moevolve.search.pools.ray_pool import RayPool

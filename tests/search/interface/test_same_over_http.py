@@ -16,12 +16,17 @@ from store_samples import scored, search, split
 import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.interface.control import CancelRequest, ControlRequest, PauseRequest, ScaleRequest, StopRequest
+from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest
+from moevolve.search.interface.individuals import GenomeRequest, LineageRequest, ShowRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.request import one_line_errors
-from moevolve.search.interface.results import CompareRequest, EffectsRequest
-from moevolve.search.interface.searches import FinalTableRequest, SearchesRequest, SearchRequest
-from moevolve.search.interface.show import GenomeRequest, LineageRequest, OverviewRequest, ShowRequest
+from moevolve.search.interface.searches import (
+    CompareRequest,
+    EffectsRequest,
+    FinalTableRequest,
+    OverviewRequest,
+    SearchesRequest,
+)
 from moevolve.search.server.api.requests import REQUESTS
 from moevolve.search.server.app import make_app
 from moevolve.search.server.settings import ServerSettings
@@ -32,9 +37,7 @@ from moevolve.store.repository import Store
 QUESTIONS: list[Any] = [
     SearchesRequest(),
     SearchesRequest(text="ALP", status="created", sort="best"),
-    SearchRequest("lab"),
     OverviewRequest("lab"),
-    ControlRequest("lab"),
     FinalTableRequest("lab-1"),
     EffectsRequest("lab"),
     BestRequest(task="rte", limit=2),

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
-from moevolve.search.interface.results import AnalyseRequest, Analysis
+from moevolve.search.interface.individuals import AnalyseRequest, Analysis
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 

@@ -124,7 +124,7 @@ def test_a_search_is_launched_paused_stopped_and_resumed_from_elsewhere(tiny: An
     connect = partial(httpx2.Client, headers=headers, timeout=PATIENT_S)
 
     def status(client: httpx2.Client) -> str:
-        return str(client.get("/api/searches/calm").json()["status"])
+        return str(client.get("/api/searches/calm").json()["search"]["status"])
 
     asked, other = {"configuration": "small", "overrides": {"window": 2}}, {"configuration": "small"}
     with served_here(settings, "slow_pool") as url, connect(base_url=url) as client:

@@ -1,62 +1,71 @@
-"""What was found: searches beside each other, what moved the score in one, and how an individual uses its experts."""
+"""Stored individuals: everything about one, its genome in columns, its lineage, and how it uses its experts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated
-
-from pydantic import Field
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.types import Split
-from moevolve.search.config.run import LONGEST_NAME
-from moevolve.search.interface.parameters import IndividualRef, ModelPath, SearchRef, Task, TaskSplit
-from moevolve.search.interface.request import Flag, Request, about, record
+from moevolve.search.genomes.contract.outline import GenomeOutline
+from moevolve.search.genomes.registry import outline_of
+from moevolve.search.interface.parameters import IndividualRef, ModelPath, Task, TaskSplit
+from moevolve.search.interface.request import Request, about, record
 from moevolve.search.loop.scores import FULL
-from moevolve.search.results.comparison import Comparison, compare_searches
-from moevolve.search.results.effects import Effects, effects
 from moevolve.search.running.candidates import find_candidate, prepared_split
 from moevolve.store.reader import StoreReader
+from moevolve.store.records import IndividualDetail, LineageGraph
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.usage import Usage
 
 
 @record
-class CompareRequest(Request):
-    """Show searches beside each other: the settings that differ, and their winners' scores with paired tests.
-
-    Searches that differ only in the seed are a group, whose means are shown. Nothing is evaluated.
+class ShowRequest(Request):
+    """Show everything that the store has on one individual.
 
     Raises:
-        StoreError: the store or search doesn't exist.
+        StoreError: the store or individual doesn't exist.
     """
 
-    route = "/compare"
-    searches: Annotated[
-        Sequence[Annotated[str, Field(max_length=LONGEST_NAME)]],
-        about("Names or ids of the searches; tests are against the first.", min_length=1, max_length=64),
-        Flag(metavar="SEARCH...", kind=list[str]),
-    ]
+    route = "/individuals/{individual}"
+    individual: IndividualRef
 
-    def answer(self, store: StoreReader) -> Comparison:
-        return compare_searches(store, self.searches)
+    def answer(self, store: StoreReader) -> IndividualDetail:
+        return store.individual(self.individual)
 
 
 @record
-class EffectsRequest(Request):
-    """Tell what came of the individuals that each operator made in each phase. Nothing is evaluated.
+class GenomeRequest(Request):
+    """Show an individual's genome in columns: what it keeps of each layer, and its settings.
 
     Raises:
-        StoreError: the store or search doesn't exist.
+        StoreError: the store or individual doesn't exist.
+        UserError: the search was stored without the facts of its model.
     """
 
-    route = "/searches/{search}/effects"
-    search: SearchRef
+    route = "/individuals/{individual}/genome"
+    individual: IndividualRef
 
-    def answer(self, store: StoreReader) -> Effects:
-        return effects(store, self.search)
+    def answer(self, store: StoreReader) -> GenomeOutline:
+        found = find_candidate(store, self.individual, weights=False).genome
+        assert found is not None
+        return outline_of(found)
+
+
+@record
+class LineageRequest(Request):
+    """Show the ancestors of an individual, back to those without parents.
+
+    Raises:
+        StoreError: the store or individual doesn't exist.
+    """
+
+    route = "/individuals/{individual}/lineage"
+    individual: IndividualRef
+
+    def answer(self, store: StoreReader) -> LineageGraph:
+        return store.ancestors(self.individual)
 
 
 @dataclass(frozen=True, slots=True)
