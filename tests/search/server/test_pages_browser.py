@@ -214,9 +214,6 @@ def test_all_pages_are_visited_have_their_landmarks_and_fit_a_phone_in_the_dark(
     page.get_by_role("link", name="Pareto").click()
     page.wait_for_selector("figure[data-pareto] canvas")
     settle(page)
-    page.get_by_role("link", name="Health").click()
-    page.get_by_text("SQLite store.db, schema version").wait_for()
-    settle(page)
     page.get_by_role("link", name="Searches", exact=True).click()
     page.get_by_role("heading", name="What happened last").wait_for()
     for path in MORE:
