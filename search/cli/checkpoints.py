@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import moevolve
-from moevolve.evaluators.scales import SCALES
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, asked, shows, takes
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
 from moevolve.search.genomes.registry import KINDS
@@ -107,26 +106,23 @@ def _print_profile(report: ProfileReport) -> None:
     if task is not None:
         lengths = f"{task.shortest} to {task.longest} tokens, {task.mean} on average"
         prompts = f"prompts of {task.task} ({task.split}), {lengths},"
-    scored = any(model.score is not None for model in report.models)
-    headings = f"model | {'>score | ' if scored else ''}>parameters | >active | >weights | >batch"
-    headings += " | >peak memory | >prefill tokens/s | >decode tokens/s | >answers/s"
     print_table(
         f"{machine}, {ran.dtype}, {prompts} and {settings.new_tokens} new tokens, "
         f"medians of {settings.timed_runs}; ratios to {reference.label}",
-        headings,
-        [row for model in report.models for row in _profile_rows(model, reference, scored)],
+        "model | >parameters | >active | >weights | >batch | >peak memory | >prefill tokens/s | >decode tokens/s | "
+        ">answers/s",
+        [row for model in report.models for row in _profile_rows(model, reference)],
     )
     output.print(f"peak memory: {report.peak_memory}", soft_wrap=True)
     for note in report.notes:
         output.print(note, soft_wrap=True)
 
 
-def _profile_rows(model: ModelProfile, reference: ModelProfile, scored: bool) -> Iterator[list[str]]:
+def _profile_rows(model: ModelProfile, reference: ModelProfile) -> Iterator[list[str]]:
     """Return a line per batch size; cells that don't depend on it are in the first line only."""
     load, other = model.load, reference.load
     head = [
         model.label,
-        *([SCALES[model.scale].text(model.score)] if scored else []),
         f"{parameter_count(load.parameters)}\n{_share(load.parameters, other.parameters)}",
         f"{parameter_count(load.active_parameters)}\n{_share(load.active_parameters, other.active_parameters)}",
         f"{memory_size(load.weight_bytes)}\n{_share(load.weight_bytes, other.weight_bytes)}",

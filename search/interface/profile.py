@@ -6,7 +6,7 @@ import re
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import KW_ONLY, replace
+from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Annotated
 
@@ -14,16 +14,13 @@ from pydantic import BeforeValidator, Field
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import TaskSection
-from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.interface.opening import opened_reader
 from moevolve.search.interface.parameters import ModelDtype, ModelPath, SearchOfFull, TaskSplit
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL
 from moevolve.search.running.candidates import Candidate, find_candidate, prepared_split
 from moevolve.search.running.observer import SILENT, Observer
-from moevolve.search.text import duration
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL, EvaluationRecord
 from moevolve.workers.checkpoints.files import gguf_file
 from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import Device, EngineConfig, ModelConfig
@@ -121,7 +118,6 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
     if full is not None:
         configs.append(full)
     prompts, new_tokens = _prompts(request, candidates, configs)
-    scores = {} if store is None or prompts is None else _scores(store, candidates, prompts)
     settings = _settings(request, full, min(position_limit(config) for config in configs), prompts, new_tokens)
     with tempfile.TemporaryDirectory(prefix="moevolve-profile-") as scratch:
         if full is not None:
@@ -135,50 +131,7 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
         order = [*([FULL] if full is not None else []), *(name for name in names if name != FULL)]
         processes = Path(scratch, "processes")
         processes.mkdir()
-        report = profile_models([models[name] for name in order], settings, processes, on_stage)
-    notes = (*report.notes, *_notes(report, candidates))
-    scored = [
-        each if (found := scores.get(each.label)) is None else replace(each, score=found.score, scale=found.scale)
-        for each in report.models
-    ]
-    return replace(report, models=tuple(scored), notes=notes)
-
-
-def _scores(store: StoreReader, candidates: dict[str, Candidate], prompts: TaskPrompts) -> dict[str, EvaluationRecord]:
-    """Stored evaluations of individuals and of their full model on the prompts' task and split, by name."""
-    found = {}
-    where = prompts.task, prompts.split
-    for name, candidate in candidates.items():
-        search = candidate.search
-        tasks = [one.task_fingerprint for one in store.search_tasks(search.id) if (one.task, one.split) == where]
-        phenotypes = {FULL: FULL_MODEL}
-        if candidate.detail is not None:
-            phenotypes[name] = candidate.detail.individual.phenotype_hash
-        for label, phenotype in phenotypes.items():
-            for each in store.evaluations(phenotype, search.model_fingerprint, search.engine_fingerprint, tasks):
-                if each.score is not None:
-                    found[label] = each
-    return found
-
-
-def _notes(report: ProfileReport, candidates: dict[str, Candidate]) -> tuple[str, ...]:
-    """Note how long repairs took, and individuals whose checkpoint isn't as large as the store says."""
-    notes = []
-    for name, candidate in candidates.items():
-        evaluations = () if candidate.detail is None else candidate.detail.evaluations
-        # Making an edit counts with the first split that it is evaluated on.
-        seconds = sum(each.seconds for each in evaluations if each.split == "search")
-        if isinstance(candidate.genome, RepairedGenome) and seconds:
-            notes.append(f"{name} is repaired: to fit it, and to score it on search, took a worker {duration(seconds)}")
-    for model in report.models:
-        detail = candidates[model.label].detail if model.label in candidates else None
-        # Stock checkpoints may repeat what experts share.
-        if detail is not None and detail.individual.parameters != model.load.parameters:
-            notes.append(
-                f"{model.label} describes {detail.individual.parameters:,} parameters; its {model.load.model_type} "
-                f"checkpoint has {model.load.parameters:,}"
-            )
-    return tuple(notes)
+        return profile_models([models[name] for name in order], settings, processes, on_stage)
 
 
 def _is_stored(name: str) -> bool:

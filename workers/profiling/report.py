@@ -10,7 +10,6 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, computed_field
 
 from moevolve.evaluators.records import short_repr
-from moevolve.evaluators.scales import ScaleName
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 
@@ -189,19 +188,11 @@ class BatchProfile:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """Measurements of one model.
-
-    Attributes:
-        score: Stored score on the prompts' task and split, from 0 to 1; None for arbitrary prompts, folders, and models
-            that weren't evaluated on them.
-        scale: Scale that it is shown on.
-    """
+    """Measurements of one model."""
 
     label: str
     load: LoadReply
     batches: tuple[BatchProfile, ...]
-    score: float | None = None
-    scale: ScaleName = "percent"
 
 
 @dataclass(frozen=True, slots=True)
