@@ -85,8 +85,10 @@ def random_model(variant: str, seed: int, randomised: bool = True, **settings: A
         model = AutoModelForCausalLM.from_config(config).float().eval()
         for name, tensor in model.state_dict().items() if randomised else ():
             randomise(name, tensor)
-            if variant in ("opt", "phi", "qwen2") and name.endswith(".bias"):
+            if variant in DENSE and name.endswith(".bias"):
                 nn.init.normal_(tensor, std=0.2)
+            elif variant in DENSE and name.endswith("feedforward_layernorm.weight"):
+                tensor += 0.3 * torch.randn_like(tensor)
     return model
 
 

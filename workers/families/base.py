@@ -84,6 +84,8 @@ class Family:
         packs: True if its attention keeps packed sequences of one row apart by their position ids.
         pads_left: True if tokens may follow padding, which attention to blocks of keys by their place in a row, not by
             their position, doesn't allow.
+        output_scale: Derives the factor on a network's output, or on the routed experts' sum, in the residual stream;
+            None for 1.
     """
 
     model_type: str
@@ -91,6 +93,7 @@ class Family:
     sdpa: bool = field(default=True, kw_only=True)
     packs: bool = field(default=True, kw_only=True)
     pads_left: bool = field(default=True, kw_only=True)
+    output_scale: Callable[[PretrainedConfig], float] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,6 @@ class ExpertFamily(Family):
         shared_by_experts: Names of the modules among the experts that all of them use.
         stored: Ends of the names of fused experts in checkpoints, where these names don't contain `.experts.`.
         stored_router, stored_weight: Names of `router` and `weight` in checkpoints, if they are others.
-        output_scale: Derives the factor on the routed experts' sum in the residual stream; None for 1.
         experts_input: Names of the modules in a MoE block that make the experts' inputs of the router's, one after the
             other; none if both get the same. A block without such a module leaves it out.
         takes_sequences: True if the router takes hidden states [rows, columns, hidden] only.
@@ -145,7 +147,6 @@ class ExpertFamily(Family):
     stored: tuple[str, ...] = ()
     stored_router: str | None = None
     stored_weight: str | None = None
-    output_scale: Callable[[PretrainedConfig], float] | None = None
     experts_input: tuple[str, ...] = ()
     takes_sequences: bool = False
     unrepairable: Callable[[PretrainedConfig], str | None] | None = None
@@ -191,6 +192,9 @@ class DenseFamily(Family):
 
     Attributes:
         up, gate, down: Names of the linear layers; `gate` is None for networks without a gate, `down(act(up(x)))`.
+        fused: Name of the linear layer in whose place the model has `gate` and `up`, whose rows are one's and then the
+            other's; None if it has these.
+        output_norm: Name of the decoder layer's norm between the network and the residual stream; None without one.
         inline: True if the decoder layer itself holds and runs these parts, instead of a module `mlp`.
         masks_heads: True if dimensions of attention heads can be masked: rotary embedding pairs dimensions i and
             i + head_dim / 2 of a whole head, and nothing else lies between the query and key projections and the
@@ -204,6 +208,8 @@ class DenseFamily(Family):
     gate: str | None
     down: str
     activation: str
+    fused: str | None = None
+    output_norm: str | None = None
     inline: bool = False
     masks_heads: bool = False
     width_field: str = "intermediate_size"

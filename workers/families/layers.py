@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -139,21 +140,44 @@ class MoELayer:
 
 
 @dataclass(frozen=True, slots=True)
+class FusedRows:
+    """Some rows of a linear layer that computes the gate and up projections together, in the form of one of them."""
+
+    linear: nn.Linear
+    rows: slice
+
+    @property
+    def weight(self) -> Tensor:
+        """A view of the weight that the linear layer has now."""
+        return self.linear.weight[self.rows]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return None if self.linear.bias is None else self.linear.bias[self.rows]
+
+
+@dataclass(frozen=True, slots=True)
 class DenseLayer:
     """Handle of one dense feed-forward network, `down(act(gate(x)) * up(x))` or `down(act(up(x)))`.
 
     Attributes:
-        up, gate: Linear layers with weights [width, hidden]; `gate` is None for a network without a gate.
+        up, gate: Projections with weights [width, hidden]; `gate` is None for a network without a gate.
         down: Linear layer with weight [hidden, width].
+        inner: The linear layers that the model has for `gate`, if there is one, and `up`: these, or a fused one.
+        output_scale: Factor on the network's output before it is added to the residual stream.
+        output_norm: Norm between the network and the residual stream; None without one.
     """
 
     index: int
     decoder_layer: nn.Module
-    up: nn.Linear
-    gate: nn.Linear | None
+    up: nn.Linear | FusedRows
+    gate: nn.Linear | FusedRows | None
     down: nn.Linear
+    inner: tuple[nn.Linear, ...]
     activation: Callable[[Tensor], Tensor]
     family: DenseFamily
+    output_scale: float = 1.0
+    output_norm: nn.Module | None = None
 
     @property
     def width(self) -> int:
@@ -185,13 +209,25 @@ class Replacement:
         """Run `module` instead of the network."""
         # The decoder layer runs an inlined network part by part: the first part does all the work.
         stand_ins = [module, *(nn.Identity() for _ in range(len(self._originals) - 1))]
-        for name, stand_in in zip(self._originals, stand_ins, strict=True):
-            setattr(self._holder, name, stand_in)
+        self._set(dict(zip(self._originals, stand_ins, strict=True)))
 
     def restore(self) -> None:
         """Run the original network again."""
-        for name, original in self._originals.items():
-            setattr(self._holder, name, original)
+        self._set(self._originals)
+
+    @contextmanager
+    def removed(self) -> Iterator[None]:
+        """Run the original network within a `with` block."""
+        shown = {name: getattr(self._holder, name) for name in self._originals}
+        self.restore()
+        try:
+            yield
+        finally:
+            self._set(shown)
+
+    def _set(self, modules: Mapping[str, nn.Module]) -> None:
+        for name, module in modules.items():
+            setattr(self._holder, name, module)
 
 
 def adapt_blocks(model: PreTrainedModel) -> None:
@@ -254,12 +290,21 @@ def find_dense_layers(model: PreTrainedModel) -> tuple[DenseLayer, ...]:
     family = dense_family(model.config.model_type)
     if family is None:
         return ()
-    layers = []
+    layers, scale = [], 1.0 if family.output_scale is None else family.output_scale(model.config)
     for index, decoder_layer in enumerate(decoder_of(model).layers):
         holder = decoder_layer if family.inline else decoder_layer.mlp
-        up, down, activation = (getattr(holder, name) for name in (family.up, family.down, family.activation))
-        gate = None if family.gate is None else getattr(holder, family.gate)
-        layers.append(DenseLayer(index, decoder_layer, up, gate, down, activation, family))
+        down, activation = getattr(holder, family.down), getattr(holder, family.activation)
+        if family.fused is None:
+            inner = tuple(getattr(holder, name) for name in (family.gate, family.up) if name is not None)
+            parts: tuple[Any, ...] = inner
+        else:
+            inner = (getattr(holder, family.fused),)
+            width = down.in_features
+            parts = tuple(FusedRows(inner[0], slice(start, start + width)) for start in (0, width))
+        *gates, up = parts
+        gate = gates[0] if gates else None
+        norm = None if family.output_norm is None else getattr(decoder_layer, family.output_norm)
+        layers.append(DenseLayer(index, decoder_layer, up, gate, down, inner, activation, family, scale, norm))
     return tuple(layers)
 
 

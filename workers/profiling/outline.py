@@ -191,7 +191,7 @@ def _dense_width(layer: nn.Module) -> int:
     widths = (
         max(module.out_features, module.in_features)
         for name, module in layer.named_modules()
-        if isinstance(module, nn.Linear) and not any(part in name for part in ("self_attn", "gate.", "router"))
+        if isinstance(module, nn.Linear) and not any(part in name for part in ("self_attn", "gate", "router"))
     )
     return max(widths, default=0)
 

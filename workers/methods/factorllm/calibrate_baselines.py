@@ -56,7 +56,7 @@ def calibrate_moefication(
     layers = resident.dense_layers
     for batch in memory_batches(layers, lambda layer: 8 * layer.hidden**2):
         moments = [InputMoments(layer.hidden, layer.up.weight.device) for layer in batch]
-        watches = [Watch(layer.up, each.add) for layer, each in zip(batch, moments, strict=True)]
+        watches = [Watch(layer.inner[-1], each.add) for layer, each in zip(batch, moments, strict=True)]
         run_watched(resident, sequences, watches)
         for layer, each in zip(batch, moments, strict=True):
             rows = activation_weights(layer)

@@ -36,11 +36,19 @@ from moevolve.workers.methods.shared.dense import (
     check_shape,
     dense_layers_for,
     idle_in_network,
+    inner_tensors,
     network_tensors,
     weights_of,
     write_native_dense,
 )
-from moevolve.workers.methods.shared.dense_outputs import ActiveMask, NetworkCopies, NetworkOutput, check_additive
+from moevolve.workers.methods.shared.dense_outputs import (
+    ActiveMask,
+    MaskingNetwork,
+    NetworkCopies,
+    NetworkOutput,
+    check_additive,
+    network_output,
+)
 from moevolve.workers.methods.shared.outputs import Repairable
 
 if TYPE_CHECKING:
@@ -58,10 +66,7 @@ class NeuronOrder:
     """
 
     def __init__(self, layer: DenseLayer) -> None:
-        linears = [layer.up] if layer.gate is None else [layer.up, layer.gate]
-        self._rows = [each.weight.data for each in linears] + [
-            each.bias.data for each in linears if each.bias is not None
-        ]
+        self._rows = [*inner_tensors(layer).values()]
         self._columns = layer.down.weight.data
         self._now = np.arange(layer.width)
 
@@ -82,7 +87,7 @@ class NeuronOrder:
         self.permute(np.arange(len(self._now)))
 
 
-class FactorizedNetwork(nn.Module):
+class FactorizedNetwork(MaskingNetwork):
     """Replaces a feed-forward network, and runs the experts that its routers choose."""
 
     router_weight: Tensor
@@ -109,7 +114,6 @@ class FactorizedNetwork(nn.Module):
         return expert_ffn(flat, chosen, weights_of(self._source[0]), self.output_scale).view(hidden_states.shape)
 
     def active_mask(self, hidden: Tensor) -> ActiveMask:
-        """Return the active neurons for hidden states [tokens, hidden]."""
         experts = self.router_weight.shape[1]
         unit = self._source[0].width // experts
         kept = torch.eye(experts, dtype=torch.bool, device=hidden.device).repeat_interleave(unit, dim=1)
@@ -154,8 +158,7 @@ class FactorLlmApplicator(Repairable):
 
     def outputs(self) -> tuple[NetworkOutput, ...]:
         check_additive(self._layers[0])
-        parts = zip(self._layers, self._weights, self.networks, strict=True)
-        return tuple(NetworkOutput(layer, weights, network, network.active_mask) for layer, weights, network in parts)
+        return tuple(map(network_output, self._layers, self._weights, self._replacements, self.networks))
 
     def _restore_weights(self) -> None:
         for weights in self._weights:

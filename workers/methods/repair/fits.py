@@ -131,12 +131,19 @@ class LayerFits:
                 self._layer = layer
                 fitted = self._fit(output, self._state)
                 if output.next_part is not None:
-                    fitted = replace(fitted, state=None)
+                    fitted = replace(fitted, state=self._behind(place))
                 self._cache.put(self._keys[place], fitted)
             if fitted.state is not None:
                 # On the host, where those of other candidates wait for their turns, too.
                 self._state, self._layer = fitted.state.cpu(), layer + 1
             self.outcomes.append(fitted.outcome)
+
+    def _behind(self, place: int) -> Tensor | None:
+        """Return the stream behind the layer of an output whose own stream isn't that; None if others follow in it."""
+        layer = self._outputs[place].layer
+        if any(each.layer == layer for each in self._outputs[place + 1 :]):
+            return None
+        return self._reference.streams.run_layer(layer, self._state)[0]
 
     def _reusable(self) -> list[FittedLayer]:
         """Cached fits of the first outputs: of all, or up to one with the state that the next layer begins with."""
@@ -174,8 +181,11 @@ class LayerFits:
         target = self._target(output)
         selection, recorded, after = self._run(output, state)
         checked, weights = self._reference.checked.to(after.device), self._weights
-        weights = None if weights is None else weights.to(after.device)
-        tokens = _Tokens(recorded, after, target.to(after.device), checked, weights)
+        weights, target = None if weights is None else weights.to(after.device), target.to(after.device)
+        gains = output.gains(target) if isinstance(output, PartOutput) else None
+        if gains is not None:
+            weights = gains if weights is None else gains * weights
+        tokens = _Tokens(recorded, after, target, checked, weights)
         if self._settings.input_rounds and isinstance(output, NetworksOutput):
             return self._fit_inputs(output, tokens, selection, state.dtype)
         return self._apply(self._try_fit(output, tokens, selection), output, state.dtype)

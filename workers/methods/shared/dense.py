@@ -52,12 +52,19 @@ def weights_of(layer: DenseLayer) -> NetworkWeights:
 
 def network_tensors(layer: DenseLayer) -> dict[str, Tensor]:
     """Return a network's tensors with neurons in their current order, by the family's names."""
-    family = layer.family
-    parts = ((family.up, layer.up), (family.down, layer.down), (family.gate, layer.gate))
+    return inner_tensors(layer) | {
+        f"{layer.family.down}.{kind}": tensor for kind, tensor in layer.down.state_dict().items()
+    }
+
+
+def inner_tensors(layer: DenseLayer) -> dict[str, Tensor]:
+    """Return the tensors of a network's up projection and of its gate, if it has one, as `network_tensors` does."""
     tensors: dict[str, Tensor] = {}
-    for name, part in parts:
+    for name, part in ((layer.family.up, layer.up), (layer.family.gate, layer.gate)):
         if part is not None:
-            tensors |= {f"{name}.{kind}": tensor for kind, tensor in part.state_dict().items()}
+            tensors[f"{name}.weight"] = part.weight.data
+            if part.bias is not None:
+                tensors[f"{name}.bias"] = part.bias.data
     return tensors
 
 
@@ -74,6 +81,7 @@ def write_native_dense(resident: Resident, directory: Path, template: str, **set
         family.title,
         up=family.up,
         gate=repr(family.gate),
+        fused=family.fused,
         down=family.down,
         activation=family.activation,
         inline=family.inline,

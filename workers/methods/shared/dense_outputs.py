@@ -6,6 +6,7 @@ weights, never those that were loaded.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_ffn import activations
-from moevolve.workers.families.layers import DenseLayer
+from moevolve.workers.families.layers import DenseLayer, Replacement
 from moevolve.workers.methods.shared.dense import weights_of
 from moevolve.workers.methods.shared.outputs import BLOCK_COLUMNS, FeatureBlock, Features, Network, Recorded, recording
 
@@ -68,15 +69,14 @@ class CopyOnWriteWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetworkCopies:
-    """A network's weights: of its output projection, and of its gate, if it has one, and its up projection."""
+    """A network's weights: of its output projection, and of `DenseLayer.inner`."""
 
     down: CopyOnWriteWeights
     inner: tuple[CopyOnWriteWeights, ...]
 
     @classmethod
     def of(cls, layer: DenseLayer) -> NetworkCopies:
-        inner = [layer.up] if layer.gate is None else [layer.gate, layer.up]
-        return cls(CopyOnWriteWeights(layer.down), tuple(map(CopyOnWriteWeights, inner)))
+        return cls(CopyOnWriteWeights(layer.down), tuple(map(CopyOnWriteWeights, layer.inner)))
 
     def restore(self) -> None:
         """Use the loaded weights again."""
@@ -113,6 +113,14 @@ class ActiveMask:
         return tokens, self.chosen[tokens].float() @ kept.float() > 0
 
 
+class MaskingNetwork(nn.Module, ABC):
+    """A module in the place of a network, which runs some of its neurons for each token."""
+
+    @abstractmethod
+    def active_mask(self, hidden: Tensor) -> ActiveMask:
+        """Return the active neurons for hidden states [tokens, hidden]."""
+
+
 class _DenseOutput:
     """The linear map whose features are the first input of a module, and whose weights are copied before changes."""
 
@@ -135,10 +143,8 @@ class NetworkOutput(_DenseOutput):
     """The down projection of one feed-forward network as a `LayerOutput`.
 
     The first input of `input_module` is the network's. `active_mask` computes the active neurons for inputs
-    [tokens, hidden]; without it all are active. `inner` are the weights of its gate, if it has one, and up projections.
+    [tokens, hidden]; without it all are active.
     """
-
-    next_part = None
 
     def __init__(
         self,
@@ -149,6 +155,7 @@ class NetworkOutput(_DenseOutput):
     ) -> None:
         super().__init__(layer, weights.down, input_module)
         self._inner, self._active_mask = weights.inner, active_mask
+        self.next_part = layer.output_norm
 
     def features(self, recorded: Recorded) -> Features:
         (hidden,) = recorded
@@ -163,6 +170,7 @@ class NetworkOutput(_DenseOutput):
             active = self._active_mask(hidden)
             tokens, mask = active.on(slice(0, width))
             factor = active.scale * (factor[tokens] if mask is None else mask)
+        factor = factor * self._layer.output_scale
         inner = [(network.up, network.up_bias)]
         if network.gate is not None:
             inner.insert(0, (network.gate, network.gate_bias))
@@ -176,7 +184,7 @@ class NetworkOutput(_DenseOutput):
 
         inputs = hidden[tokens]
         yield Network(tokens, inputs, factor.float(), weight, bias, network.down.t(), neurons, activate)
-        self.use_inputs(weight.split(width))
+        self.use_inputs(weight.split([len(each.weight) for each in self._inner]))
 
     def inputs(self) -> list[Tensor]:
         return [each.weight for each in self._inner]
@@ -186,10 +194,45 @@ class NetworkOutput(_DenseOutput):
             copy.replace(weight)
 
 
+class NormalisedOutput(NetworkOutput):
+    """The down projection of a network whose output is normalised before it is added to the residual stream.
+
+    As a `PartOutput` it is fitted to what enters the norm in the unedited model, in which alone it is linear.
+    """
+
+    def __init__(
+        self,
+        layer: DenseLayer,
+        weights: NetworkCopies,
+        input_module: nn.Module,
+        active_mask: Callable[[Tensor], ActiveMask] | None,
+        without_edit: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        super().__init__(layer, weights, input_module, active_mask)
+        self.unedited = without_edit
+
+    def gains(self, target: Tensor) -> Tensor:
+        """How many times a token's square is larger behind the norm."""
+        assert self.next_part is not None
+        before, after = (each.float().square().sum(dim=1) for each in (target, self.next_part(target)))
+        return after / before.clamp_min(torch.finfo().tiny)
+
+
+def network_output(
+    layer: DenseLayer, weights: NetworkCopies, replacement: Replacement, network: MaskingNetwork | None
+) -> NetworkOutput:
+    """Return the output of a layer's network, or of the `network` in its place."""
+    module, active_mask = (layer.inner[-1], None) if network is None else (network, network.active_mask)
+    if layer.output_norm is None:
+        return NetworkOutput(layer, weights, module, active_mask)
+    return NormalisedOutput(layer, weights, module, active_mask, replacement.removed)
+
+
 def _network_blocks(layer: DenseLayer, hidden: Tensor, active: ActiveMask | None) -> Iterator[FeatureBlock]:
     """Features of a network on inputs [tokens, hidden]: its neurons in their current order. `active` None: all are."""
     network, all_tokens = weights_of(layer), torch.arange(len(hidden), device=hidden.device)
     unit = layer.width if active is None else active.unit
+    scale = layer.output_scale * (1.0 if active is None else active.scale)
     for first in range(0, layer.width, unit):
         for start in range(first, first + unit, BLOCK_COLUMNS):
             columns = slice(start, min(start + BLOCK_COLUMNS, first + unit))
@@ -199,8 +242,8 @@ def _network_blocks(layer: DenseLayer, hidden: Tensor, active: ActiveMask | None
             values = activations(hidden[tokens], network, columns)
             if mask is not None:
                 values *= mask
-            if active is not None and active.scale != 1.0:
-                values *= active.scale
+            if scale != 1.0:
+                values *= scale
             yield FeatureBlock(columns, tokens, values)
 
 
@@ -214,6 +257,9 @@ class AttentionOutput(_DenseOutput):
         assert isinstance(projection, nn.Module)
         super().__init__(layer, weights, projection)
         self.unedited = without_edit
+
+    def gains(self, target: Tensor) -> None:
+        """No norm is between the output and the stream."""
 
     @property
     def next_part(self) -> nn.Module:

@@ -143,7 +143,10 @@ class LayerOutput(Protocol):
 
     @property
     def next_part(self) -> nn.Module | None:
-        """The module that takes the residual stream after this part; None if the decoder layer ends with the part."""
+        """The module that takes the residual stream after this part; None if the decoder layer ends with the part.
+
+        Where the part's output is normalised before it is added, that norm.
+        """
 
     def prepare(self, selects: bool) -> None:
         """Have weights in use that can be changed, unless `selects` says that neurons will be; call it first."""
@@ -171,10 +174,13 @@ class LayerOutput(Protocol):
 
 @runtime_checkable
 class PartOutput(LayerOutput, Protocol):
-    """The output of a part of a decoder layer that another part follows."""
+    """The output of a part of a decoder layer that another part, or a norm of this output, follows."""
 
     def unedited(self) -> AbstractContextManager[None]:
         """Let this part compute what the unedited model's part does within a `with` block."""
+
+    def gains(self, target: Tensor) -> Tensor | None:
+        """Return how much an error counts in the stream, by token, for an output [tokens, hidden]; None for 1."""
 
 
 @runtime_checkable

@@ -23,15 +23,16 @@ from moevolve.workers.methods.shared.dense_outputs import (
     ActiveMask,
     AttentionOutput,
     CopyOnWriteWeights,
+    MaskingNetwork,
     NetworkCopies,
-    NetworkOutput,
     check_additive,
+    network_output,
 )
 from moevolve.workers.methods.shared.outputs import LayerOutput, Repairable
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
 
-class MaskedNetwork(nn.Module):
+class MaskedNetwork(MaskingNetwork):
     """Replaces a feed-forward network, and runs each token on the neurons of its expert."""
 
     router: Tensor
@@ -55,7 +56,6 @@ class MaskedNetwork(nn.Module):
         return masked_network(flat, chosen, self._masks, weights_of(self._source[0])).view(hidden_states.shape)
 
     def active_mask(self, hidden: Tensor) -> ActiveMask:
-        """Return the active neurons for hidden states [tokens, hidden]."""
         assert self._masks is not None
         kept = self._masks.kept
         _, chosen = choose_expert(hidden, self.router)
@@ -155,10 +155,8 @@ class ToMoeApplicator(Repairable):
                 projection: Any = layer.attention.o_proj
                 weight = self._projections.setdefault(projection, CopyOnWriteWeights(projection))
                 found.append(AttentionOutput(layer, weight, self._heads[i].without_masks))
-            if self._edit.widths[i] < layer.width:
-                found.append(NetworkOutput(layer, weights, network, network.active_mask))
-            else:
-                found.append(NetworkOutput(layer, weights, layer.up, None))
+            masked = network if self._edit.widths[i] < layer.width else None
+            found.append(network_output(layer, weights, self._replacements[i], masked))
         return tuple(found)
 
     def revert(self) -> None:

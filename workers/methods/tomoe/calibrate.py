@@ -39,7 +39,7 @@ def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], measurement
           shares of a token's sum over neurons.
         - `network_sample` [layers, tokens, 1 + components], coordinates of a sample of the networks' inputs.
         - `neuron_saliency` [layers, width], mean squared contributions of neurons to the output.
-        - `network_share` [layers], mean squared output of the network relative to the squared residual stream behind.
+        - `network_share` [layers], mean square of what the network adds relative to the squared residual stream behind.
         - `neuron_fluctuation` [layers, width], sample variances of activations times squared norms of output weights,
           the metric of FLAP (arXiv 2312.11983).
         - With `measurement.attention` also `head_directions` [layers, components, hidden], the principal directions of
@@ -96,8 +96,8 @@ class _Network:
 
     def watches(self) -> list[Watch]:
         return [
-            Watch(self.layer.up, self._add_inputs),
-            Watch(self.layer.down, self._add_outputs, output=True),
+            Watch(self.layer.inner[-1], self._add_inputs),
+            Watch(self.layer.output_norm or self.layer.down, self._add_outputs, output=True),
             Watch(self.layer.decoder_layer, self._add_streams, output=True),
         ]
 
@@ -113,7 +113,7 @@ class _Network:
 
     def share(self) -> Tensor:
         """Mean squared output relative to the squared stream."""
-        return (self._outputs / self._streams).mean()
+        return self.layer.output_scale**2 * (self._outputs / self._streams).mean()
 
 
 @torch.inference_mode()

@@ -27,6 +27,7 @@ from moevolve.workers.families.base import EXPERT_ALIGNMENT
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.shared.dense import (
     idle_in_network,
+    inner_tensors,
     native_family,
     network_tensors,
     write_native_dense,
@@ -136,11 +137,13 @@ def _narrows(edit: ToMoeEdit) -> bool:
 def _narrower_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
     """Return the tensors of a network's kept neurons."""
     place, kept = "" if layer.family.inline else "mlp.", host_tensor(edit.kept[i, 0]).to(layer.up.weight.device)
-    for name, tensor in network_tensors(layer).items():
-        if name == f"{layer.family.down}.weight":
-            yield f"{place}{name}", tensor[:, kept]
-        elif not name.startswith(layer.family.down):
-            yield f"{place}{name}", tensor[kept]
+    yield f"{place}{layer.family.down}.weight", layer.down.weight.data[:, kept]
+    rows = {name: tensor[kept] for name, tensor in inner_tensors(layer).items()}
+    if layer.family.fused is not None:
+        gate, up = (rows[f"{name}.weight"] for name in (layer.family.gate, layer.family.up))
+        rows = {f"{layer.family.fused}.weight": torch.cat((gate, up))}
+    for name, tensor in rows.items():
+        yield f"{place}{name}", tensor
 
 
 def _ties(edit: ToMoeEdit) -> bool:
@@ -209,10 +212,7 @@ def _network(layer: DenseLayer, edit: ToMoeEdit, i: int) -> dict[str, Tensor]:
     }
     if layer.down.bias is not None:
         state[f"{family.down}.bias"] = layer.down.bias.data
-    for name, part in ((family.up, layer.up), (family.gate, layer.gate)):
-        if part is not None:
-            state |= {f"{name}.{kind}": tensor[union] for kind, tensor in part.state_dict().items()}
-    return state
+    return state | {name: tensor[union] for name, tensor in inner_tensors(layer).items()}
 
 
 def _attention(layer: DenseLayer, heads: HeadMasks, i: int) -> dict[str, Tensor]:
