@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,15 @@ def replace_network(layer: Any, make: Callable[..., nn.Module]) -> None:
     if hasattr(layer, "fc1"):
         layer.fc1 = make(layer.fc1, None, layer.fc2, layer.activation_fn)
         layer.activation_fn = layer.fc2 = nn.Identity()
+        return
+    parts, network = dict(layer.mlp.named_children()), layer.mlp
+    activation = next(getattr(network, name) for name in ("act_fn", "activation_fn", "act") if hasattr(network, name))
+    if "gate_up_proj" in parts:
+        gate, up = (SimpleNamespace(weight=half, bias=None) for half in network.gate_up_proj.weight.chunk(2))
     else:
-        layer.mlp = make(layer.mlp.up_proj, layer.mlp.gate_proj, layer.mlp.down_proj, layer.mlp.act_fn)
+        up, gate = next(parts[name] for name in ("up_proj", "fc1", "c_fc") if name in parts), parts.get("gate_proj")
+    down = next(parts[name] for name in ("down_proj", "fc2", "c_proj") if name in parts)
+    layer.mlp = make(up, gate, down, activation)
 
 
 @torch.inference_mode()

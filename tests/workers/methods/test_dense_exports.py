@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 from dense_edits import HEAD_DIM, HIDDEN, LAYERS, WIDTH, divided, head_masks, masked
-from edit_checks import Computed, Found, Residents, assert_same_elsewhere, computed
+from edit_checks import Computed, Found, Residents, assert_same_elsewhere, computed, logits
+from families import DENSE, representatives
+from repair_samples import rows_of, sequences_of
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -27,7 +29,9 @@ from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.methods.factorllm.method import FactorLlmExporter
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
-from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
+from moevolve.workers.methods.tomoe.calibrate import calibrate_tomoe
+from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit, ToMoeMeasurement
 from moevolve.workers.methods.tomoe.method import ToMoeExporter
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
@@ -35,6 +39,7 @@ from moevolve.workers.model.resident import ResidentModel
 Configs = Callable[..., ModelConfig]
 
 CARD = ExportCard("A small model", "someone/base", "f00d")
+ROWS = sequences_of((40, 17, 50, 3, 44, 31, 28, 39, 60, 52, 1, 47))
 
 
 def still_heads(*layers: int) -> HeadMasks:
@@ -124,6 +129,46 @@ def test_exports_load_and_agree_without_moevolve(
         else:
             assert (report.experts, report.active) == (edit.experts, getattr(edit, "active", 1))
     assert_same_elsewhere(expected, outsider(list(expected), tokens))
+
+
+def half_kept(model: ResidentModel, experts: int) -> RepairedEdit:
+    """The start of ToMoE with half of the neurons in every expert, repaired."""
+    measured = calibrate_tomoe(model, ROWS, ToMoeMeasurement(False, experts, 0.5, 4, sample=25, tokens=1000)).arrays
+    kept = np.zeros((LAYERS, experts, WIDTH), dtype=bool)
+    np.put_along_axis(kept, np.argsort(-measured["expert_saliency"], axis=-1)[..., : WIDTH // 2], True, axis=-1)
+    base = ToMoeEdit(kept, measured["expert_rows"], measured["network_directions"])
+    return RepairedEdit(base, RepairSettings((0.1, 1.0)), rows_of(ROWS))
+
+
+@pytest.mark.parametrize("family", representatives(("cohere2", "gemma2", "phi3", "starcoder2"), DENSE))
+def test_half_of_the_neurons_of_every_family(
+    family: str,
+    resident: Residents,
+    checkpoint: Callable[[str], Path],
+    tokens: Tensor,
+    outsider: Callable[[list[Path], Tensor], Found],
+    tmp_path: Path,
+) -> None:
+    """A mixture with half of the neurons active, and a narrower model; with -s the largest differences are printed."""
+    from transformers import AutoModelForCausalLM
+
+    model, expected = resident(family), dict[Path, Computed]()
+    with torch.no_grad():
+        whole = AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval()(tokens).logits
+    differences = [float((logits(model, None, tokens) - whole).abs().max())]
+    assert differences[0] == 0
+    for experts, name in ((8, "active-native"), (1, "neurons-stock")):
+        edit, directory = half_kept(model, experts), tmp_path / name
+        expected[directory] = computed(model, edit, tokens)
+        report = export_model(model, edit, directory, CARD, "native" if experts > 1 else None)
+        assert report.form == name.split("-")[1] and report.agreement.holds
+    found = outsider(list(expected), tokens)
+    assert_same_elsewhere(expected, found)
+    pairs = zip(expected.values(), found, strict=True)
+    differences += [float((torch.tensor(other) - scores).abs().max()) for (scores, _), (other, *_) in pairs]
+    facts = describe_model(ModelConfig(str(tmp_path / "neurons-stock"), device="cpu"))
+    assert facts.dense is not None and facts.dense.width == WIDTH // 2
+    print(f"{family}: logits, active and neurons differ by {', '.join(f'{each:.1e}' for each in differences)}")
 
 
 @pytest.mark.parametrize(

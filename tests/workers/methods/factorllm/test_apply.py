@@ -11,6 +11,7 @@ import pytest
 import torch
 from dense_edits import LAYERS, divided, replace_network
 from edit_checks import assert_close, logits
+from families import DENSE, representatives
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
@@ -66,7 +67,7 @@ def plain_logits(directory: Path, edit: FactorLlmEdit, ids: Tensor) -> Tensor:
     return model(ids).logits
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", representatives((*FAMILIES, "phi3"), DENSE))
 @pytest.mark.parametrize(("active", "routers", "scale"), [(2, 1, 3.0), (4, 3, 1.0)])
 def test_an_edit_is_the_equation(
     family: str, active: int, routers: int, scale: float, resident: Any, checkpoint: Any, tokens: Tensor

@@ -13,6 +13,7 @@ import pytest
 import torch
 from dense_edits import LAYERS, WIDTH, divided, head_masks, masked
 from edit_checks import Residents, assert_close, digest, logits
+from families import DENSE, representatives
 from repair_samples import Floats, rows_of, sequences_of
 from torch import Tensor, nn
 
@@ -69,8 +70,11 @@ def streams_of(model: Any, sequences: Sequence[tuple[int, ...]] = SEQUENCES) -> 
             modules = [(layer, "behind", False)]
             if hasattr(layer, "post_attention_layernorm"):
                 modules.append((layer.post_attention_layernorm, "between", True))
-                modules.append((layer.self_attn.o_proj, "attended", True))
                 modules.append((layer.mlp, "into", True))
+                if hasattr(layer, "self_attn"):
+                    modules.append((layer.self_attn.o_proj, "attended", True))
+            if hasattr(layer, "post_feedforward_layernorm"):
+                modules += [(layer.post_feedforward_layernorm, name, name == "entering") for name in ("entering", "added")]
             for module, name, given in modules:
                 stack.callback(module.register_forward_hook(note(i, name, given)).remove)
         for each in sequences:
@@ -83,11 +87,15 @@ EDITS: dict[str, tuple[str, Any]] = {
     "masked, plain": ("opt", masked(WIDTHS)),
     "heads": ("llama", masked(WIDTHS, HEADS)),
     "heads with biases": ("qwen2", masked(WIDTHS, HEADS)),
+    **{family: (family, masked(WIDTHS)) for family in DENSE},
 }
 
 
-@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize(
+    "name", representatives([each for each in EDITS if each not in DENSE] + ["gemma2", "granite", "phi3"], EDITS)
+)
 def test_what_is_left_is_told_and_less(name: str, resident: Residents) -> None:
+    """In families that normalise what their networks give, of what enters the norm, as it counts behind it."""
     family, base = EDITS[name]
     model, edit = resident(family), repaired(base)
     before, plain, reference = digest(model), logits(model, None, UNSEEN), streams_of(model.model, KEPT_OUT)
@@ -97,7 +105,12 @@ def test_what_is_left_is_told_and_less(name: str, resident: Residents) -> None:
     assert len(found) == len(places) and sum(each is not None for each in found) > LAYERS / 2
     for (layer, part), outcome in zip(places, found, strict=True):
         if outcome is not None:
+            normalised = "entering" in reference[layer]
+            part = "entering" if normalised else part
             left = reference[layer][part] - now[layer][part]
+            if normalised:
+                square, added = ((reference[layer][each] ** 2).sum(axis=1) for each in (part, "added"))
+                left *= np.sqrt(added / square)[:, None]
             assert (left**2).sum() == pytest.approx(outcome.after, rel=2e-3)
             assert outcome.after < outcome.before
     cut, fitted = (logits(model, each, UNSEEN) for each in (base, edit))
@@ -107,9 +120,10 @@ def test_what_is_left_is_told_and_less(name: str, resident: Residents) -> None:
 
 
 def activations(layer: Any, hidden: Floats) -> Floats:
-    """Activations of a Llama's network, [tokens, width]."""
+    """Activations of a gated network, [tokens, width]."""
     gate, up = (hidden @ part.weight.detach().double().numpy().T for part in (layer.mlp.gate_proj, layer.mlp.up_proj))
-    return gate / (1 + np.exp(-gate)) * up
+    bend = np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))
+    return (gate * (1 + bend) / 2 if "Gemma" in type(layer).__name__ else gate / (1 + np.exp(-gate))) * up
 
 
 def divided_by_hand(edit: FactorLlmEdit, hidden: Floats) -> Floats:
@@ -134,19 +148,36 @@ def ridge(phi: Floats, residual: Floats) -> Floats:
     return np.linalg.solve(fitted.T @ fitted + scale * np.eye(phi.shape[1]), fitted.T @ residual[~CHECKED])
 
 
-@pytest.mark.parametrize("base", [divided(scale=1.5, experts=EXPERTS), masked(WIDTHS)], ids=["divided", "masked"])
-def test_a_first_network_is_the_one_fitted_by_hand(base: Any, resident: Residents) -> None:
-    model = resident("llama")
+@pytest.mark.parametrize(
+    ("family", "base"),
+    [
+        ("llama", divided(scale=1.5, experts=EXPERTS)),
+        ("llama", masked(WIDTHS)),
+        ("granite", divided(scale=1.5, experts=EXPERTS)),
+        ("gemma2", masked(WIDTHS)),
+    ],
+    ids=["divided", "masked", "multiplied", "normalised"],
+)
+def test_a_first_network_is_the_one_fitted_by_hand(family: str, base: Any, resident: Residents) -> None:
+    """Where its output is normalised, errors count as they are behind the norm of the unedited model."""
+    model = resident(family)
     layer: Any = model.model.get_decoder().layers[0]
     reference, loaded = streams_of(model.model)[0], layer.mlp.down_proj.weight.detach().double().numpy()
     whole = activations(layer, reference["into"])
     factors = (divided_by_hand if isinstance(base, FactorLlmEdit) else masked_by_hand)(base, reference["into"])
     phi = whole * factors
-    expected = phi @ (loaded.T + ridge(phi, (whole - phi) @ loaded.T))
+    multiplier, roots = (0.6 if family == "granite" else 1), np.ones((len(phi), 1))
+    if family == "gemma2":
+        weight, entering = layer.post_feedforward_layernorm.weight.detach().double().numpy(), whole @ loaded.T
+        added = entering / np.sqrt((entering**2).mean(axis=1) + 1e-6)[:, None] * (1 + weight)
+        roots = np.linalg.norm(added, axis=1, keepdims=True) / np.linalg.norm(entering, axis=1, keepdims=True)
+    change = ridge(roots * multiplier * phi, roots * multiplier * (whole - phi) @ loaded.T)
+    expected = multiplier * phi @ (loaded.T + change)
     with model.edited(repaired(base, (STRENGTH,))):
         now = streams_of(model.model)[0]
         assert outcomes_of(model)[0] is not None
-    np.testing.assert_allclose(now["behind"] - now["between"], expected, atol=2e-4 * np.abs(expected).max())
+    found = now["entering"] if family == "gemma2" else now["behind"] - now["between"]
+    np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
 
 
 def test_a_first_attention_is_the_one_fitted_by_hand(resident: Residents) -> None:

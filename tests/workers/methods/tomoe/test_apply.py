@@ -12,6 +12,7 @@ import pytest
 import torch
 from dense_edits import HEAD_DIM, HIDDEN, LAYERS, WIDTH, head_masks, masked, replace_network
 from edit_checks import assert_close, logits
+from families import DENSE, representatives
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
@@ -108,7 +109,7 @@ def sliced_logits(directory: Path, edit: ToMoeEdit, ids: Tensor) -> Tensor:
     return model(ids).logits
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", representatives((*FAMILIES, "phi3"), DENSE))
 def test_masked_networks_are_sliced_ones(family: str, resident: Any, checkpoint: Any, tokens: Tensor) -> None:
     model = resident(family)
     found = logits(model, masked(), tokens)
