@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from families import random_model
+from families import DENSE, random_model, representatives
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import word_tokenizer, words
@@ -23,6 +23,7 @@ from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.families.decoder import decoder_of
+from moevolve.workers.families.registry import FAMILIES
 from moevolve.workers.families.rotary import separate_texts, unscaled
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.worker import EvaluationWorker
@@ -61,7 +62,7 @@ def rope(kind: str, **more: Any) -> dict[str, Any]:
 
 
 # Packed with fused and plain attention, with latent attention and sinks, padded, and with kinds of layers.
-MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+ROPED: dict[str, tuple[str, str, dict[str, Any]]] = {
     **{f"mixtral {kind}": ("mixtral", "sdpa", rope(kind)) for kind in ROPES},
     "mixtral dynamic, plain": ("mixtral", "eager", rope("dynamic")),
     "llama longrope, plain": ("llama", "eager", rope("longrope")),
@@ -71,7 +72,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt_oss dynamic": ("gpt_oss", "eager", rope("dynamic")),
     "qwen3_next dynamic": ("qwen3_next", "sdpa", rope("dynamic", partial_rotary_factor=1.0)),
     "mellum mixed": ("mellum", "sdpa", {"rope_parameters": MIXED, "max_position_embeddings": TRAINED}),
+    "phi3 longrope": ("phi3", "sdpa", rope("longrope", partial_rotary_factor=1.0)),
 }
+DENSE_MODELS = {f"{each} dense": (each, "sdpa" if FAMILIES[each].sdpa else "eager", {}) for each in {*DENSE} & {*FAMILIES}}
+MODELS = ROPED | DENSE_MODELS
 
 
 def fresh(name: str) -> Any:
@@ -87,12 +91,14 @@ class Alone:
 
     def __init__(self, name: str) -> None:
         self._model = fresh(name)
-        self._rotary = deepcopy(self._model.model.rotary_emb)
+        self._decoder = decoder_of(self._model)
+        self._rotary = deepcopy(getattr(self._decoder, "rotary_emb", None))
         self.logits = cache(self._logits)
 
     @torch.no_grad()
     def _logits(self, text: tuple[int, ...]) -> torch.Tensor:
-        self._model.model.rotary_emb = deepcopy(self._rotary)  # it changes while a model runs
+        if self._rotary is not None:
+            self._decoder.rotary_emb = deepcopy(self._rotary)  # it changes while a model runs
         logits: torch.Tensor = self._model(torch.tensor([text]), use_cache=False).logits[0]
         return logits.double().log_softmax(-1)
 
@@ -146,21 +152,23 @@ def check(engine: GenerationEngine, split: PreparedSplit, expected: Alone) -> No
     assert list(made.texts) == [words(expected.greedy(p, split.max_new_tokens)) for p in tokens.prompts]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", representatives([*ROPED, "gemma2 dense", "cohere2 dense"], MODELS))
 def test_scores_are_those_of_every_text_alone(
     name: str, alone: Callable[[str], Alone], ours: Callable[[str], Any], tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     # Long texts before and after short ones, at the limit, and over it with the answer's first or last tokens.
     split = split_of([30, 5, 15, 14, 16, 17, 40, 13, 5, 24])
     engine = GenerationEngine(ours(name), tiny_tokenizer, EngineConfig())
-    layout = "padded" if name.startswith("qwen3_next") else "packed"
+    layout = "padded" if name.startswith(("qwen3_next", "qwen3_5")) else "packed"
     assert engine.forward.batcher.layout == layout
     depends = name.split()[1].strip(",") in ("dynamic", "longrope", "mixed")
     assert (engine.forward.batcher.scale is not unscaled) == depends
     check(engine, split, alone(name))
 
 
-@pytest.mark.parametrize("name", ["mixtral dynamic", "phimoe longrope"])
+@pytest.mark.parametrize(
+    "name", representatives(["mixtral dynamic", "phimoe longrope", "gemma2 dense"], DENSE_MODELS)
+)
 @settings(max_examples=4, deadline=None)
 @given(st.lists(st.integers(2, 36), min_size=1, max_size=6), st.integers(20, 200), st.booleans())
 def test_company_batches_and_shortcuts_change_nothing(
