@@ -88,7 +88,7 @@ def random_model(variant: str, seed: int, randomised: bool = True, **settings: A
             if variant in DENSE and name.endswith(".bias"):
                 nn.init.normal_(tensor, std=0.2)
             elif variant in DENSE and name.endswith("feedforward_layernorm.weight"):
-                tensor += 0.3 * torch.randn_like(tensor)
+                tensor.add_(0.3 * torch.randn_like(tensor))
     return model
 
 

@@ -27,9 +27,18 @@ ARCHITECTURES = {
     "olmoe": "olmoe",
     "gpt_oss": "gpt-oss",
 }
-DENSE = {"llama": "llama"}
+DENSE = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "phi3": "phi3",
+    "starcoder2": "starcoder2",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+}
 SETTINGS = {
-    "llama": {"hidden_size": 64, "intermediate_size": 32},
+    **{family: {"hidden_size": 64, "intermediate_size": 32, "head_dim": 16} for family in DENSE},
     "mixtral": {"hidden_size": 64, "intermediate_size": 32},
     "qwen2_moe": {
         "hidden_size": 64,
@@ -55,6 +64,12 @@ _LAYER = {
     **{f"mlp.{one}_proj": f"ffn_{one}" for one in ("gate", "up", "down")},
     **{f"mlp.shared_expert.{one}_proj": f"ffn_{one}_shexp" for one in ("gate", "up", "down")},
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
 _MATRICES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
@@ -78,9 +93,10 @@ def gguf_checkpoint(
     model.config.save_pretrained(folder / "packed")
     model.save_pretrained(folder / "plain")
     state = load_file(folder / "plain" / "model.safetensors")
-    stored = quantised(converted(state, model.config), kind)
+    stored = quantised(moved(converted(state, model.config), model.config, 1), kind)
     write_gguf(folder / "packed" / "model.gguf", stored, metadata(model.config), files)
     numbers = {name: torch.from_numpy(gguf.dequantize(*each).copy()) for name, each in stored.items()}
+    numbers = moved(numbers, model.config, -1)
     # Values that convert to those of the file are found by converting positions along with them.
     save_file(reverted(numbers, state, model.config), folder / "plain" / "model.safetensors", {"format": "pt"})
     first = "model.gguf" if files == 1 else f"model-00001-of-{files:05}.gguf"
@@ -107,14 +123,20 @@ def converted(state: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
         else:
             module, _, last = rest.rpartition(".")
             mapped = _LAYER[module]
-            if config.model_type == "gpt_oss" and mapped == "ffn_norm":
+            if config.model_type.startswith(("gpt_oss", "gemma")) and module == "post_attention_layernorm":
                 mapped = "post_attention_norm"
-            if config.model_type in ("mixtral", "llama") and mapped in ("attn_q", "attn_k"):
+            if config.model_type in ("mixtral", "llama", "mistral") and mapped in ("attn_q", "attn_k"):
                 heads = config.num_attention_heads if mapped == "attn_q" else config.num_key_value_heads
                 found[f"{block}{mapped}.{last}"] = neighbours(tensor, heads)
             else:
                 found[f"{block}{mapped}.{last}"] = tensor[0] if module == "mlp.shared_expert_gate" else tensor
     return found | {name: torch.stack([each[i] for i in range(len(each))]) for name, each in experts.items()}
+
+
+def moved(tensors: dict[str, Tensor], config: Any, by: int) -> dict[str, Tensor]:
+    """Add a number to the norms of a Gemma, which stores what it adds to 1, and llama.cpp their sum."""
+    gemma = config.model_type.startswith("gemma")
+    return {name: each + by if gemma and "norm." in name else each for name, each in tensors.items()}
 
 
 def gpt_oss_experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
@@ -171,7 +193,7 @@ def typed(values: Tensor, kind: Type) -> tuple[np.ndarray[Any, Any], Type]:
 
 def metadata(config: Any) -> dict[str, Any]:
     """The metadata from which a model can be built, without its vocabulary."""
-    rope = config.rope_parameters["rope_theta"]
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     keys = {
@@ -184,10 +206,23 @@ def metadata(config: Any) -> dict[str, Any]:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": head,
         "attention.value_length": head,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.freq_base": float(rope),
+        "rope.freq_base": float(rope["rope_theta"]),
     }
-    if config.model_type not in DENSE:
+    if config.model_type == "starcoder2":
+        keys["attention.layer_norm_epsilon"] = float(config.norm_epsilon)
+    else:
+        keys["attention.layer_norm_rms_epsilon"] = float(config.rms_norm_eps)
+    if config.model_type.startswith(("gemma", "phi3")):
+        keys["attention.sliding_window"] = config.sliding_window
+    if config.model_type == "phi3":
+        keys["rope.dimension_count"] = int(head * rope["partial_rotary_factor"])
+        keys["rope.scaling.original_context_length"] = config.original_max_position_embeddings
+    if config.model_type == "gemma2":
+        keys |= {name: getattr(config, name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+    if config.model_type == "gemma3_text":
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+        keys["rope.freq_base_swa"] = config.rope_parameters["sliding_attention"]["rope_theta"]
+    if config.model_type in ARCHITECTURES:
         keys["expert_count"] = getattr(config, "num_experts", None) or config.num_local_experts
         keys["expert_used_count"] = config.num_experts_per_tok
     if hasattr(config, "shared_expert_intermediate_size"):

@@ -74,7 +74,9 @@ ROPED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mellum mixed": ("mellum", "sdpa", {"rope_parameters": MIXED, "max_position_embeddings": TRAINED}),
     "phi3 longrope": ("phi3", "sdpa", rope("longrope", partial_rotary_factor=1.0)),
 }
-DENSE_MODELS = {f"{each} dense": (each, "sdpa" if FAMILIES[each].sdpa else "eager", {}) for each in {*DENSE} & {*FAMILIES}}
+DENSE_MODELS = {
+    f"{each} dense": (each, "sdpa" if FAMILIES[each].sdpa else "eager", {}) for each in {*DENSE} & {*FAMILIES}
+}
 MODELS = ROPED | DENSE_MODELS
 
 
@@ -166,9 +168,7 @@ def test_scores_are_those_of_every_text_alone(
     check(engine, split, alone(name))
 
 
-@pytest.mark.parametrize(
-    "name", representatives(["mixtral dynamic", "phimoe longrope", "gemma2 dense"], DENSE_MODELS)
-)
+@pytest.mark.parametrize("name", representatives(["mixtral dynamic", "phimoe longrope", "gemma2 dense"], DENSE_MODELS))
 @settings(max_examples=4, deadline=None)
 @given(st.lists(st.integers(2, 36), min_size=1, max_size=6), st.integers(20, 200), st.booleans())
 def test_company_batches_and_shortcuts_change_nothing(

@@ -23,7 +23,6 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.base import Codec
 from moevolve.workers.checkpoints.formats.gguf_metadata import (
-    DENSE_CONFIGS,
     GGUF_SETTINGS,
     check_factors,
     check_metadata,
@@ -36,6 +35,7 @@ from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor, refuse_la
 from moevolve.workers.checkpoints.settings import check_settings
 from moevolve.workers.checkpoints.shards import finite
 from moevolve.workers.checkpoints.state import SavedNames, empty_model
+from moevolve.workers.families.registry import dense_family
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -50,6 +50,13 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "olmoe": "olmoe",
     "gpt_oss": "gpt-oss",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "phi3": "phi3",
+    "starcoder2": "starcoder2",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
 }
 
 # Experts of GPT-OSS, the only supported family whose checkpoints have them fused.
@@ -131,7 +138,7 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
             f"supported are {', '.join(f'{arch!r} with {kind!r}' for kind, arch in ARCHITECTURES.items())}"
         )
     is_dense = is_dense_file(readers[0], architecture)
-    if is_dense != (settings.model_type in {model_type for model_type, *_ in DENSE_CONFIGS.values()}):
+    if is_dense != (dense_family(settings.model_type) is not None):
         has = "no experts" if is_dense else "experts"
         raise UserError(
             f"{file}: it has {has}, and its config's model type is {settings.model_type!r}; replace the config.json "
@@ -153,7 +160,7 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
         found = sources_of[name]
         missing = [source for source in found if source not in stored]
         if missing:
-            other = next((each for each in unused if each != "rope_freqs.weight"), None)
+            other = next((each for each in unused if not each.startswith("rope_f")), None)
             instead = "; fetch it again"
             if other is not None:
                 instead = f", and it has {other}, which isn't read; convert it again with llama.cpp's defaults"
@@ -170,7 +177,7 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
                 f"{list(tensor.shape)}; give the config.json of this model"
             )
     for name in unused:
-        if name == "rope_freqs.weight":
+        if name.startswith("rope_f"):
             check_factors(stored[name], settings, file)
         elif name == "output.weight":
             raise UserError(
@@ -240,6 +247,8 @@ def _arrangement(name: str, architecture: str, settings: PretrainedConfig) -> Ar
         heads = settings.num_attention_heads if rotary["heads"] == "q" else settings.num_key_value_heads
         # llama.cpp orders a head's rows so that rotary pairs are neighbours instead of half a head apart.
         return lambda values: values[0].unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):  # llama.cpp has what multiplies
+        return lambda values: values[0] - 1
     return itemgetter(0)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -90,9 +91,12 @@ _CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, object]]] = {
     "qwen3moe": ("qwen3_moe", _QWEN, {"norm_topk_prob": True}),
 }
 
-# The same of architectures whose files without a number of experts are dense models of another type.
-DENSE_CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, object]]] = {
-    "llama": ("llama", {"attention.key_length": "head_dim"}, {})
+# The same of files without a number of experts, which are dense models. Those of Gemma don't say what scores are
+# multiplied with, nor StarCoder2's a window.
+_DENSE_CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, object]]] = {
+    "llama": ("llama", {"attention.key_length": "head_dim"}, {}),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen3": ("qwen3", {"attention.key_length": "head_dim"}, {}),
 }
 
 
@@ -140,12 +144,12 @@ def _derived(file: Path, _changed: int) -> PretrainedConfig:
     reader = readers[0]
     architecture = str(metadata(reader, "general.architecture"))
     beside = f"put the config.json of the model that it was made from next to it, in {file.parent}"
-    if architecture not in _CONFIGS:
+    configs = _DENSE_CONFIGS if is_dense_file(reader, architecture) else _CONFIGS
+    if architecture not in configs:
         raise UserError(f"{file}: the config of architecture {architecture!r} can't be derived from it; {beside}")
     tokens = reader.get_field("tokenizer.ggml.tokens")
     # llama.cpp writes the output projection only if it isn't the embedding's matrix.
     tied = not any(tensor.name == "output.weight" for each in readers for tensor in each.tensors)
-    configs = DENSE_CONFIGS if is_dense_file(reader, architecture) else _CONFIGS
     model_type, keys, settings = configs[architecture]
     for key, name in (_FIELDS | keys).items():
         value = metadata(reader, f"{architecture}.{key}")
@@ -226,10 +230,20 @@ def _same_factors(factors: Tensor, settings: PretrainedConfig) -> bool:
 
 
 def check_factors(factors: ReaderTensor, settings: PretrainedConfig, file: Path) -> None:
-    """Refuse a file whose factors of rotary frequencies aren't those of its model's config."""
-    if not _same_factors(torch.from_numpy(np.array(factors.data, np.float32)), settings):
+    """Refuse a file whose factors of rotary frequencies aren't those of its model's config.
+
+    Those of Llama 3 have the name `rope_freqs.weight`, and those of longrope `rope_factors_long.weight` and `short`.
+    """
+    found, rope = torch.from_numpy(np.array(factors.data, np.float32)), settings.rope_parameters
+    part = re.fullmatch(r"rope_factors_(long|short)\.weight", factors.name)
+    if part is None:
+        same = factors.name == "rope_freqs.weight" and _same_factors(found, settings)
+    else:
+        own = torch.tensor(rope.get(f"{part[1]}_factor") or ())
+        same = found.shape == own.shape and torch.allclose(found, own)
+    if not same:
         raise UserError(
-            f"{file}: it has factors of rotary frequencies, rope_freqs.weight, and by its config.json these are "
+            f"{file}: it has factors of rotary frequencies, {factors.name}, and by its config.json these are "
             f"{settings.rope_parameters}; replace the config.json next to it by that of the model that it was made from"
         )
 
@@ -261,12 +275,15 @@ def _same(one: Any, other: Any) -> bool:
 
 def _expected(architecture: str, settings: PretrainedConfig) -> Mapping[str, tuple[object, ...]]:
     """Return the values that metadata of an architecture may have, by key, for a model that has a config."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     def of(*names: str) -> tuple[object, ...]:
         return tuple(getattr(settings, name) for name in names if getattr(settings, name, None) is not None)[:1]
 
-    rope = settings.rope_parameters
+    whole = settings.rope_parameters
+    rope, local = whole.get("full_attention", whole), whole.get("sliding_attention", {})
     kind = rope.get("rope_type", "default")
+    factor = 1.0 if kind != "longrope" else ROPE_INIT_FUNCTIONS[kind](settings, torch.device("cpu"))[1]
     head = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
     # llama.cpp spells the scaling of Llama 3 as factors in a tensor.
     scaled = kind not in ("default", "llama3")
@@ -274,19 +291,25 @@ def _expected(architecture: str, settings: PretrainedConfig) -> Mapping[str, tup
     return {key: of(name) for key, name in keys.items()} | {
         "expert_count": of("num_experts", "num_local_experts"),
         "expert_feed_forward_length": of("moe_intermediate_size", "intermediate_size"),
-        **dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), (head,)),
+        **dict.fromkeys(("attention.key_length", "attention.value_length"), (head,)),
+        "rope.dimension_count": (int(head * rope.get("partial_rotary_factor", 1.0)),),
         "rope.freq_base": (rope["rope_theta"],),
+        "rope.freq_base_swa": (local.get("rope_theta"),),
         "rope.scaling.type": (kind,) if scaled else ("none", "linear"),
         **dict.fromkeys(("rope.scaling.factor", "rope.scale_linear"), (rope.get("factor"),) if scaled else (1.0,)),
         "rope.scaling.original_context_length": (
             rope.get("original_max_position_embeddings") or settings.max_position_embeddings,
             settings.max_position_embeddings,
+            *of("original_max_position_embeddings"),
         ),
-        **dict.fromkeys(("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"), (1.0,)),
+        "rope.scaling.attn_factor": (factor,),
+        "rope.scaling.yarn_attn_factor": (1.0,),
         "rope.scaling.yarn_ext_factor": (1.0, -1.0),
         "rope.scaling.yarn_beta_fast": (rope.get("beta_fast") or 32.0,),
         "rope.scaling.yarn_beta_slow": (rope.get("beta_slow") or 1.0,),
         "attention.sliding_window": of("sliding_window"),
+        "attention.layer_norm_epsilon": of("norm_epsilon"),
+        **{key: of(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")},
         "attention.sliding_window_pattern": (2,) if architecture == "gpt-oss" else (),
         "attention.causal": (True,),
         "expert_weights_norm": (bool(getattr(settings, "norm_topk_prob", True)),),
@@ -341,8 +364,8 @@ def predicted_layers(reader: GGUFReader, architecture: str) -> int:
 
 
 def is_dense_file(reader: GGUFReader, architecture: str) -> bool:
-    """Whether metadata are of the dense model of an architecture that is that of a mixture of experts as well."""
-    return architecture in DENSE_CONFIGS and not metadata(reader, f"{architecture}.expert_count")
+    """Whether metadata of an architecture are of a dense model."""
+    return not metadata(reader, f"{architecture}.expert_count")
 
 
 def _shortest(value: object) -> object:

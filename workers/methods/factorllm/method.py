@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError
 from moevolve.kernels.expert_ffn import choose_experts, expert_ffn

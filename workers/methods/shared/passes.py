@@ -57,7 +57,10 @@ def watch_networks(
     watches: list[Watch] = []
     for layer, callback in watchers:
         inputs: list[Tensor] = []
-        watches += [Watch(layer.inner[-1], inputs.append), Watch(layer.down, partial(_call_with_input, inputs, callback))]
+        watches += [
+            Watch(layer.inner[-1], inputs.append),
+            Watch(layer.down, partial(_call_with_input, inputs, callback)),
+        ]
     run_watched(resident, sequences, watches)
 
 

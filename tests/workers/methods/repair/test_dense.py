@@ -74,7 +74,9 @@ def streams_of(model: Any, sequences: Sequence[tuple[int, ...]] = SEQUENCES) -> 
                 if hasattr(layer, "self_attn"):
                     modules.append((layer.self_attn.o_proj, "attended", True))
             if hasattr(layer, "post_feedforward_layernorm"):
-                modules += [(layer.post_feedforward_layernorm, name, name == "entering") for name in ("entering", "added")]
+                modules += [
+                    (layer.post_feedforward_layernorm, name, name == "entering") for name in ("entering", "added")
+                ]
             for module, name, given in modules:
                 stack.callback(module.register_forward_hook(note(i, name, given)).remove)
         for each in sequences:
@@ -105,12 +107,11 @@ def test_what_is_left_is_told_and_less(name: str, resident: Residents) -> None:
     assert len(found) == len(places) and sum(each is not None for each in found) > LAYERS / 2
     for (layer, part), outcome in zip(places, found, strict=True):
         if outcome is not None:
-            normalised = "entering" in reference[layer]
-            part = "entering" if normalised else part
             left = reference[layer][part] - now[layer][part]
-            if normalised:
-                square, added = ((reference[layer][each] ** 2).sum(axis=1) for each in (part, "added"))
-                left *= np.sqrt(added / square)[:, None]
+            if "entering" in reference[layer]:
+                entering, added = (reference[layer][each] for each in ("entering", "added"))
+                gains = np.linalg.norm(added, axis=1) / np.linalg.norm(entering, axis=1)
+                left = gains[:, None] * (entering - now[layer]["entering"])
             assert (left**2).sum() == pytest.approx(outcome.after, rel=2e-3)
             assert outcome.after < outcome.before
     cut, fitted = (logits(model, each, UNSEEN) for each in (base, edit))
