@@ -22,6 +22,7 @@ _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="
 COMMON: dict[str, Any] = _TABLE["common"]
 DENSE: dict[str, dict[str, Any]] = _TABLE["dense"]
 WRAPPERS: dict[str, dict[str, Any]] = _TABLE["wrappers"]
+DENSE_WRAPPERS: dict[str, dict[str, Any]] = _TABLE["dense_wrappers"]
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,11 @@ def family_of(config: PretrainedConfig, name: str) -> ExpertFamily | DenseFamily
             f"model {name}: model type {config.model_type!r} is not supported: {why}; "
             f"use a checkpoint of one of: {known}"
         )
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        raise UserError(
+            f"model {name}: use_bidirectional_attention: its tokens see those after them, so it makes embeddings of "
+            "texts and no texts; use a language model"
+        )
     return family
 
 

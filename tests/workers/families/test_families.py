@@ -287,3 +287,11 @@ def test_a_way_of_choosing_that_transformers_lacks_is_refused(checkpoint: Checkp
         file.write_text(json.dumps(json.loads(file.read_text()) | changes))
         with pytest.raises(UserError, match=message):
             describe_model(ModelConfig(str(tmp_path), device="cpu"))
+
+
+def test_a_model_that_looks_ahead_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint("gemma3_text"), tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_bidirectional_attention": True}))
+    with pytest.raises(UserError, match="use_bidirectional_attention: its tokens see those after them"):
+        describe_model(ModelConfig(str(tmp_path), device="cpu"))

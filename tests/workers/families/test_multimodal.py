@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from edit_checks import CARD, assert_close, logits, write_source
-from families import COMMON, WRAPPERS, edit_of_kind, randomise, representatives, sample_rows
+from families import COMMON, DENSE_WRAPPERS, WRAPPERS, edit_of_kind, randomise, representatives, sample_rows
 from safetensors.torch import load_file, save_file
 from tiny_models import word_tokenizer
 from torch import Tensor
@@ -29,9 +29,9 @@ def wrapped(model_type: str) -> Any:
     """A tiny random model of a multimodal class."""
     from transformers import AutoConfig, AutoModelForImageTextToText, Qwen3OmniMoeForConditionalGeneration
 
-    row = WRAPPERS[model_type]
+    row = (WRAPPERS | DENSE_WRAPPERS)[model_type]
     text = {"text_config": COMMON | row["text"], "vision_config": row["vision"]}
-    parts: dict[str, Any] = text | {"tie_word_embeddings": False}
+    parts: dict[str, Any] = text | {"tie_word_embeddings": False} | row.get("more", {})
     kind: Any = AutoModelForImageTextToText
     if model_type == "muse_spark":
         sizes = {"hidden_sizes": (8,) * 4, "depths": (1,) * 4, "patch_sizes": (2,) * 4, "out_hidden_size": 32}
@@ -47,6 +47,17 @@ def wrapped(model_type: str) -> Any:
         for name, tensor in model.state_dict().items():
             randomise(name, tensor)
     return model.eval()
+
+
+@pytest.mark.parametrize("model_type", representatives(("gemma3",), DENSE_WRAPPERS))
+def test_the_text_model_of_a_dense_one_is_its_familys(model_type: str, tokens: Tensor, tmp_path: Path) -> None:
+    whole = wrapped(model_type)
+    whole.save_pretrained(tmp_path)
+    word_tokenizer(["one", "two", "a"]).save_pretrained(tmp_path)  # Qwen's class takes the letter
+    resident = ResidentModel.load(ModelConfig(str(tmp_path), device="cpu"))
+    assert resident.dense_layers
+    with torch.no_grad():
+        assert_close(logits(resident, IdentityEdit(), tokens), whole(tokens).logits)
 
 
 @pytest.mark.parametrize(
