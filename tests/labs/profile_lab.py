@@ -43,6 +43,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"intermediate_size": 48},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": HIDDEN},
     "phi": {"intermediate_size": 48, "partial_rotary_factor": 0.5},
+    "phi3": {"intermediate_size": 48},
 }
 
 

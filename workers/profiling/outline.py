@@ -181,6 +181,9 @@ def _attention_widths(attention: Any) -> tuple[int, int, int]:
     if hasattr(attention, "kv_proj"):  # DeepSeek-V4's keys of one head are its values, too
         shared = int(attention.kv_proj.out_features)
         return int(attention.q_b_proj.out_features), shared, shared
+    if hasattr(attention, "qkv_proj"):  # Phi-3 computes them together
+        keys = int(attention.num_key_value_heads * attention.head_dim)
+        return int(attention.qkv_proj.out_features) - 2 * keys, keys, keys
     # Some layers of Gemma-4 use their keys as values.
     values = getattr(attention, "v_proj", None) or attention.k_proj
     return int(attention.q_proj.out_features), int(attention.k_proj.out_features), int(values.out_features)

@@ -30,6 +30,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "factorllm-stock": ("llama", FACTOR | {"active": 1, "router_bias": False, "output_scale": "one"}, "stock"),
     "tomoe-heads-biases": ("qwen2", MASKS, "native"),
     "tomoe-plain": ("phi", MASKS | {"attention": False}, "native"),
+    "tomoe-fused": ("phi3", MASKS | {"attention": False}, "native"),
+    "factorllm-fused": ("phi3", FACTOR, "native"),
     "nanomoe-I": ("llama", MIXED | {"variant": "I"}, "native"),
     "nanomoe-II": ("opt", MIXED | {"variant": "II", "blocks": 8, "layers": "*.fc?"}, "native"),
     "nanomoe-III": ("mixtral", MIXED | {"variant": "III", "blocks": 8, "layers": "*.self_attn.*"}, "native"),
