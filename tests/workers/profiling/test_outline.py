@@ -23,6 +23,7 @@ FAMILIES = ["mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss"]
 HYBRID = ["qwen3_next", "granitemoehybrid", "jamba", "lfm2_moe", "kimi_linear", "bailing_hybrid"]
 """Families some of whose layers have a recurrent mixer instead of softmax attention."""
 
+
 @pytest.fixture(scope="module")
 def outline(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModelOutline]:
     """Outlines from folders that contain only config.json."""
@@ -40,7 +41,7 @@ def held(model: Any) -> int:
     return sum(each.nbytes for each in {id(t): t for t in (*model.parameters(), *model.buffers())}.values())
 
 
-@pytest.mark.parametrize("family", representatives((*FAMILIES, "llama", "phi", "opt", "phi3-scaled"), (*FAMILIES, *DENSE)))
+@pytest.mark.parametrize("family", representatives((*FAMILIES, "llama", "phi", "opt", "phi3-scaled"), DENSE))
 @torch.no_grad()
 def test_bytes_and_caches_are_those_of_the_loaded_model(
     outline: Callable[..., ModelOutline], resident: Residents, tokens: Tensor, family: str
@@ -53,9 +54,8 @@ def test_bytes_and_caches_are_those_of_the_loaded_model(
     linears = linears_outside(loaded.model, loaded.layers)
     assert found.linear_bytes == tuple(tuple(each.weight.nbytes for each in group) for group in linears)
     assert found.pinned_bytes >= found.experts_bytes
-    config = loaded.model.config
     # Sliding windows cache less, and states of recurrent mixers aren't counted.
-    if not getattr(config, "sliding_window", None) and "linear_attention" not in (getattr(config, "layer_types", 0) or ()):
+    if not getattr(loaded.model.config, "sliding_window", None) and family != "qwen3_5_text":
         cache = loaded.model(input_ids=tokens, use_cache=True).past_key_values
         there = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
         assert there == found.cache_bytes * tokens.numel()

@@ -140,21 +140,14 @@ class _DenseOutput:
 
 
 class NetworkOutput(_DenseOutput):
-    """The down projection of one feed-forward network as a `LayerOutput`.
-
-    The first input of `input_module` is the network's. `active_mask` computes the active neurons for inputs
-    [tokens, hidden]; without it all are active.
-    """
+    """The down projection of one feed-forward network as a `LayerOutput`; `network`, if any, runs in its place."""
 
     def __init__(
-        self,
-        layer: DenseLayer,
-        weights: NetworkCopies,
-        input_module: nn.Module,
-        active_mask: Callable[[Tensor], ActiveMask] | None,
+        self, layer: DenseLayer, weights: NetworkCopies, replacement: Replacement, network: MaskingNetwork | None
     ) -> None:
-        super().__init__(layer, weights.down, input_module)
-        self._inner, self._active_mask = weights.inner, active_mask
+        super().__init__(layer, weights.down, layer.inner[-1] if network is None else network)
+        self._inner, self._replacement = weights.inner, replacement
+        self._active_mask = None if network is None else network.active_mask
         self.next_part = layer.output_norm
 
     def features(self, recorded: Recorded) -> Features:
@@ -200,16 +193,8 @@ class NormalisedOutput(NetworkOutput):
     As a `PartOutput` it is fitted to what enters the norm in the unedited model, in which alone it is linear.
     """
 
-    def __init__(
-        self,
-        layer: DenseLayer,
-        weights: NetworkCopies,
-        input_module: nn.Module,
-        active_mask: Callable[[Tensor], ActiveMask] | None,
-        without_edit: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        super().__init__(layer, weights, input_module, active_mask)
-        self.unedited = without_edit
+    def unedited(self) -> AbstractContextManager[None]:
+        return self._replacement.removed()
 
     def gains(self, target: Tensor) -> Tensor:
         """How many times a token's square is larger behind the norm."""
@@ -222,10 +207,8 @@ def network_output(
     layer: DenseLayer, weights: NetworkCopies, replacement: Replacement, network: MaskingNetwork | None
 ) -> NetworkOutput:
     """Return the output of a layer's network, or of the `network` in its place."""
-    module, active_mask = (layer.inner[-1], None) if network is None else (network, network.active_mask)
-    if layer.output_norm is None:
-        return NetworkOutput(layer, weights, module, active_mask)
-    return NormalisedOutput(layer, weights, module, active_mask, replacement.removed)
+    kind = NetworkOutput if layer.output_norm is None else NormalisedOutput
+    return kind(layer, weights, replacement, network)
 
 
 def _network_blocks(layer: DenseLayer, hidden: Tensor, active: ActiveMask | None) -> Iterator[FeatureBlock]:

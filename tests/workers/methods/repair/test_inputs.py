@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,13 @@ def test_exports_have_the_fitted_projections(resident: Residents, tmp_path: Path
     assert "gate and up projections" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("family", "edit"), [("llama", masked), ("llama", divided), ("phi", divided)])
+partly = partial(masked, (20, 48, 33))
+"""Of which a network stays whole."""
+
+
+@pytest.mark.parametrize(
+    ("family", "edit"), [("llama", masked), ("llama", divided), ("phi", divided), ("phi3", partly), ("gemma2", partly)]
+)
 def test_networks_of_dense_models_are_fitted_too(
     family: str, edit: Callable[..., Any], resident: Residents, checkpoint: Callable[[str], Path]
 ) -> None:
@@ -163,8 +170,9 @@ def test_networks_of_dense_models_are_fitted_too(
             assert isinstance(applicator, RepairApplicator)
             now, outcome = seen_at(model.model, CHECKED), applicator.outcomes[-1]
             assert outcome is not None
-            left = ((reference[-1]["behind"] - now[-1]["behind"]) ** 2).sum()
-            assert left == pytest.approx(outcome.after, rel=2e-3)
+            if family != "gemma2":  # whose error is that of what enters a norm
+                left = ((reference[-1]["behind"] - now[-1]["behind"]) ** 2).sum()
+                assert left == pytest.approx(outcome.after, rel=2e-3)
             first = applicator.outcomes[0]
             assert first is not None
             errors.append(first.after)
