@@ -22,6 +22,7 @@ from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
+from moevolve.workers.methods.repair import fits
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairSettings
 from moevolve.workers.methods.repair.ridge import FitOutcome
@@ -218,6 +219,19 @@ def test_networks_whose_output_is_normalised_are_refused(
         with pytest.raises(UserError, match=r"do_layer_norm_before: false.* can't be repaired"):
             post_norm.apply(repaired(base))
         assert torch.equal(logits(post_norm, None, UNSEEN), plain)
+
+
+def test_fits_before_a_norm_serve_candidates_with_the_same_first_layers(
+    model_config: Configs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, fresh = (ResidentModel.load(model_config("gemma2")) for _ in range(2))
+    base, counted, fit_ridge = masked(WIDTHS), list[Any](), fits.fit_ridge
+    logits(model, repaired(base), UNSEEN)
+    other = repaired(replace(base, router=np.concatenate([base.router[:2], base.router[2:] + 1])))
+    monkeypatch.setattr(fits, "fit_ridge", lambda *args: counted.append(args) or fit_ridge(*args))
+    found = logits(model, other, UNSEEN)
+    assert len(counted) == 1
+    assert torch.equal(found, logits(fresh, other, UNSEEN))
 
 
 def test_layers_of_masked_networks_are_told_apart() -> None:
