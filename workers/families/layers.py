@@ -190,6 +190,13 @@ class DenseLayer:
         return int(self.up.weight.shape[1])
 
     @property
+    def gains(self) -> Tensor:
+        """Factors on the network's outputs that are the same for all tokens before these are added, [hidden]."""
+        ones = torch.ones_like(self.down.weight[:, 0])
+        # The mean square of ones is 1, so that only the norm's own weights are left.
+        return self.output_scale * (ones if self.output_norm is None else self.output_norm(ones))
+
+    @property
     def attention(self) -> nn.Module:
         module = self.decoder_layer.self_attn
         assert isinstance(module, nn.Module)

@@ -38,7 +38,8 @@ def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], measurement
         - `expert_saliency` [layers, N, width], mean squared contributions of neurons on the tokens of each expert, as
           shares of a token's sum over neurons.
         - `network_sample` [layers, tokens, 1 + components], coordinates of a sample of the networks' inputs.
-        - `neuron_saliency` [layers, width], mean squared contributions of neurons to the output.
+        - `neuron_saliency` [layers, width], mean squared contributions of neurons to the output, with the weights of a
+          norm behind it.
         - `network_share` [layers], mean square of what the network adds relative to the squared residual stream behind.
         - `neuron_fluctuation` [layers, width], sample variances of activations times squared norms of output weights,
           the metric of FLAP (arXiv 2312.11983).
@@ -119,7 +120,7 @@ class _Network:
 @torch.inference_mode()
 def _measure_network(layer: DenseLayer, inputs: Tensor, measurement: ToMoeMeasurement) -> dict[str, Tensor]:
     """Return what is measured of a network on its inputs, [tokens, hidden]."""
-    norms = layer.down.weight.double().square().sum(dim=0)
+    norms = (layer.gains[:, None] * layer.down.weight.double()).square().sum(dim=0)
     contributions = torch.empty(len(inputs), layer.width, device=inputs.device)
     saliency, sums = torch.zeros_like(norms), torch.zeros_like(norms)
     for start in range(0, len(inputs), _ROWS):

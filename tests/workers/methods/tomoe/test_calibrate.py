@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,16 +67,23 @@ def test_products_with_directions_have_mean_zero_and_size_one(
         )
 
 
-def test_neurons_are_measured_by_what_they_contribute(llama: ResidentModel, found: dict[str, Any]) -> None:
+@pytest.mark.parametrize("family", ["llama", "gemma2", "granite"])
+def test_neurons_are_measured_by_what_they_contribute(family: str, model_config: Callable[..., ModelConfig]) -> None:
+    model = ResidentModel.load(model_config(family))
+    found = calibrate_tomoe(model, SEQUENCES, replace(MEASUREMENT, attention=False)).arrays
+    added, factor = "mlp.down_proj", 0.6 if family == "granite" else 1
     for layer in range(LAYERS):
-        down = llama.dense_layers[layer].down.weight.double().numpy()
-        contributions = (seen(llama, layer, "mlp.down_proj")[:, None, :] * down).transpose(0, 2, 1)
+        down = factor * model.dense_layers[layer].down.weight.double().numpy()
+        if family == "gemma2":
+            added, norm = "post_feedforward_layernorm", model.model.model.layers[layer].post_feedforward_layernorm
+            down *= 1 + norm.weight.double().numpy()[:, None]
+        contributions = (seen(model, layer, "mlp.down_proj")[:, None, :] * down).transpose(0, 2, 1)
         squares = (contributions**2).sum(axis=2)
         np.testing.assert_allclose(found["neuron_saliency"][layer], squares.mean(axis=0), rtol=1e-5)
-        variances = seen(llama, layer, "mlp.down_proj").var(axis=0, ddof=1)
+        variances = seen(model, layer, "mlp.down_proj").var(axis=0, ddof=1)
         np.testing.assert_allclose(found["neuron_fluctuation"][layer], variances * (down**2).sum(axis=0), rtol=1e-5)
-        output, stream = (seen(llama, layer, name, output=True) for name in ("mlp.down_proj", ""))
-        share = ((output**2).sum(axis=1) / (stream**2).sum(axis=1)).mean()
+        output, stream = (seen(model, layer, name, output=True) for name in (added, ""))
+        share = factor**2 * ((output**2).sum(axis=1) / (stream**2).sum(axis=1)).mean()
         np.testing.assert_allclose(found["network_share"][layer], share, rtol=1e-5)
 
 
