@@ -63,6 +63,18 @@ def test_every_architecture_loads_its_numbers(family: str, write: Write) -> None
     same_numbers(*write(family), dtypes=("float32",))
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "phi3", "qwen3", "starcoder2"])
+def test_transformers_reads_the_same_of_dense_models(family: str, write: Write) -> None:
+    from transformers import AutoModelForCausalLM
+
+    packed, _ = write(family)
+    found, file = load_model(packed)[0], Path(packed.path)
+    read = {"gguf_file": file.name, "config": found.config, "dtype": "float32"}
+    theirs, ours = AutoModelForCausalLM.from_pretrained(file.parent, **read).state_dict(), found.state_dict()
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
 @pytest.mark.parametrize("kind", [Type.F16, Type.Q4_K])
 def test_other_types(kind: Type, write: Write) -> None:
     settings = {"hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 2} if kind == Type.Q4_K else {}
