@@ -188,7 +188,10 @@ class LetterMatcher(Matcher):
 
 
 class OptionMatcher(LetterMatcher):
-    """The first choice letter that stands alone: `A`, `A.`, `(B)`, `Answer: C`; not that of `Both`, `C++` or `C#`."""
+    """The first choice letter that stands alone: `A`, `A.`, `(B)`, `Answer: C`; not that of `Both`, `C++` or `C#`.
+
+    An `A` or `I` that begins a phrase, as in `I think it is C`, is taken only if no other letter stands alone.
+    """
 
     def _score(self, answer: str, example: Example) -> float:
         found = _standing(answer, example.choices)
@@ -213,13 +216,19 @@ class CapitalMatcher(LetterMatcher):
 
 
 _LETTER = re.compile(r"(?<!\w)[ae](?![\w#+])", re.IGNORECASE)
+# An article or a pronoun, which stands before a word that doesn't go on after an answer.
+_PHRASE = re.compile(r"[AI](?:'|\s+(?!(?:is|are|was|because|since|as|or|and|but)\b)[a-z\xdf-\xff])")
+_MAY_BE_PHRASE = re.compile(r"[AI]\s*(?:\s[a-z\xdf-\xff]+)?\Z")
 
 
 def _standing(text: str, choices: tuple[str, ...]) -> tuple[str, bool] | None:
-    """Return the first choice letter that stands alone, and whether something follows it."""
+    """Return the first choice letter that stands alone, and whether what follows can't change that."""
     text = alike(text)
-    places = (match.start() for match in _LETTER.finditer(kinds(text)))
-    return next(((text[i], i + 1 < len(text)) for i in places if text[i] in choices), None)
+    places = [match.start() for match in _LETTER.finditer(kinds(text)) if text[match.start()] in choices]
+    for place in places:
+        if not _PHRASE.match(text, place):
+            return text[place], place + 1 < len(text) and not _MAY_BE_PHRASE.match(text, place)
+    return (text[places[0]], False) if places else None
 
 
 def _first_capital(text: str) -> str | None:

@@ -24,9 +24,21 @@ def test_option_finds_the_letter_that_stands_alone_and_takes_nothing_else() -> N
     assert not any(matcher.match(answer, LETTERS) for answer in wrong)
 
 
+def test_articles_and_pronouns_are_no_options() -> None:
+    matcher = make_matcher(Matching("option"))
+    ten = Example("p", ("C",), tuple("ABCDEFGHIJ"))
+    right = ("I think the answer is C.", "A good guess would be C", "I'd say C", "I\u2019m sure: C", "A letra C")
+    assert [matcher.match(answer, ten) for answer in (*right, "C because I computed it")] == [1.0] * 6
+    first = Example("p", ("A",), tuple("ABCDEFGHIJ"))
+    right = ("A is right, not C", "A or C", "A", "A, I think", "A Paris, C Rome", "A entailment")
+    assert [matcher.match(answer, first) for answer in right] == [1.0] * 6
+    assert not any(matcher.decided(text, first) for text in ("A", "A ", "A i", "A is", "I think", "A good"))
+    assert all(matcher.decided(text, first) for text in ("A.", "A is ", "A P", "I think C ", "A good C."))
+
+
 def test_option_is_decided_once_the_letter_is_complete() -> None:
     matcher = make_matcher(Matching("option"))
-    assert all(matcher.decided(text, LETTERS) for text in (" B.", " A ", "none\n"))
+    assert all(matcher.decided(text, LETTERS) for text in (" B.", " B ", "none\n"))
     # `Both` may follow, and a byte-level token can end within a character, whose text changes with the next one.
     assert not any(matcher.decided(text, LETTERS) for text in (" B", "\n\n", "B\ufffd"))
 
