@@ -150,7 +150,8 @@ def _rendered(data: DataFile, render: Render | None) -> DataFile:
     assert render is not None and len(chats) == len(data.rows)
     texts = render(chats)
     if texts is None:
-        _LOG.warning("%s: thoughts aren't used, since the model has no chat template to write them", data.path)
+        if any(chat.has_thoughts for chat in chats):
+            _LOG.warning("%s: thoughts aren't used, since the model has no chat template to write them", data.path)
         return replace(data, rows=tuple(replace(row, chat=None) for row in data.rows))
     written = list(zip(chats, texts, strict=True))
     thoughts = sum(chat.thoughts not in (answer or "") for chat, (_, answer) in written)
@@ -168,10 +169,12 @@ def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str,
     """Return the prompt and the answer of every chat, as the model of a run reads them.
 
     Returns:
-        None if the model has no chat template, and no chat needs one.
+        None if the chats are written as any others: the model has no chat template, or it writes nothing of what only
+        these have, and no chat needs one.
 
     Raises:
-        UserError: The model has no chat template and a chat needs one, or it refuses a chat.
+        UserError: The model has no chat template and a chat needs one, or it refuses a chat, or reads a field of
+            messages that isn't read here.
     """
     from moevolve.workers.checkpoints.loading import load_tokenizer
     from moevolve.workers.engine.chat import chat_template
@@ -186,6 +189,16 @@ def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str,
             f"{called.place}: model {config.model.path} has no chat template, which calls of tools and a first turn of "
             "the assistant need; leave them out"
         )
+    reads = {field: chat for chat in chats for field in chat.further}
+    reads = {field: chat for field, chat in reads.items() if template.reads(field)}
+    if reads.keys() - {"name"}:
+        field = min(reads.keys() - {"name"})
+        raise UserError(
+            f"{reads[field].place}: messages have `{field}`, which the model's chat template reads and which isn't "
+            "passed on; leave these conversations out, or the field"
+        )
+    if not reads and not any(chat.needs_template or chat.has_thoughts for chat in chats):
+        return None
     rendered = []
     for chat in chats:
         try:
@@ -313,8 +326,9 @@ def read_data(path: Path, columns: Columns | None = None) -> DataFile:
         rows = _rows(path, _hub(str(path), columns), columns)
     if not rows:
         raise UserError(f"{path}: the file is empty")
-    # If one row has tools, thoughts or a greeting, all keep their chats, so that they are rendered alike.
-    if not any(row.chat is not None and (row.chat.needs_template or row.chat.has_thoughts) for row in rows):
+    # If one row has tools, thoughts, a greeting or names, all keep their chats, so that they are rendered alike.
+    chats = (row.chat for row in rows if row.chat is not None)
+    if not any(chat.needs_template or chat.has_thoughts or chat.further for chat in chats):
         rows = [replace(row, chat=None) for row in rows]
     return DataFile(path, suffix in TEXT_FILES, tuple(rows))
 
@@ -327,7 +341,7 @@ def _checked(data: DataFile) -> DataFile:
     """
     if data.is_text:
         return data
-    marks = [found for row in data.rows if row.chat is None and (found := _TURN_MARKS.search(row.prompt)) is not None]
+    marks = [found for row in data.rows if (found := _TURN_MARKS.search(row.prompt)) is not None]
     if len(marks) > OFTEN * len(data.rows):
         raise UserError(
             f"{data.path}: {len(marks):,} of {len(data.rows):,} rows are chats that a template has written "

@@ -24,6 +24,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.text_files import parse_json
 from moevolve.evaluators.yaml_files import explain_validation
 from moevolve.search.shrink.columns import Columns, layout_of, leaves
+from moevolve.workers.engine.chat import thoughts_apart
 
 # OpenAI's roles by those of ShareGPT, Gemma and Llama; data sets with tools have more than one set of names for them.
 _ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")} | {
@@ -37,7 +38,6 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 # Fields of messages that aren't text.
 _MEDIA = ("image", "images", "audio", "audios", "video", "videos")
 _CHAT_AS_TEXT = re.compile(r"\s*\[\s*\{\s*['\"](role|content)['\"]")
-_INLINE_THOUGHTS = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 # Other projects' names of fields, by the names that are read here.
 _OTHER_NAMES = {"functions": "tools", "function_call": "tool_calls", "parameters": "arguments"}
 # Similarity (`difflib`) from which a further column may be a misspelt field.
@@ -73,15 +73,21 @@ class Chat:
 
     @property
     def has_thoughts(self) -> bool:
-        """Whether the assistant thinks, in messages of their own field or at the beginning of the answer."""
-        return bool(self.thoughts) or any(each.reasoning_content.strip() for each in self.turns)
+        """Whether the assistant thinks, in a field or in marks at the answer's beginning, also in empty ones."""
+        apart = self.answer is not None and "reasoning_content" in thoughts_apart(self.answer.as_data())
+        return apart or any(each.reasoning_content.strip() for each in self.messages)
+
+    @property
+    def further(self) -> frozenset[str]:
+        """Fields of messages that say something, and that only some templates write: names, and what isn't read."""
+        return frozenset[str]().union(*(each.further for each in self.turns))
 
     @property
     def thoughts(self) -> str:
         """What the assistant thinks before the answer; empty if nothing is given."""
-        given, said = (self.answer.reasoning_content, self.answer.content) if self.answer is not None else ("", "")
-        inline = _INLINE_THOUGHTS.match(said)
-        return given.strip() or (inline[1].strip() if inline is not None else "")
+        if self.answer is None:
+            return ""
+        return str(thoughts_apart(self.answer.as_data()).get("reasoning_content", "")).strip()
 
     def as_data(self) -> tuple[list[dict[str, object]], tuple[Mapping[str, Any], ...], dict[str, object] | None]:
         """Return messages, tools and answer for a chat template."""
@@ -105,8 +111,8 @@ class DataRow:
         choices: Closed set of answers; empty for open ones.
         turns: `(role, content)` of the turns before the prompt: at most one `system` turn, then `user` and `assistant`
             by turns.
-        chat: The conversation, if any row of its file has tools, thoughts or a greeting. `prompt` and `answer` are then
-            made of it by the model's chat template.
+        chat: The conversation, if any row of its file has tools, thoughts, a greeting or names. `prompt` and `answer`
+            are then made of it by the model's chat template.
     """
 
     prompt: str
@@ -241,11 +247,15 @@ class Message(_Fields):
     tool_call_id: object = None
     name: object = None
     weight: object = None
+    further: frozenset[str] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
     def _thoughts(cls, found: object) -> object:
-        """Give thoughts one name, since some servers give them under two, and refuse what is no text."""
+        """Give thoughts one name, since some servers give them under two, and refuse what is no text.
+
+        The names of fields that aren't read are kept: a template may read them.
+        """
         if not isinstance(found, Mapping):
             return found
         seen = next((key for key in _MEDIA if found.get(key)), None)
@@ -253,6 +263,8 @@ class Message(_Fields):
             raise ValueError(f"it has `{seen}`, and only text is read")
         thoughts = [found[key] for key in _THOUGHTS if found.get(key)]
         others = {key: value for key, value in found.items() if key not in _THOUGHTS}
+        read = cls.model_fields.keys() - (set() if found.get("role") == "tool" else {"name"})
+        others["further"] = frozenset(key for key, value in others.items() if value and key not in read)
         return others | {"reasoning_content": thoughts[0]} if thoughts else others
 
     @model_validator(mode="after")
@@ -341,7 +353,11 @@ class _PromptForm(_Form):
         for question, said in self.history:
             turns += [("user", question), ("assistant", said)]
         first = self.history[0][0] if self.history else prompt
-        return DataRow(prompt, first, answer, self.choices or (), tuple(turns))
+        if self.choices is not None:
+            return DataRow(prompt, first, answer, self.choices, tuple(turns))
+        said = (Message.model_construct(role=role, content=text) for role, text in (*turns, ("user", prompt)))
+        last = None if answer is None else Message.model_construct(role="assistant", content=answer)
+        return DataRow(prompt, first, answer, turns=tuple(turns), chat=Chat(tuple(said), (), last))
 
 
 class _TextForm(_Form):
@@ -471,7 +487,7 @@ def read_row(
     said = [each for name, each in fields.items() if name != "messages"]
     if row.chat is not None:
         row = replace(row, chat=replace(row.chat, place=place))
-        said += [message.content for message in row.chat.turns] if row.chat is not None else []
+        said += [message.content for message in row.chat.turns] if key == "messages" else []
     texts = tuple(each for each in leaves(said) if isinstance(each, str) and each)
     return ReadRow(layout[question], row, texts, unread)
 

@@ -41,6 +41,8 @@ _OPEN_THINK_BLOCK = re.compile(r"<think>(\s*)\Z")
 # An answer's thinking block. Some templates write only the mark that ends it.
 _LAST_THINK_MARKS = re.compile(r"(?:<think>\s*)?(?:</think>\s*)?\Z")
 _FIRST_THINK_BLOCK = re.compile(r"\s*(?:<think>(.*?))?</think>\s*", re.DOTALL)
+# Thoughts that an answer begins with. A prompt that opens the block leaves only the mark that ends it to the answer.
+_THOUGHTS = re.compile(r"\s*(?:<think>)?((?:(?!</?think>).)*)</think>\s*", re.DOTALL)
 
 # Beginning of the marks in contents and calls that tell whether a template writes them.
 _MARK = "zq0x"
@@ -154,14 +156,14 @@ class ChatTemplate:
             self._check_complete(messages, tools)
             return _without_thoughts(self._render(messages, generates=True, tools=tools)), None
         self._check_complete((*messages, answer), tools)
-        apart = _with_thoughts_apart(answer)
+        apart = thoughts_apart(answer)
         divided = self._divided(messages, tools, apart)
         if divided is not None and apart.get("reasoning_content", "").strip() not in divided[1]:
             divided = self._divided(messages, tools, answer)  # the template doesn't write thoughts
         questions = [message for message in messages if message["role"] == "user"]
-        if divided is None and questions and "reasoning_content" not in apart:
+        if divided is None and questions and not apart.get("reasoning_content", "").strip():
             # Templates of DeepSeek's kind write a call after a tool's result as if no answer began there.
-            alone = self._divided(questions[-1:], tools, answer)
+            alone = self._divided(questions[-1:], tools, apart)
             prompt = _without_thoughts(self._render(messages, generates=True, tools=tools))
             divided = None if alone is None else (prompt, alone[1])
         if divided is None:
@@ -196,6 +198,12 @@ class ChatTemplate:
             return prompt, thoughts + _end_of_thoughts(opened) + rest
         return begun, f"<think>\n{thoughts}\n</think>\n\n{rest}"
 
+    def reads(self, field: str) -> bool:
+        """Return whether a further field of messages changes what the template writes."""
+        said = [_message(role, "text") for role in ("user", "assistant", "user")]
+        marked = [{**message, field: _MARK} for message in said]
+        return self._render(said, generates=True) != self._render(marked, generates=True)
+
     def end_token(self) -> int | None:
         """Return the special token that the template puts after an answer; None without one."""
         _, _, after = self._around_answer((("user", "question"),))
@@ -218,7 +226,7 @@ class ChatTemplate:
         with suppress(UserError):
             if system["content"].strip() in self._render(messages, generates=True, tools=tools):
                 return messages
-        return _message(first["role"], f"{system['content']}\n\n{first['content']}"), *others
+        return {**first, "content": f"{system['content']}\n\n{first['content']}"}, *others
 
     def _check_complete(self, messages: Sequence[Message], tools: Sequence[Message]) -> None:
         """Raise an error if the template leaves out a content, a call of a tool or an argument."""
@@ -319,10 +327,10 @@ def _of_parts(messages: Sequence[Message], roles: Collection[str]) -> Sequence[M
     ]
 
 
-def _with_thoughts_apart(answer: Message) -> Message:
-    """Move thoughts at the beginning of an answer's content into their own field."""
-    block = _FIRST_THINK_BLOCK.match(answer.get("content", ""))
-    if block is None or not block[1] or "reasoning_content" in answer:
+def thoughts_apart(answer: Message) -> Message:
+    """Move thoughts at the beginning of an answer's content into their own field; empty ones are white space there."""
+    block = _THOUGHTS.match(answer.get("content", ""))
+    if block is None or "reasoning_content" in answer:
         return answer
     return {**answer, "content": answer["content"][block.end() :], "reasoning_content": block[1]}
 

@@ -147,3 +147,40 @@ def test_a_bad_chat_is_named_with_its_line(row: Any, said: str, tmp_path: Path) 
     with pytest.raises(UserError, match=said) as error:
         read_data(written(tmp_path, [row]))
     assert str(error.value).startswith(f"{tmp_path}/chats.jsonl:1: ") and "\n" not in str(error.value)
+
+
+BY_TRAINERS = {
+    "turns": lambda said: {"messages": [ASKED, SAID | {"content": said}]},
+    "a completion": lambda said: {"prompt": ASKED["content"], "completion": said},
+}
+
+
+@pytest.mark.parametrize("form", BY_TRAINERS)
+@pytest.mark.parametrize("thoughts", ["<think>\nHm, wet.\n</think>", "Hm, wet.\n</think>", "<think>\n\n</think>"])
+def test_thoughts_in_marks_are_written_as_the_template_writes_them(form: str, thoughts: str, tmp_path: Path) -> None:
+    """Also those that an answer doesn't open, since the prompt has done so, and empty ones."""
+    rows = numbered(BY_TRAINERS[form](f"{thoughts}\n\nIt rains."))
+    found = {prompt + str(answer) for prompt, answer in texts(rendered(written(tmp_path, rows), CALLING["qwen3"]))}
+    tokenizer = word_tokenizer(WORDS)
+    for row in numbered({"messages": [ASKED, SAID | {"content": f"{thoughts}\n\nIt rains."}]})[:5]:
+        whole = tokenizer.apply_chat_template(row["messages"], chat_template=CALLING["qwen3"], tokenize=False)
+        assert whole.removesuffix("<|im_end|>\n") in found
+
+
+READING = (
+    "{% for m in messages %}<{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}{% if m.prefix %}+{% endif %}>"
+    "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_names_are_written_by_a_template_that_writes_them(tmp_path: Path) -> None:
+    path = written(tmp_path, numbered({"messages": [ASKED | {"name": "Ann"}, SAID]}))
+    assert {prompt.partition(">")[0] for prompt, _ in texts(rendered(path, READING))} == {"<user Ann"}
+    assert all(prompt.startswith("Is it raining in ") for prompt, _ in texts(rendered(path, CALLING["qwen3"])))
+
+
+def test_a_field_of_messages_that_only_the_template_reads_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, numbered({"messages": [ASKED, SAID | {"prefix": True, "source": "web"}]}))
+    with pytest.raises(UserError, match=r"chats.jsonl:\d+: messages have `prefix`, which the model's chat template re"):
+        rendered(path, READING)
+    assert all(prompt.startswith("Is it raining in ") for prompt, _ in texts(rendered(path, CALLING["qwen3"])))
