@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+import resource
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moevolve.evaluators.errors import UserError, own_words
@@ -43,6 +46,10 @@ _LAST_THINK_MARKS = re.compile(r"(?:<think>\s*)?(?:</think>\s*)?\Z")
 _FIRST_THINK_BLOCK = re.compile(r"\s*(?:<think>(.*?))?</think>\s*", re.DOTALL)
 # Thoughts that an answer begins with. A prompt that opens the block leaves only the mark that ends it to the answer.
 _THOUGHTS = re.compile(r"\s*(?:<think>)?((?:(?!</?think>).)*)</think>\s*", re.DOTALL)
+
+# Bytes that a template may take beyond what the process has: those of models take a few megabytes.
+_ROOM = 2**30
+_ONE_AT_A_TIME = threading.Lock()
 
 # Beginning of the marks in contents and calls that tell whether a template writes them.
 _MARK = "zq0x"
@@ -296,14 +303,20 @@ class ChatTemplate:
         self, messages: Sequence[Message], generates: bool, tools: Sequence[Message], variables: Mapping[str, object]
     ) -> str:
         try:
-            written = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] or None,
-                chat_template=self._source,
-                tokenize=False,
-                add_generation_prompt=generates,
-                **variables,
-            )
+            with _bounded_memory():
+                written = self._tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in tools] or None,
+                    chat_template=self._source,
+                    tokenize=False,
+                    add_generation_prompt=generates,
+                    **variables,
+                )
+        except MemoryError:
+            raise UserError(
+                f"engine.chat_template: {self._name} takes more than {_ROOM >> 20:,} MiB for a prompt; use another "
+                "template, or `none`"
+            ) from None
         except Exception as error:  # noqa: BLE001 - a template can fail in any way Python can
             raise UserError(
                 f"engine.chat_template: {self._name} refuses the prompts: {own_words(error)}; change them, or use "
@@ -311,6 +324,27 @@ class ChatTemplate:
             ) from None
         assert isinstance(written, str)
         return written
+
+
+@contextmanager
+def _bounded_memory() -> Iterator[None]:
+    """Let the kernel refuse more than `_ROOM` to this process, where it is Linux.
+
+    Jinja's sandbox bounds ranges, but not products and sums of texts, widths of formats and filters that pad.
+    """
+    try:
+        held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
+    except OSError:
+        yield
+        return
+    with _ONE_AT_A_TIME:
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = held + _ROOM
+        resource.setrlimit(resource.RLIMIT_DATA, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _message(role: str, content: str) -> Message:

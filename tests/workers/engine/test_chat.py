@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import resource
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -280,3 +282,26 @@ def test_a_template_that_writes_given_answers_otherwise_is_asked_as_it_asks(byte
     tokenized = PromptTokenizer(talking(bytewise, template), EngineConfig()).split(replace(SPLIT, system=""))
     assert bytewise.decode(tokenized.prompts[0]).endswith("assistant: said 1\nuser: 2+2?\nyour turn: ")
     assert bytewise.decode(tokenized.golds[0]) == "4"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel bounds memory")
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'x' * 4 * 10 ** 9 }}",
+        "{% set s = namespace(t='x') %}{% for _ in range(40) %}{% set s.t = s.t + s.t %}{% endfor %}",
+        "{{ messages[0].content.center(4 * 10 ** 9) }}",
+    ],
+    ids=["a product", "sums", "padding"],
+)
+def test_a_template_that_writes_gigabytes_is_refused(
+    bytewise: PreTrainedTokenizerFast, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moevolve.workers.engine.chat._ROOM", 2**26)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    bytewise.chat_template = source
+    template = chat_template(bytewise, EngineConfig())
+    assert template is not None
+    with pytest.raises(UserError, match="the tokenizer's template takes more than 64 MiB for a prompt; use another"):
+        template.prompt((("user", "question"),))
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
