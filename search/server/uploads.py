@@ -17,7 +17,8 @@ from moevolve.evaluators.text_files import ROW_FILES, writing_into
 from moevolve.search.server.dependencies import ServerState
 from moevolve.search.server.processes import BusyError
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.shrink.domains import TEXT_FILES, usable_rows
+from moevolve.search.shrink.data.domains import usable_rows
+from moevolve.search.shrink.data.files import TEXT_FILES
 from moevolve.store.errors import NameTakenError, NotFoundError
 
 _SUFFIXES = (*ROW_FILES, *TEXT_FILES)

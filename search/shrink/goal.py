@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from moevolve.evaluators.errors import UserError, path_fault
 from moevolve.search.config.files import override_lines, settings_of
 from moevolve.search.config.run import RunConfig
-from moevolve.search.shrink.domains import DATA_FILES
+from moevolve.search.shrink.data.files import DATA_FILES
 from moevolve.search.shrink.parameters import ShrinkParameters
 from moevolve.search.text import quantity
 from moevolve.store.repository import Store

@@ -23,14 +23,14 @@ from moevolve.search.running.launch import recorded, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.study import SharedWorkers
 from moevolve.search.shrink.checkpoint import finish
-from moevolve.search.shrink.columns import read_columns
-from moevolve.search.shrink.domains import DEV_ROWS, has_template, read_domains, render_chats, write_tasks
+from moevolve.search.shrink.data.columns import read_columns
+from moevolve.search.shrink.data.domains import DEV_ROWS, has_template, read_domains, render_chats, write_tasks
+from moevolve.search.shrink.data.messages import Chat
 from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.goal import Goal
 from moevolve.search.shrink.keeping import refuse_losing, smallest
 from moevolve.search.shrink.record import Journal, known_record, known_store
 from moevolve.search.shrink.result import ShrinkPlan, ShrinkResult, result_of
-from moevolve.search.shrink.rows import Chat
 from moevolve.search.shrink.settings import (
     planned_bytes,
     provisional,

@@ -16,9 +16,10 @@ from published_templates import QWEN, bytewise_tokenizer
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.search.shrink.columns import read_columns
-from moevolve.search.shrink.domains import read_data, read_domains, usable_rows
-from moevolve.search.shrink.rows import DataRow
+from moevolve.search.shrink.data.columns import read_columns
+from moevolve.search.shrink.data.domains import read_domains, usable_rows
+from moevolve.search.shrink.data.files import read_data
+from moevolve.search.shrink.data.rows import DataRow
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.chat import ChatTemplate
 from moevolve.workers.engine.tokenizing import PromptTokenizer

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from published_templates import CALLING, bytewise_tokenizer
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.shrink.domains import read_data
+from moevolve.search.shrink.data.files import read_data
 from moevolve.workers.engine.chat import ChatTemplate
 
 TEMPLATES = {name: ChatTemplate(bytewise_tokenizer(), source, name) for name, source in CALLING.items()}

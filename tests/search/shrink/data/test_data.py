@@ -17,8 +17,9 @@ from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.preparation.prepare import prepare_splits
 from moevolve.evaluators.preparation.registry import load_task, read_function
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.shrink.columns import read_columns
-from moevolve.search.shrink.domains import LEAST_ROWS, read_data, read_domains, write_tasks
+from moevolve.search.shrink.data.columns import read_columns
+from moevolve.search.shrink.data.domains import LEAST_ROWS, read_domains, write_tasks
+from moevolve.search.shrink.data.files import read_data
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.chat import chat_template
 from moevolve.workers.engine.tokenizing import PromptTokenizer
@@ -185,7 +186,7 @@ def weather(number: int) -> dict[str, Any]:
 def test_tool_calls_are_what_the_models_template_writes(tmp_path: Path) -> None:
     """Prompt and answer together are the conversation as `transformers` renders it."""
     from moevolve.search.config.files import parse_run_config, with_preset
-    from moevolve.search.shrink.domains import render_chats
+    from moevolve.search.shrink.data.domains import render_chats
 
     tokenizer = word_tokenizer([*WORDS, "<tool_call>"])
     tokenizer.chat_template = TOOLED

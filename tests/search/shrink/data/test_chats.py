@@ -16,7 +16,8 @@ from tiny_models import WORDS, word_tokenizer
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_run_config, with_preset
-from moevolve.search.shrink.domains import Domain, read_data, read_domains, render_chats
+from moevolve.search.shrink.data.domains import Domain, read_domains, render_chats
+from moevolve.search.shrink.data.files import read_data
 
 ROWS = 120
 ASKED = {"role": "user", "content": "Is it raining?"}

@@ -1,103 +1,23 @@
-"""A row of a file of requests: a prompt, a text, or a chat in the form of OpenAI's API or of ShareGPT."""
+"""A row of a file of requests: a prompt, a text, or a chat."""
 
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.text_files import parse_json
 from moevolve.evaluators.yaml_files import explain_validation
-from moevolve.search.shrink.columns import Columns, layout_of, leaves
-from moevolve.workers.engine.chat import thoughts_apart
+from moevolve.search.shrink.data.columns import Columns, layout_of, leaves
+from moevolve.search.shrink.data.messages import ROLES, Chat, Fields, Message, joined, message_of, not_empty
 
-# OpenAI's roles by those of ShareGPT, Gemma and Llama; data sets with tools have more than one set of names for them.
-_ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")} | {
-    **dict.fromkeys(("human", "prompter"), "user"),
-    **dict.fromkeys(("gpt", "chatgpt", "model", "bot", "ai", "function_call", "tool_call"), "assistant"),
-    **dict.fromkeys(("observation", "function_response", "tool_response", "function", "ipython"), "tool"),
-}
-_CALLS = ("function_call", "tool_call")
-# Fields that hold the assistant's thoughts.
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-# Fields of messages that aren't text.
-_MEDIA = ("image", "images", "audio", "audios", "video", "videos")
 _CHAT_AS_TEXT = re.compile(r"\s*\[\s*\{\s*['\"](role|content)['\"]")
-# Other projects' names of fields, by the names that are read here.
-_OTHER_NAMES = {"functions": "tools", "function_call": "tool_calls", "parameters": "arguments"}
-# Similarity (`difflib`) from which a further column may be a misspelt field.
-_MISSPELT = 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A conversation.
-
-    Attributes:
-        messages: Messages up to the one to be answered.
-        tools: Tools that the model may call.
-        answer: The assistant's answer; None without one.
-        place: File and line, for messages.
-    """
-
-    messages: tuple[Message, ...] = field(repr=False)
-    tools: tuple[Mapping[str, Any], ...] = field(repr=False)
-    answer: Message | None = field(repr=False)
-    place: str = field(default="", compare=False)
-
-    @property
-    def has_tools(self) -> bool:
-        """Whether there are tools, calls of tools or their results."""
-        return bool(self.tools) or any(each.role == "tool" or each.tool_calls for each in self.turns)
-
-    @property
-    def needs_template(self) -> bool:
-        """Whether only a chat template can write it: it has tools, or the assistant speaks first."""
-        first = next((each.role for each in self.turns if each.role != "system"), "user")
-        return self.has_tools or first == "assistant"
-
-    @property
-    def has_thoughts(self) -> bool:
-        """Whether the assistant thinks, in a field or in marks at the answer's beginning, also in empty ones."""
-        apart = self.answer is not None and "reasoning_content" in thoughts_apart(self.answer.as_data())
-        return apart or any(each.reasoning_content.strip() for each in self.messages)
-
-    @property
-    def further(self) -> frozenset[str]:
-        """Fields of messages that say something, and that only some templates write: names, and what isn't read."""
-        return frozenset[str]().union(*(each.further for each in self.turns))
-
-    @property
-    def thoughts(self) -> str:
-        """What the assistant thinks before the answer; empty if nothing is given."""
-        if self.answer is None:
-            return ""
-        return str(thoughts_apart(self.answer.as_data()).get("reasoning_content", "")).strip()
-
-    def as_data(self) -> tuple[list[dict[str, object]], tuple[Mapping[str, Any], ...], dict[str, object] | None]:
-        """Return messages, tools and answer for a chat template."""
-        answer = None if self.answer is None else self.answer.as_data()
-        return [message.as_data() for message in self.messages], self.tools, answer
-
-    @property
-    def turns(self) -> tuple[Message, ...]:
-        """All messages, with the answer."""
-        return self.messages if self.answer is None else (*self.messages, self.answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,35 +48,6 @@ def without_nulls(value: object) -> Any:
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
-def _joined(value: object) -> object:
-    """Return the text of a field that is a list of parts."""
-    if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-        return value
-    others = [part.get("type") for part in value if part.get("type") != "text"]
-    if others:
-        raise ValueError(f"it has a part of type {others[0]!r}, and only text is read")
-    texts = [part.get("text") or "" for part in value]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("it has a part whose `text` is no text")
-    return "".join(texts)
-
-
-def _not_empty(text: str) -> str:
-    if not text.strip():
-        raise ValueError("it must be a text that isn't empty")
-    return text
-
-
-def _parsed(value: object) -> object:
-    """JSON within JSON, which OpenAI's API has for arguments, and some data sets for tools."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse_json(value) if value.strip() else None
-    except ValueError as error:
-        raise ValueError(f"it must be JSON: {error}") from None
 
 
 def _unpacked(value: object) -> object:
@@ -192,127 +83,16 @@ def _tool_of(tool: object) -> object:
     return tool if "function" in tool else {"type": "function", "function": tool}
 
 
-Text = Annotated[str, BeforeValidator(_joined), AfterValidator(_not_empty)]
+Text = Annotated[str, BeforeValidator(joined), AfterValidator(not_empty)]
 
 
-class _Fields(BaseModel):
-    """Fields that are read. Others are ignored, unless what they say would be missed."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, found: object) -> object:
-        """Drop fields that are null, and further ones except for those that may be misspelt: they are refused."""
-        if not isinstance(found, Mapping):
-            return found
-        given = {key: value for key, value in found.items() if value is not None}
-        names = {of.alias or name for name, of in cls.model_fields.items()}
-        other = next((key for key, name in _OTHER_NAMES.items() if key in given and name in names), None)
-        if other is not None:
-            raise ValueError(f"`{other}` isn't read; write it as `{_OTHER_NAMES[other]}`")
-        missing = names - given.keys()
-        return {
-            key: value
-            for key, value in given.items()
-            if key in names or difflib.get_close_matches(key, missing, 1, _MISSPELT)
-        }
-
-
-class _Function(_Fields):
-    name: str
-    arguments: Annotated[dict[str, object] | None, BeforeValidator(_parsed)] = None
-
-
-class _Call(BaseModel):
-    function: _Function
-    id: object = None
-
-    def as_data(self) -> dict[str, object]:
-        function = {"name": self.function.name, "arguments": self.function.arguments or {}}
-        call: dict[str, object] = {"type": "function", "function": function}
-        return call if self.id is None else call | {"id": self.id}
-
-
-class Message(_Fields):
-    """A message in the form of OpenAI's API."""
-
-    role: Annotated[
-        Literal["system", "developer", "user", "assistant", "tool"],
-        AfterValidator(lambda role: "system" if role == "developer" else role),
-    ]
-    content: Annotated[str, BeforeValidator(_joined)] = ""
-    reasoning_content: Annotated[str, BeforeValidator(_joined)] = ""
-    tool_calls: tuple[_Call, ...] = ()
-    tool_call_id: object = None
-    name: object = None
-    weight: object = None
-    further: frozenset[str] = frozenset()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _thoughts(cls, found: object) -> object:
-        """Give thoughts one name, since some servers give them under two, and refuse what is no text.
-
-        The names of fields that aren't read are kept: a template may read them.
-        """
-        if not isinstance(found, Mapping):
-            return found
-        seen = next((key for key in _MEDIA if found.get(key)), None)
-        if seen is not None:
-            raise ValueError(f"it has `{seen}`, and only text is read")
-        thoughts = [found[key] for key in _THOUGHTS if found.get(key)]
-        others = {key: value for key, value in found.items() if key not in _THOUGHTS}
-        read = cls.model_fields.keys() - (set() if found.get("role") == "tool" else {"name"})
-        others["further"] = frozenset(key for key, value in others.items() if value and key not in read)
-        return others | {"reasoning_content": thoughts[0]} if thoughts else others
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if self.role != "assistant" and (self.tool_calls or self.reasoning_content.strip()):
-            raise ValueError("only the assistant calls tools and thinks")
-        # A search may find nothing, and data sets have empty system prompts and answers.
-        if self.role == "user":
-            _not_empty(self.content)
-        return self
-
-    def as_data(self) -> dict[str, object]:
-        """Return the message for a chat template: a call's arguments are an object, and calls may have no content."""
-        message: dict[str, object] = {"role": self.role}
-        if self.reasoning_content.strip():
-            message["reasoning_content"] = self.reasoning_content
-        if self.tool_calls:
-            message["tool_calls"] = [call.as_data() for call in self.tool_calls]
-        if self.content.strip() or not self.tool_calls:
-            message["content"] = self.content
-        further = {"tool_call_id": self.tool_call_id, "name": self.name}
-        return message | {key: value for key, value in further.items() if value is not None}
-
-
-def _message_of(turn: object) -> object:
-    """Return a turn of any form as a message. A `function_call` of ShareGPT's holds calls as JSON, one or a list."""
-    if not isinstance(turn, Mapping) or not turn.keys() & {"role", "from"}:
-        raise ValueError("a turn is an object with `from` and `value`, or with `role` and `content`")
-    key = "role" if "role" in turn else "from"
-    name, content = turn[key], turn.get("content", turn.get("value"))
-    role = _ROLES.get(name.lower()) if isinstance(name, str) else None
-    if role is None:
-        raise ValueError(f"unknown `{key}` {name!r}; known are {', '.join(_ROLES)}")
-    message = {key: value for key, value in turn.items() if key not in ("role", "from", "content", "value")}
-    if str(name).lower() not in _CALLS:
-        return message | {"role": role, "content": content}
-    calls = _parsed(content)
-    calls = calls if isinstance(calls, list) else [calls]
-    return message | {"role": role, "tool_calls": [{"function": call} for call in calls]}
-
-
-class _Form(_Fields):
+class _Form(Fields):
     """A row in one of the forms. Its method `row` raises ValueError if the parts of the row don't fit together."""
 
     id: object = None
 
 
-_Value = Annotated[str, BeforeValidator(_joined)]
+_Value = Annotated[str, BeforeValidator(joined)]
 
 
 def _as_chat(fields: Mapping[str, object]) -> dict[str, object] | None:
@@ -325,7 +105,7 @@ def _as_chat(fields: Mapping[str, object]) -> dict[str, object] | None:
         return None
     if said is None:
         said = [{"role": "assistant", "content": fields["answer"]}] if fields.get("answer") else []
-    repeats = bool(said) and _ROLES.get(str(said[0]["role"]).lower()) in ("user", "system")
+    repeats = bool(said) and ROLES.get(str(said[0]["role"]).lower()) in ("user", "system")
     if asked is None and not repeats:
         asked = [{"role": "user", "content": fields.get("prompt")}]
     begun = [] if asked is None or (repeats and said[: len(asked)] == asked) else asked
@@ -349,15 +129,17 @@ class _PromptForm(_Form):
         answer = self.answer if self.answer.strip() else None
         if self.choices is not None and answer is not None and answer not in self.choices:
             raise ValueError(f"the answer must be one of the choices, {', '.join(map(repr, self.choices))}")
+        turns: list[tuple[Literal["system", "user", "assistant"], str]]
         turns = [("system", self.system)] if self.system.strip() else []
         for question, said in self.history:
             turns += [("user", question), ("assistant", said)]
         first = self.history[0][0] if self.history else prompt
         if self.choices is not None:
             return DataRow(prompt, first, answer, self.choices, tuple(turns))
-        said = (Message.model_construct(role=role, content=text) for role, text in (*turns, ("user", prompt)))
+        asked = [Message.model_construct(role=role, content=text) for role, text in turns]
+        asked.append(Message.model_construct(role="user", content=prompt))
         last = None if answer is None else Message.model_construct(role="assistant", content=answer)
-        return DataRow(prompt, first, answer, turns=tuple(turns), chat=Chat(tuple(said), (), last))
+        return DataRow(prompt, first, answer, turns=tuple(turns), chat=Chat(tuple(asked), (), last))
 
 
 class _TextForm(_Form):
@@ -369,7 +151,7 @@ class _TextForm(_Form):
 
 class _ChatForm(_Form):
     messages: Annotated[
-        Annotated[list[Annotated[Message, BeforeValidator(_message_of)]], Field(min_length=1, fail_fast=True)],
+        Annotated[list[Annotated[Message, BeforeValidator(message_of)]], Field(min_length=1, fail_fast=True)],
         BeforeValidator(_unpacked),
     ]
     tools: Annotated[
@@ -486,8 +268,8 @@ def read_row(
         raise UserError(f"{place}: {says}") from None
     said = [each for name, each in fields.items() if name != "messages"]
     if row.chat is not None:
-        row = replace(row, chat=replace(row.chat, place=place))
         said += [message.content for message in row.chat.turns] if key == "messages" else []
+        row = replace(row, chat=replace(row.chat, place=place))
     texts = tuple(each for each in leaves(said) if isinstance(each, str) and each)
     return ReadRow(layout[question], row, texts, unread)
 

@@ -1,0 +1,1 @@
+"""Reads the files of requests that users bring, and makes them tasks."""
