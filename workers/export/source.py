@@ -18,8 +18,8 @@ from typing import Any, TypeGuard
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.files import gguf_file, read_json
-from moevolve.workers.checkpoints.formats.gguf import ARCHITECTURES, GgufNames, stored_gguf
-from moevolve.workers.checkpoints.formats.gguf_metadata import open_parts
+from moevolve.workers.checkpoints.formats.gguf import GgufNames, stored_gguf
+from moevolve.workers.checkpoints.formats.gguf_metadata import ARCHITECTURES, open_parts
 from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.headers import INDEX_FILE, StoredTensor, read_header, stored_tensors
 from moevolve.workers.checkpoints.loading import check_weights, checkpoint_folder, load_config, naming

@@ -261,6 +261,13 @@ def alone(file: Path, **keys: Any) -> Path:
     return file
 
 
+def test_an_architecture_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A config.json is asked for only where it helps."""
+    for name, advice in (("deepseek2", "isn't supported; use the safetensors"), ("gpt-oss", "put the config.json")):
+        with pytest.raises(UserError, match=f"architecture '{name}' .*{advice}"):
+            gguf_config(alone(tmp_path / f"{name}.gguf", **{"general.architecture": name}))
+
+
 NEUTRAL: dict[str, Any] = {
     "rope.scaling.type": "none",
     "rope.scaling.factor": 1.0,

@@ -23,6 +23,7 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.base import Codec
 from moevolve.workers.checkpoints.formats.gguf_metadata import (
+    ARCHITECTURES,
     GGUF_SETTINGS,
     check_factors,
     check_metadata,
@@ -41,23 +42,6 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
     from gguf.gguf_reader import ReaderTensor
     from transformers import PretrainedConfig
-
-# Architecture in a file's metadata (`general.architecture`) by model type.
-ARCHITECTURES = {
-    "llama": "llama",
-    "mixtral": "llama",
-    "qwen2_moe": "qwen2moe",
-    "qwen3_moe": "qwen3moe",
-    "olmoe": "olmoe",
-    "gpt_oss": "gpt-oss",
-    "mistral": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "phi3": "phi3",
-    "starcoder2": "starcoder2",
-    "gemma2": "gemma2",
-    "gemma3_text": "gemma3",
-}
 
 # Experts of GPT-OSS, the only supported family whose checkpoints have them fused.
 _FUSED = re.compile(r"model\.layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<matrix>gate_up|down)_proj(?P<bias>_bias)?")

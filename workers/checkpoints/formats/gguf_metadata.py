@@ -99,6 +99,23 @@ _DENSE_CONFIGS: dict[str, tuple[str, dict[str, str], dict[str, object]]] = {
     "qwen3": ("qwen3", {"attention.key_length": "head_dim"}, {}),
 }
 
+# Architecture in a file's metadata (`general.architecture`) by model type.
+ARCHITECTURES = {
+    "llama": "llama",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "olmoe": "olmoe",
+    "gpt_oss": "gpt-oss",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "phi3": "phi3",
+    "starcoder2": "starcoder2",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+}
+
 
 def open_parts(file: Path) -> dict[Path, GGUFReader]:
     """Map all files of a model into memory, in order, given one of them.
@@ -144,6 +161,11 @@ def _derived(file: Path, _changed: int) -> PretrainedConfig:
     reader = readers[0]
     architecture = str(metadata(reader, "general.architecture"))
     beside = f"put the config.json of the model that it was made from next to it, in {file.parent}"
+    if architecture not in ARCHITECTURES.values():
+        raise UserError(
+            f"{file}: architecture {architecture!r} isn't supported; use the safetensors checkpoint that it was made "
+            f"from, or a file of one of {', '.join(sorted(set(ARCHITECTURES.values())))}"
+        )
     configs = _DENSE_CONFIGS if is_dense_file(reader, architecture) else _CONFIGS
     if architecture not in configs:
         raise UserError(f"{file}: the config of architecture {architecture!r} can't be derived from it; {beside}")
