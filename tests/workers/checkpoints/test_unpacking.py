@@ -148,6 +148,10 @@ def test_a_damaged_matrix_is_named(
     config, _ = linear_checkpoint("int4", model, tiny_tokenizer, tmp_path)
     file, name = Path(config.path) / "model.safetensors", "model.layers.1.mlp.experts.3.up_proj."
     tensors = load_file(file)
+    words = tensors[name + "weight_packed"]
+    save_file(tensors | {name + "weight_packed": torch.cat([words, words], 1)}, file, {"format": "pt"})
+    with pytest.raises(UserError, match=r"can't be unpacked: .* its group of config_groups isn't .* or correct quant"):
+        load_model(config)
     tensors[name + "weight_scale"] = tensors[name + "weight_scale"][:5].contiguous()
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(UserError, match=r"up_proj\.weight can't be unpacked"):

@@ -144,7 +144,8 @@ class SchemeCodec(Codec):
                 -int(columns) * weights.num_bits // 32
             ):
                 raise ValueError(
-                    f"{int(columns)} numbers of {weights.num_bits} bits aren't {parts['weight_packed'].shape[-1]} words"
+                    f"{int(columns)} numbers of {weights.num_bits} bits aren't {parts['weight_packed'].shape[-1]} "
+                    "words, so that its group of config_groups isn't the one that it was written by"
                 )
         if "weight" in parts and parts["weight"].dtype != weights.pytorch_dtype():
             raise ValueError(

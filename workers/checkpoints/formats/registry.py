@@ -115,7 +115,8 @@ class UnpackedTensor:
         return next(iter(self.parts.values())).file
 
     def _unpacking(self) -> AbstractContextManager[None]:
-        return opening(f"{self.file}: tensor {self.name} can't be unpacked", "fetch the file again")
+        advice = "fetch the file again, or correct quantization_config"
+        return opening(f"{self.file}: tensor {self.name} can't be unpacked", advice)
 
 
 @lru_cache(maxsize=1024)
