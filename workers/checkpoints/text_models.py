@@ -68,7 +68,7 @@ _IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
 
 def text_config(settings: PretrainedConfig) -> PretrainedConfig:
     """Return the config of a checkpoint's text model as its family has it; `settings` itself without a text model."""
-    text = settings.get_text_config()
+    text = inner = settings.get_text_config()
     family, fixed = SAME_ON_TEXT.get(text.model_type, (text.model_type, {}))
     if settings.model_type in FAMILIES or family not in FAMILIES:
         return settings
@@ -83,8 +83,9 @@ def text_config(settings: PretrainedConfig) -> PretrainedConfig:
         text = kind(**{**found, "rope_parameters": rope, **fixed})
     text.tie_word_embeddings = getattr(settings, "tie_word_embeddings", text.tie_word_embeddings)
     for name in ("quantization_config", "dtype"):
-        if getattr(text, name, None) is None and getattr(settings, name, None) is not None:
-            setattr(text, name, getattr(settings, name))
+        stated = [value for each in (inner, settings) if (value := getattr(each, name, None)) is not None]
+        if stated:
+            setattr(text, name, stated[0])
     return text
 
 

@@ -144,7 +144,9 @@ def test_a_text_model_keeps_the_settings_that_its_family_does_not_declare() -> N
     from transformers import AutoConfig
 
     text = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 32, "num_experts": 4}
-    assert text_config(AutoConfig.for_model("qwen3_vl_moe", text_config=text)).head_dim == 32
+    packed = {"quant_method": "fp8"}
+    found = text_config(AutoConfig.for_model("qwen3_vl_moe", text_config=text | {"quantization_config": packed}))
+    assert (found.head_dim, found.quantization_config) == (32, packed)
 
 
 def test_settings_in_other_places_stop(
