@@ -142,6 +142,11 @@ def packing(config: ModelConfig, settings: PretrainedConfig) -> Packing | None:
         return Packing("gguf", partial(gguf_tensors, file, settings))
     packed = getattr(settings, "quantization_config", None)
     if packed is None:
+        if getattr(settings, "compression_config", None):
+            raise UserError(
+                f"model {config.path}: config.json has compression_config, as the first compressed-tensors wrote it; "
+                "rename it to quantization_config"
+            )
         for file in map(partial(_cached, config), _QUANTISATION_FILES):
             if file is not None and read_json(file):
                 raise UserError(

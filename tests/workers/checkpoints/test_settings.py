@@ -166,6 +166,9 @@ def test_settings_in_other_places_stop(
             load_model(ModelConfig(path, device="cpu"))
     (hub / "snapshots" / "1234" / "hf_quant_config.json").unlink()
     load_model(ModelConfig("owner/name", device="cpu"))
+    (folder / "hf_quant_config.json").unlink()
+    with pytest.raises(UserError, match=r"has compression_config.*; rename it to quantization_config"):
+        load_model(with_settings(folder, compression_config={"quant_method": "compressed-tensors"}))
     whole = {"model_type": "qwen3_vl_moe", "text_config": {"model_type": "qwen3_vl_moe_text", "rope_theta": 1e4}}
     (folder / "config.json").write_text(json.dumps(whole | {"rope_scaling": {"type": "linear", "factor": 2.0}}))
     with pytest.raises(UserError, match=r"rope_scaling: .* beside the settings of its text model, which say None"):
