@@ -45,6 +45,8 @@ DTYPES: dict[Dtype, torch.dtype] = {
 _SAMPLED = 500
 # Where older programs wrote what others write into config.json.
 _QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+# Classes of tokenizers that put BOS before texts by `add_bos_token`; others leave it to tokenizer.json.
+_BEGUN_BY_SETTING = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
 # A folder with one of them has a tokenizer.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -260,6 +262,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         else:
             tokenizer = AutoTokenizer.from_pretrained(_source(config), **_hub_arguments(config))
             _take_stored_steps(tokenizer, config)
+            _begin_as_stated(tokenizer, config)
         if not getattr(tokenizer, "chat_template", None):
             tokenizer.chat_template = _processor_template(config)
         vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
@@ -294,6 +297,20 @@ def _take_stored_steps(tokenizer: PreTrainedTokenizerBase, config: ModelConfig) 
     stored = Tokenizer.from_file(str(file))
     for step in ("normalizer", "pre_tokenizer", "model", "decoder"):
         setattr(backend, step, getattr(stored, step))
+
+
+def _begin_as_stated(tokenizer: PreTrainedTokenizerBase, config: ModelConfig) -> None:
+    """Let texts begin with BOS if tokenizer_config.json has `add_bos_token` for a class that followed it.
+
+    `transformers` 5 doesn't read the setting where there is a tokenizer.json, and DeepSeek's has no BOS.
+    """
+    file = _cached(config, "tokenizer_config.json")
+    stated = {} if file is None else read_json(file)
+    adds, kind = stated.get("add_bos_token"), str(stated.get("tokenizer_class")).removesuffix("Fast")
+    if kind not in _BEGUN_BY_SETTING or adds is None or tokenizer.bos_token is None:
+        return
+    if (tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]) != adds:
+        tokenizer.add_bos_token = adds
 
 
 def _cached(config: ModelConfig, name: str) -> Path | None:

@@ -80,6 +80,32 @@ def test_texts_are_divided_as_the_file_says(kind: str, checkpoint: Checkpoints, 
     assert tokenizer.decode([order.index(token) for token in tokens]) == text
 
 
+@pytest.mark.parametrize("in_file", [False, True])
+def test_texts_begin_as_the_settings_say(in_file: bool, checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """DeepSeek's settings say Llama's class and a BOS, which isn't among the steps of its tokenizer.json."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    folder = shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model", ignore=shutil.ignore_patterns("*token*"))
+    inner = Tokenizer(models.BPE(vocab={"</s>": 0, "<s>": 1, "a": 2}, merges=[]))
+    inner.add_special_tokens(["</s>", "<s>"])
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+    begun = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    inner.post_processor = begun if in_file else processors.ByteLevel(trim_offsets=False)
+    inner.save(str(folder / "tokenizer.json"))
+    stored = [1] * in_file
+    for kind, adds, first in (
+        ("LlamaTokenizerFast", True, [1]),
+        ("LlamaTokenizerFast", False, []),
+        ("LlamaTokenizerFast", None, stored),
+        ("PreTrainedTokenizerFast", not in_file, stored),  # tokenizer.json alone says it for other classes
+    ):
+        said = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(said | {"add_bos_token": adds}))
+        tokenizer = load_tokenizer(ModelConfig(str(folder)))
+        assert tokenizer("aa")["input_ids"] == [*first, 2, 2]
+        assert tokenizer("aa", add_special_tokens=False)["input_ids"] == [2, 2]
+
+
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
     for path in (str(tmp_path / "nowhere"), "./nowhere", "a/b/c"):
         with pytest.raises(UserError, match="no such directory"):
