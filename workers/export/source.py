@@ -129,8 +129,7 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> Sour
         fields |= counts
     else:
         fields |= _without_mtp(fields, config, sum(count or 0 for count in counts.values()))
-    content = settings["config.json"]
-    if "quantization_config" in content:
+    if "quantization_config" in (content := _quantised(settings["config.json"], config)):
         content["quantization_config"] = pruning.renamed(content["quantization_config"])
     if (folder / "hf_quant_config.json").is_file():
         settings["hf_quant_config.json"] = pruning.renamed(read_json(folder / "hf_quant_config.json"))
@@ -199,7 +198,7 @@ def _rewritten(
         blueprint = exporter.build(resident, base, "stock", scratch.parent)
         rewriter: Rewriter
         if plan.source.gguf is None:
-            settings = plan.settings["config.json"].get("quantization_config")
+            settings = _quantised(plan.settings["config.json"], plan.source.config).get("quantization_config")
             packed = None if settings is None else packed_format(str(settings["quant_method"]), settings, model.path)
             rewriter = PackedRewriter(plan.kept, packed, stream, requantise)
         else:
@@ -211,12 +210,19 @@ def _rewritten(
     return replace(plan, kept=kept), found
 
 
+def _quantised(content: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Return the part of a config.json that has its quantization_config: that of the text model, or the whole."""
+    text = text_fields(content, config)
+    return text if text.get("quantization_config") else content
+
+
 def _note(plan: SourceExport) -> str:
     if plan.source.gguf is not None:
         kinds = Counter(tensor.dtype for tensor in plan.kept if tensor.rows is not None)
         values = f"in GGUF ({', '.join(sorted(kinds))})" if kinds else "in GGUF"
     else:
-        packed = (plan.settings["config.json"].get("quantization_config") or {}).get("quant_method")
+        content = _quantised(plan.settings["config.json"], plan.source.config)
+        packed = (content.get("quantization_config") or {}).get("quant_method")
         values = f"quantised ({packed})" if packed else f"in {plan.source.facts.dtype}"
     but = " except for those named above" if any(tensor.anew is not None for tensor in plan.kept) else ""
     return f"In the format of the base model: its tensors, {values}, are copied byte for byte{but}."

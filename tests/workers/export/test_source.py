@@ -126,21 +126,25 @@ def test_transformers_alone_loads_it(
     assert_close(torch.tensor(found), logits(resident, edit, tokens), 5e-2)
 
 
+@pytest.mark.parametrize("inside", [False, True])
 def test_the_quantisation_config_names_the_experts_that_are_left(
-    checkpoints: Checkpoints, make_copy: Callable[[str], ModelConfig], tmp_path: Path
+    inside: bool, checkpoints: Checkpoints, make_copy: Callable[[str], ModelConfig], tmp_path: Path
 ) -> None:
+    """Kimi-K2.5 has it inside the settings of its text model."""
     config = make_copy("fp8")
     file = Path(config.path) / "config.json"
     settings = json.loads(file.read_text())
     names = [f"model.layers.1.mlp.experts.{expert}.up_proj" for expert in range(6)]
     settings["quantization_config"]["modules_to_not_convert"] = ["lm_head", *names]
     settings["a_field_of_a_server"] = {"kept": True}
-    file.write_text(json.dumps(settings))
+    whole = {"model_type": "kimi_k25", "tie_word_embeddings": False, "text_config": settings}
+    file.write_text(json.dumps(whole if inside else settings))
     (file.parent / "LICENSE").write_text("free")
     (file.parent / "pytorch_model.bin").write_bytes(b"pickled")
     edit = edit_of_kind(2, 6, "prune", 4, 2)
     write_source(config, edit, tmp_path / "out")
     found = json.loads((tmp_path / "out" / "config.json").read_text())
+    found = found["text_config"] if inside else found
     order = edit.expert_merging[0].argmax(axis=1).tolist()
     renamed = [f"model.layers.1.mlp.experts.{order.index(expert)}.up_proj" for expert in sorted(order)]
     assert found.pop("quantization_config")["modules_to_not_convert"] == ["lm_head", *renamed]
