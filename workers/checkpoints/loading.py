@@ -284,15 +284,16 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _take_stored_steps(tokenizer: PreTrainedTokenizerBase, config: ModelConfig) -> None:
-    """Give a byte-level tokenizer the steps that its tokenizer.json says.
+    """Give a tokenizer the steps that its tokenizer.json says.
 
-    Classes of `transformers` 5, such as that for GPT-2, put their own in place of them, and so divide texts otherwise
-    than in training: SmolLM2's and Granite's digits stay together, and DeepSeek's blanks vanish.
+    Classes of `transformers` 5, such as those for GPT-2 and Llama, put their own in place of them, and so divide texts
+    otherwise than in training: SmolLM2's and Granite's digits stay together, DeepSeek's blanks vanish, and
+    Llama 2's have one at the beginning less.
     """
     from tokenizers import Tokenizer
 
     file, backend = _cached(config, "tokenizer.json"), getattr(tokenizer, "backend_tokenizer", None)
-    if file is None or backend is None or '"ByteLevel"' not in file.read_text(encoding="utf-8"):
+    if file is None or backend is None:
         return
     stored = Tokenizer.from_file(str(file))
     for step in ("normalizer", "pre_tokenizer", "model", "decoder"):

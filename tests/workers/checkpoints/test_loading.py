@@ -80,6 +80,24 @@ def test_texts_are_divided_as_the_file_says(kind: str, checkpoint: Checkpoints, 
     assert tokenizer.decode([order.index(token) for token in tokens]) == text
 
 
+def test_blanks_are_those_of_the_file(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Llama 2's puts a blank before each part of a text, also before a blank; its class, before a first word only."""
+    from tokenizers import AddedToken, Tokenizer, models
+
+    folder = shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model", ignore=shutil.ignore_patterns("*token*"))
+    inner = Tokenizer(models.BPE(vocab={"</s>": 0, "<unk>": 1, "▁": 2, "a": 3, "▁a": 4}, merges=[("▁", "a")]))
+    inner.add_tokens([AddedToken("<turn>", normalized=False)])
+    blanks = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    stored = json.loads(inner.to_str()) | {"normalizer": {"type": "Sequence", "normalizers": blanks}}
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    said = {"tokenizer_class": "LlamaTokenizer", "legacy": False, "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    tokenizer = load_tokenizer(ModelConfig(str(folder)))
+    for text, tokens in {"a": [4], " a": [2, 4], "a<turn>a": [4, 5, 4]}.items():
+        assert inner.encode(text).ids == tokenizer(text, add_special_tokens=False)["input_ids"] == tokens, text
+
+
 @pytest.mark.parametrize("in_file", [False, True])
 def test_texts_begin_as_the_settings_say(in_file: bool, checkpoint: Checkpoints, tmp_path: Path) -> None:
     """DeepSeek's settings say Llama's class and a BOS, which isn't among the steps of its tokenizer.json."""
