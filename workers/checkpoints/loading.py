@@ -374,7 +374,10 @@ def _opened(config: ModelConfig) -> tuple[PretrainedConfig, Mapping[str, Readabl
     if hasattr(settings, "quantization_config"):
         del settings.quantization_config
     # Read and unpacked on `tensor[...]`.
-    stored = plain_tensors(stored_tensors(checkpoint_folder(config))) if packed is None else packed.tensors(dtype)
+    if packed is None:
+        stored: Mapping[str, ReadableTensor] = plain_tensors(stored_tensors(checkpoint_folder(config)), dtype)
+    else:
+        stored = packed.tensors(dtype)
     tensors = text_tensors(stored, settings)
     refuse_layers(settings.num_hidden_layers, len(tensors), config.path)
     model = model_without_weights(config, settings, dtype)

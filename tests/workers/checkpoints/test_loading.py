@@ -54,6 +54,11 @@ def test_describing_reads_headers_and_the_beginnings_of_tensors(checkpoint: Chec
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"model.safetensors: tensor model.embed_tokens.weight has 1 of 1024 numbers"):
         describe_model(config)
+    tensors["model.embed_tokens.weight"] = torch.full((97, 32), 1e5)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    load_model(config)
+    with pytest.raises(UserError, match=r"embed_tokens.weight has numbers beyond 65504, .* set model.dtype to bf"):
+        load_model(replace(config, dtype="float16"))
 
 
 # Classes of `transformers` that put their own steps in place of those of tokenizer.json.

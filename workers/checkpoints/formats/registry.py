@@ -78,7 +78,7 @@ class UnpackedTensor:
     """A tensor that is read from its files, and unpacked, on `tensor[...]`, as a slice of the safetensors library is.
 
     Of fused experts, `tensor[first:last]` reads some. Quantised tensors are unpacked to `dtype`; plain ones keep their
-    own. Raises a `UserError` if a number that is read isn't finite.
+    own. Raises a `UserError` if a number that is read isn't finite, or wouldn't be in `dtype`.
     """
 
     name: str
@@ -90,7 +90,13 @@ class UnpackedTensor:
         parts = {last: read_tensor(stored)[which] for last, stored in self.parts.items()}
         with self._unpacking():
             values = next(iter(parts.values())) if self.codec.plain else self.codec.unpack(parts, self.dtype)
-        return finite(values, self.name, self.file)
+        finite(values, self.name, self.file)
+        if self.dtype == torch.float16 and values.is_floating_point() and not values.to(self.dtype).isfinite().all():
+            raise UserError(
+                f"{self.file}: tensor {self.name} has numbers beyond 65504, the largest of float16; set model.dtype to "
+                "bfloat16"
+            )
+        return values
 
     def empty(self) -> Tensor:
         """Return a tensor of the same shape and dtype on the meta device, from the headers alone."""
@@ -138,10 +144,10 @@ def unpacked_tensors(
         parts = {last: stored[name] for last, name in matrix.parts.items()}
         found[matrix.name] = UnpackedTensor(matrix.name, parts, matrix.codec, dtype)
         used |= set(matrix.parts.values())
-    plain = plain_tensors({name: tensor for name, tensor in stored.items() if name not in used})
+    plain = plain_tensors({name: tensor for name, tensor in stored.items() if name not in used}, dtype)
     return plain | found
 
 
-def plain_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, UnpackedTensor]:
-    """Return tensors that aren't quantised, by name."""
-    return {name: UnpackedTensor(name, {"": tensor}, Plain(), torch.float32) for name, tensor in stored.items()}
+def plain_tensors(stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> dict[str, UnpackedTensor]:
+    """Return tensors that aren't quantised, and load to `dtype`, by name."""
+    return {name: UnpackedTensor(name, {"": tensor}, Plain(), dtype) for name, tensor in stored.items()}
