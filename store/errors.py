@@ -30,8 +30,13 @@ def parsing(what: str) -> Iterator[None]:
     except (UserError, StoreError):
         raise
     except Exception as error:  # parsers fail in any way
-        reason = "it is damaged, or another version of moevolve wrote it"
-        raise DamagedError(f"{what} can't be read: {reason}; `moevolve db check` names what is damaged") from error
+        raise damaged(what) from error
+
+
+def damaged(what: str) -> DamagedError:
+    """Return the error for a stored value of another form."""
+    reason = "it is damaged, or another version of moevolve wrote it"
+    return DamagedError(f"{what} can't be read: {reason}; `moevolve db check` names what is damaged")
 
 
 class LeaseHeldError(StoreError):
@@ -52,6 +57,10 @@ class CancelledError(StoreError):
 
 class NotFoundError(StoreError):
     """The store has nothing of that name; the message suggests the most similar names."""
+
+
+class MissingStoreError(StoreError):
+    """There is no store yet, but one can be made."""
 
 
 class NotRunningError(StoreError):

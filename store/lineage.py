@@ -40,8 +40,8 @@ def find_individual(connection: Connection, ref: str) -> tuple[SearchRecord, Row
     mine = individuals.c.search_id == search.id
     row = connection.execute(select(individuals).where(mine, individuals.c.idx == idx)).first()
     if row is None:
-        below = select(func.max(individuals.c.idx)).where(mine, individuals.c.idx < idx)
-        above = select(func.min(individuals.c.idx)).where(mine, individuals.c.idx > idx)
+        below = select(func.max(individuals.c.idx, type_=BigInteger)).where(mine, individuals.c.idx < idx)
+        above = select(func.min(individuals.c.idx, type_=BigInteger)).where(mine, individuals.c.idx > idx)
         near = [connection.execute(query).scalar() for query in (below, above)]
         names = [f"{search.name}:{found}" for found in near if found is not None]
         hint = f"nearest: {', '.join(names)}" if names else "the search has no individuals yet"

@@ -9,13 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, literal, or_, select, union
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    String,
+    and_,
+    func,
+    literal,
+    or_,
+    select,
+    type_coerce,
+    union,
+)
 
 from moevolve.evaluators.errors import suggestion
 from moevolve.evaluators.metrics import mean_on_scale, scale_of
 from moevolve.evaluators.scales import common_scale
 from moevolve.evaluators.types import SCORED, SPLITS, Split
-from moevolve.store.errors import NotFoundError, StoreError
+from moevolve.store.errors import NotFoundError, StoreError, damaged
 from moevolve.store.leases import running
 from moevolve.store.lineage import find_individual, find_search
 from moevolve.store.records import (
@@ -42,7 +56,7 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
     s, i, t = searches.c, individuals.c, search_tasks.c
     own = i.search_id == s.id
     # Indices have no gaps, so the highest one gives the total. Only the few rows without a fitness are counted.
-    highest = select(func.max(i.idx)).where(own).scalar_subquery()
+    highest = select(func.max(i.idx, type_=BigInteger)).where(own).scalar_subquery()
     failed, pending = (
         select(func.count()).where(own, i.status == status).scalar_subquery() for status in ("failed", "pending")
     )
@@ -55,7 +69,8 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
     for search_id, task in connection.execute(
         select(t.search_id, t.task).where(t.weight > 0).order_by(t.search_id, t.position)
     ):
-        tasks[search_id][task] = None
+        if search_id in tasks:  # other rows are damage
+            tasks[search_id][task] = None
     owners = {search_id: control.owner for search_id, control in running(connection).items()}
     scales = read_scales(connection)
     found = []
@@ -79,7 +94,7 @@ def _winners_scores(connection: Connection) -> dict[tuple[str, Split], float]:
         c.engine_fingerprint == s.engine_fingerprint,
     )
     query = (
-        select(s.id, t.split, t.weight, e.score, c.metric)
+        select(s.id, t.split, t.weight, e.score, type_coerce(c.metric, String))
         .join_from(searches, individuals, and_(i.search_id == s.id, i.idx == s.winner))
         .join(search_tasks, and_(t.search_id == s.id, t.weight > 0, t.split.in_(("dev", "test"))))
         .outerjoin(contexts, there)
@@ -117,10 +132,15 @@ def _history(connection: Connection, search_id: str, indices: Sequence[int] | No
     for child, parent in connection.execute(edges):
         parents_of.setdefault(child, []).append(parent)
     names = ("index", *INDIVIDUAL_COLUMNS)
-    return [
+    found = [
         IndividualRecord(**dict(zip(names, row, strict=True)), parents=tuple(parents_of.get(row[0], ())))
         for row in connection.execute(query)
     ]
+    for one in found:
+        whole = None not in (one.fitness, one.tie_break) if one.status == "ok" else one.fitness is None
+        if not whole or any(parent >= one.index for parent in one.parents):
+            raise damaged(f"individual {find_search(connection, search_id).name}:{one.index}")
+    return found
 
 
 def read_page(
@@ -420,7 +440,8 @@ def candidates(
     """
     e = evaluations
     query = select(e.c.score, e.c.gold_logprob, e.c.phenotype_hash)
-    query = query.where(e.c.context_id == context.id, e.c.score.is_not(None))
+    # A score without a log-probability is damage.
+    query = query.where(e.c.context_id == context.id, e.c.score.is_not(None), e.c.gold_logprob.is_not(None))
     if where.experts is not None:
         query = query.where(e.c.experts == where.experts)
     if where.active is not None:

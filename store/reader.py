@@ -9,7 +9,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, func, select
 
 from moevolve.store import leases
 from moevolve.store import tables as models
@@ -205,6 +205,8 @@ class StoreReader:
         """Index and fitness of a search's individuals from `first` on that have a fitness, in no particular order."""
         i = models.individuals.c
         query = select(i.idx, i.fitness).where(i.search_id == search_id, i.status == "ok", i.idx >= first)
+        if first == 0:  # indices have no gaps; a damaged one may be beyond all memory
+            query = query.where(i.idx < select(func.count()).where(i.search_id == search_id).scalar_subquery())
         with self.transaction() as connection:
             return [(row.idx, row.fitness) for row in connection.execute(query)]
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from functools import wraps
 from typing import Concatenate, Self
 
-from sqlalchemy import Connection, Engine, delete, func, select, update
+from sqlalchemy import Connection, Engine, Integer, delete, func, select, update
 
 from moevolve.store import events, leases
 from moevolve.store import tables as models
@@ -128,7 +128,12 @@ class Store(StoreReader):
             search_id = touch(connection, writer)
             connection.execute(update(models.searches).where(models.searches.c.id == search_id).values(config=config))
             connection.execute(delete(t).where(t.c.search_id == search_id, t.c.weight == 0))
-            last = connection.execute(select(func.max(t.c.position)).where(t.c.search_id == search_id)).scalar() or 0
+            last = (
+                connection.execute(
+                    select(func.max(t.c.position, type_=Integer)).where(t.c.search_id == search_id)
+                ).scalar()
+                or 0
+            )
             rows = [
                 {"search_id": search_id, "position": position, **asdict(task)}
                 for position, task in enumerate(auxiliary, last + 1)

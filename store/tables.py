@@ -7,10 +7,13 @@ share it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import sys
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -30,9 +33,13 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
-from sqlalchemy.types import TypeDecorator
+from sqlalchemy.sql.operators import OperatorType
+from sqlalchemy.types import TypeDecorator, to_instance
 
-from moevolve.store.errors import parsing
+from moevolve.evaluators.errors import FailureKind
+from moevolve.evaluators.types import SPLITS
+from moevolve.store.errors import damaged
+from moevolve.store.records import SEARCH_STATUSES, DesiredState, EventKind, IndividualStatus
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -43,15 +50,6 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         return None if value is None else value.astimezone(UTC)
-
-    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
-        process = super().result_processor(dialect, coltype)
-
-        def parsed(value: object) -> object:
-            with parsing(f"the date {value!r}"):
-                return None if process is None else process(value)
-
-        return parsed
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         if value is None:
@@ -82,6 +80,65 @@ class Words(TypeDecorator[tuple[str, ...]]):
         return tuple((value or "").split())
 
 
+class Outcomes(TypeDecorator[bytes]):
+    """Little-endian float32 values, all finite."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> bytes | None:
+        if value is not None and not np.isfinite(np.frombuffer(value, "<f4")).all():
+            raise ValueError("outcomes must be finite")
+        return value
+
+
+# Types of the values that database drivers return, where they aren't the one of the column.
+_DRIVERS: Mapping[type, tuple[type, ...]] = {bool: (bool, int), datetime: (datetime, str)}
+
+
+class Checked(TypeDecorator[Any]):
+    """The values that a column may have. Any other, which SQLite lets any program write, is refused when it is read.
+
+    Args:
+        kind: Type of the column.
+        name: Name of the column, for errors.
+        nullable: Whether a row needn't have a value.
+        words: What a text may be; anything if empty.
+        lowest: What a number may be at least. It is finite, unless it is the lowest.
+    """
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, kind: Any, name: str, nullable: bool, words: tuple[str, ...], lowest: float) -> None:
+        self.kind = self.impl = self.impl_instance = to_instance(kind)
+        self.name, self.nullable, self.words, self.lowest = name, nullable, words, lowest
+
+    def coerce_compared_value(self, op: OperatorType | None, value: object) -> Any:
+        return self.impl_instance.coerce_compared_value(op, value)  # results of arithmetic are no values of the column
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        """Return the function that parses a value; it raises a DamagedError for one that the column can't have."""
+        process = super().result_processor(dialect, coltype)
+        python = getattr(self.impl_instance, "impl", self.impl_instance).python_type
+        types, name, nullable = frozenset(_DRIVERS.get(python, (python,))), self.name, self.nullable
+        words = frozenset((0, 1) if python is bool else self.words)
+        is_number, lowest = python in (int, float), self.lowest
+
+        def read(value: Any) -> Any:
+            if value is None and nullable:
+                return None
+            fits = type(value) in types and (not words or value in words)
+            if not fits or (is_number and not lowest <= value < math.inf):
+                raise damaged(f"the {name} {value!r:.50}")
+            try:
+                return value if process is None else process(value)
+            except (TypeError, ValueError) as error:
+                raise damaged(f"the {name} {value!r:.50}") from error
+
+        return read
+
+
 # SQLite numbers rows by itself only for a column of type INTEGER.
 RowId = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -97,9 +154,22 @@ METADATA = MetaData(
 )
 
 
-def _column(name: str, kind: Any, *reference: ForeignKey, nullable: bool = False, **options: Any) -> Column[Any]:
-    """Return a column that has a value in every row, unless it is `nullable`."""
-    return Column(name, kind, *reference, nullable=nullable, **options)
+# Numbers are counts and sizes, except for these.
+_ANY, _LOG_PROBABILITY = -sys.float_info.max, -math.inf
+
+
+def _column(
+    name: str,
+    kind: Any,
+    *reference: ForeignKey,
+    nullable: bool = False,
+    words: tuple[str, ...] = (),
+    lowest: float = 0,
+    **options: Any,
+) -> Column[Any]:
+    """Return a column that has a value in every row, unless it is `nullable`; see `Checked`."""
+    checked = Checked(kind, name, nullable, words, lowest)
+    return Column(name, checked, *reference, nullable=nullable, **options)
 
 
 searches = Table(
@@ -112,11 +182,11 @@ searches = Table(
     _column("model_fingerprint", String),
     _column("model_path", String),
     _column("engine_fingerprint", String),
-    _column("seed", BigInteger),
+    _column("seed", BigInteger, lowest=_ANY),
     _column("genome_kind", String),
     _column("software_version", String),
     _column("model_facts", Text, nullable=True),
-    _column("status", String),
+    _column("status", String, words=SEARCH_STATUSES),
     _column("status_reason", FreeText, nullable=True),
     _column("winner", BigInteger, nullable=True),
     _column("created_at", UtcDateTime),
@@ -128,7 +198,7 @@ search_tasks = Table(
     _column("search_id", String, ForeignKey("searches.id"), primary_key=True),
     _column("position", Integer, primary_key=True, autoincrement=False),
     _column("task", String),
-    _column("split", String),
+    _column("split", String, words=SPLITS),
     _column("task_fingerprint", String),
     _column("weight", Double),
     UniqueConstraint("search_id", "task", "split"),
@@ -141,7 +211,7 @@ leases = Table(
     _column("owner", String, nullable=True),
     _column("epoch", BigInteger),
     _column("expires_at", UtcDateTime, nullable=True),
-    _column("desired_state", String),
+    _column("desired_state", String, words=get_args(DesiredState)),
     _column("workers", Integer, nullable=True),
     _column("stage", FreeText, nullable=True),
     _column("progress", Text, nullable=True),
@@ -154,7 +224,7 @@ events = Table(
     METADATA,
     _column("search_id", String, ForeignKey("searches.id"), primary_key=True),
     _column("seq", BigInteger, primary_key=True, autoincrement=False),
-    _column("kind", String),
+    _column("kind", String, words=get_args(EventKind)),
     _column("text", FreeText),
     _column("idx", BigInteger, nullable=True),
     _column("at", UtcDateTime, index=True),
@@ -174,16 +244,16 @@ individuals = Table(
     _column("active", Integer),
     _column("parameters", BigInteger),
     _column("active_parameters", BigInteger),
-    _column("parameters_full", BigInteger),
-    _column("active_parameters_full", BigInteger),
+    _column("parameters_full", BigInteger, lowest=1),
+    _column("active_parameters_full", BigInteger, lowest=1),
     _column("stock", Boolean),
     _column("summary", Text),
     _column("depth", Integer),
-    _column("status", String),
-    _column("fitness", Double, nullable=True),
-    _column("tie_break", Double, nullable=True),
+    _column("status", String, words=get_args(IndividualStatus)),
+    _column("fitness", Double, nullable=True, lowest=_ANY),
+    _column("tie_break", Double, nullable=True, lowest=_LOG_PROBABILITY),
     _column("failure", FreeText, nullable=True),
-    _column("failure_kind", String, nullable=True),
+    _column("failure_kind", String, nullable=True, words=get_args(FailureKind)),
     _column("created_at", UtcDateTime),
     CheckConstraint(
         "(status = 'pending' AND fitness IS NULL AND tie_break IS NULL AND failure IS NULL)"
@@ -226,7 +296,7 @@ contexts = Table(
     _column("engine_fingerprint", String),
     _column("task_fingerprint", String),
     _column("task", String),
-    _column("split", String),
+    _column("split", String, words=SPLITS),
     _column("metric", String),
     UniqueConstraint("model_fingerprint", "engine_fingerprint", "task_fingerprint", name="uq_evaluation_contexts_key"),
     Index(None, "task", "split"),
@@ -236,9 +306,9 @@ evaluations = Table(
     METADATA,
     _column("context_id", BigInteger, ForeignKey("evaluation_contexts.id"), primary_key=True, autoincrement=False),
     _column("phenotype_hash", String, primary_key=True),
-    _column("score", Double, nullable=True),
-    _column("gold_logprob", Double, nullable=True),
-    _column("outcomes", LargeBinary, nullable=True),
+    _column("score", Double, nullable=True, lowest=_ANY),
+    _column("gold_logprob", Double, nullable=True, lowest=_LOG_PROBABILITY),
+    _column("outcomes", Outcomes, nullable=True),
     _column("examples_seen", Integer),
     _column("failure", FreeText, nullable=True),
     _column("seconds", Double),

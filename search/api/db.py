@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from moevolve._asking import function_of
-from moevolve.search.interface.stores import CheckRequest, CopyRequest, PruneRequest, UpgradeRequest
+from moevolve.search.interface.stores import CopyRequest, PruneRequest, UpgradeRequest
+from moevolve.search.shrink.check import CheckRequest
 
 upgrade = function_of(UpgradeRequest)
 check = function_of(CheckRequest)

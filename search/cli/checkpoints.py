@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import moevolve
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, asked, shows, takes
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
-from moevolve.search.genomes.registry import KINDS
+from moevolve.search.genomes.registry import stored_section
 from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.import_eep import ImportEepRequest
 from moevolve.search.interface.profile import ProfileRequest
@@ -32,7 +32,7 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
     if as_json:
         print_json(report)
         return
-    parts = KINDS[moevolve.show(store, request.individual).search.genome_kind].section.parts
+    parts = stored_section(moevolve.show(store, request.individual).search.genome_kind).parts
     _print_report(report, parts)
 
 

@@ -9,7 +9,8 @@ import typer
 import moevolve
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, shows, takes
 from moevolve.search.cli.output.console import output, print_json, print_table
-from moevolve.search.interface.stores import CheckRequest, CopyRequest, PruneRequest, UpgradeRequest
+from moevolve.search.interface.stores import CopyRequest, PruneRequest, UpgradeRequest
+from moevolve.search.shrink.check import CheckRequest
 
 if TYPE_CHECKING:
     from moevolve.store.records import Upgrade

@@ -15,7 +15,7 @@ from moevolve.evaluators.types import SCORED
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, shows, takes
 from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.cli.output.genome import print_genome
-from moevolve.search.genomes.registry import KINDS
+from moevolve.search.genomes.registry import stored_section
 from moevolve.search.interface.individuals import LineageRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import PlotRequest, ReportRequest
@@ -253,7 +253,7 @@ def _print_overview(found: SearchOverview) -> None:
 
 def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
     record, kind = detail.individual, detail.search.genome_kind
-    section = KINDS[kind].section
+    section = stored_section(kind)
     share = 100 * record.parameters / record.parameters_full
     used = 100 * record.active_parameters / record.active_parameters_full
     shown = SCALES[detail.scale].phrase(record.fitness)

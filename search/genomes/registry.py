@@ -27,6 +27,7 @@ from moevolve.search.genomes.repaired import (
     repaired_space,
 )
 from moevolve.search.genomes.tomoe.kind import TOMOE
+from moevolve.store.errors import parsing
 from moevolve.workers.contract.facts import ModelFacts
 
 if TYPE_CHECKING:
@@ -40,6 +41,12 @@ KINDS: dict[str, GenomeKind] = {
 }
 # Kind of a section that doesn't name one.
 DEFAULT = "eep"
+
+
+def stored_section(kind: str) -> type[GenomeSection]:
+    """Return the section of the kind that a store names; raise a DamagedError if there is none."""
+    with parsing(f"the genome kind {kind!r}"):
+        return KINDS[kind].section
 
 
 def _validate_by_kind(value: object, validate_base: ValidatorFunctionWrapHandler) -> GenomeSection:

@@ -13,13 +13,12 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.interface.opening import opened_store
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.running.calibration import stored_fingerprint
-from moevolve.search.running.weights import parse_facts, stored_facts
+from moevolve.search.running.weights import stored_facts
 from moevolve.store import schema
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord, Upgrade
 from moevolve.store.repository import Store
 from moevolve.store.session import without_password
-from moevolve.store.upkeep.check import CheckReport, check
 from moevolve.store.upkeep.copy import CopyReport, copy
 from moevolve.store.upkeep.prune import PruneReport, prune
 
@@ -39,22 +38,6 @@ class UpgradeRequest(Request):
     def answer(self, store: str | StoreReader) -> Upgrade:
         # An open store has the newest schema already.
         return schema.upgrade(store if isinstance(store, str) else store.url)
-
-
-# How text is parsed whose form the store doesn't know, by column.
-_FORMS = {"searches.config": lambda text: parse_stored_config(text, "?"), "searches.model_facts": parse_facts}
-
-
-@record
-class CheckRequest(Request):
-    """Check a store for damage; exit code 1 if any is found. Writes nothing.
-
-    Raises:
-        StoreError: the store doesn't exist.
-    """
-
-    def answer(self, store: StoreReader) -> CheckReport:
-        return check(store, _FORMS)
 
 
 @record

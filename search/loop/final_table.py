@@ -256,14 +256,15 @@ def auxiliary_entries(
     """
     made_in = [phase for phase in config.phases for _ in range(phase.evaluations)]
     found = [(START_LABEL, row) for row in history if row.operator == START][:1]
-    for row in history[: len(made_in)]:
+    planned = [row for row in history if row.index < len(made_in)]
+    for row in planned:
         phase = made_in[row.index]
         if row.operator in phase.baselines and not row.parents:
             label = row.operator if phase.repair is None else f"{row.operator}, repaired"
             if label not in dict(found):
                 found.append((label, row))
     if any(phase.kind == "repair" for phase in config.phases):
-        unrepaired = [row for row in history if made_in[row.index].repair is None and row.status == "ok"]
+        unrepaired = [row for row in planned if made_in[row.index].repair is None and row.status == "ok"]
         found += [(BEFORE_LABEL, row) for row in sorted(unrepaired, key=rank_key)[:1]]
     return [
         (label, row) for label, row in found if row.status == "ok" and (winner is None or row.index != winner.index)

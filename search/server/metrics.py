@@ -60,11 +60,13 @@ class _SearchCollector(Collector):
         rate = _gauge("evaluations_per_second", "Pace of a running search.")
         eta = _gauge("seconds_left", "Time left of a running search at its present pace.")
         for row in searches:
-            name, control = row.search.name, controls[row.search.id]
+            name, control = row.search.name, controls.get(row.search.id)
             for label, count in {"ok": row.evaluated, "failed": row.failed, "pending": row.pending}.items():
                 individuals.add_metric([name, label], count)
             if row.best_fitness is not None:
                 best.add_metric([name], row.best_fitness)
+            if control is None:  # its lease is lost
+                continue
             alive.add_metric([name], control.alive)
             if control.progress is not None and control.alive:
                 total.add_metric([name], control.progress.total)

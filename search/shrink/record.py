@@ -22,7 +22,7 @@ from moevolve.search.running.observer import Observer
 from moevolve.search.shrink.findings import Speed, TaskCheck, TaskLook, Written
 from moevolve.search.shrink.goal import Goal
 from moevolve.search.shrink.loops import Loops
-from moevolve.store.errors import StoreError, parsing
+from moevolve.store.errors import MissingStoreError, parsing
 from moevolve.store.leases import this_process
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import StoredShrink
@@ -178,15 +178,21 @@ def find_shrink(store: StoreReader, name: str) -> ShrinkRecord | None:
 
 
 def known_store(goal: Goal) -> AbstractContextManager[Store | None]:
-    """Open the request's store; None for a dry run or without a store yet: a refused request makes none."""
-    if goal.request.dry_run:
-        return nullcontext()
+    """Open the request's store; None for a dry run or without a store yet: a refused request makes none.
+
+    Raises:
+        StoreError: It can't be opened, or can't be made.
+    """
     if goal.open_store is not None:
-        return nullcontext(goal.open_store)
+        return nullcontext(None if goal.request.dry_run else goal.open_store)
     try:
-        return opened_store(goal.store)
-    except StoreError:  # making it says what is wrong with it
+        store = opened_store(goal.store)
+    except MissingStoreError:
         return nullcontext()
+    if goal.request.dry_run:
+        with store:
+            return nullcontext()
+    return store
 
 
 def known_record(goal: Goal, store: Store | None) -> ShrinkRecord | None:
@@ -214,9 +220,14 @@ def known_record(goal: Goal, store: Store | None) -> ShrinkRecord | None:
     return known
 
 
+def parse_record(text: str) -> ShrinkRecord:
+    """Return the record in the column of shrinks."""
+    return _ADAPTER.validate_json(text)
+
+
 def _read(stored: StoredShrink) -> ShrinkRecord:
     with parsing(f"the record of shrink {stored.name}"):
-        return _ADAPTER.validate_json(stored.content)
+        return parse_record(stored.content)
 
 
 class Journal:

@@ -7,15 +7,17 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from functools import partial
+from typing import Any
 
-from sqlalchemy import Connection, String, func, select, text, type_coerce
+from sqlalchemy import Column, Connection, Dialect, Table, func, literal, select, text, type_coerce
+from sqlalchemy.types import NULLTYPE
 
-from moevolve.store.errors import StoreError
+from moevolve.store.errors import DamagedError, StoreError
 from moevolve.store.leases import parse_progress
 from moevolve.store.reader import StoreReader
 from moevolve.store.schema import newest_revision
-from moevolve.store.tables import METADATA, UtcDateTime, calibrations, evaluations, individuals, leases, searches
+from moevolve.store.tables import METADATA, calibrations, evaluations, individuals, leases, searches
 
 _COUNTED = (searches, individuals, evaluations, calibrations)
 # How text of a column is parsed.
@@ -28,14 +30,6 @@ def _object(text: str) -> object:
 
 _JSON = ("searches.config", "searches.model_facts", "exports.checks", "shrinks.content")
 _FORMS: Forms = {**dict.fromkeys(_JSON, _object), "leases.progress": parse_progress}
-
-# SQLite's names of the types that columns' values have, by Python's.
-_TYPES: Mapping[type, tuple[str, ...]] = {
-    **dict.fromkeys((int, bool), ("integer",)),
-    **dict.fromkeys((str, datetime), ("text",)),
-    float: ("real", "integer"),
-    bytes: ("blob",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +57,23 @@ def check(store: StoreReader, forms: Forms | None = None) -> CheckReport:
         forms: Parse the text of columns, by `table.column`, whose form this part doesn't know.
     """
     counts = dict.fromkeys((table.name for table in _COUNTED), 0)
-    size, problems = 0, list[str]()
+    size, problems, parsers = 0, list[str](), {**_FORMS, **(forms or {})}
+    tables = [partial(_unreadable, table=table, forms=parsers) for table in METADATA.sorted_tables]
+    for find in (_damage, _gaps, _changed_genomes, *tables):
+        try:
+            with store.transaction() as connection:
+                problems += find(connection)
+        except DamagedError:
+            pass  # `_unreadable` names the value
+        except StoreError as error:  # damage may make a query fail
+            problems += [] if str(error) in problems else [str(error)]
     try:
         with store.transaction() as connection:
-            for find in (_damage, _gaps, _changed_genomes):
-                problems += find(connection)
-            problems += _unreadable(connection, {**_FORMS, **(forms or {})})
             size = _bytes(connection)
             for table in _COUNTED:
                 counts[table.name] = connection.execute(select(func.count()).select_from(table)).scalar_one()
-    except StoreError as error:  # damage may make a query fail
-        problems.append(str(error))
+    except StoreError:
+        assert problems
     return CheckReport(newest_revision(), bytes=size, problems=tuple(problems), **counts)
 
 
@@ -98,22 +98,26 @@ def _damage(connection: Connection) -> list[str]:
 
 
 def _gaps(connection: Connection) -> list[str]:
-    """Return the searches with missing individuals or without a lease row, which no constraint excludes."""
+    """Return the searches without a lease row, or where individuals are missing, which no constraint excludes."""
     s, i = searches.c, individuals.c
     count, last = func.count(), func.max(i.idx)
     query = select(s.name, count, last).join(individuals, i.search_id == s.id).group_by(s.name)
     gaps = connection.execute(query.having(count != last + 1).order_by(s.name))
     alone = select(s.name).where(~s.id.in_(select(leases.c.search_id))).order_by(s.name)
+    won = select(literal(1)).where(i.search_id == s.id, i.idx == s.winner).exists()
+    lost = select(s.name).where(s.winner.is_not(None), ~won).order_by(s.name)
     return [
         *(f"{name}: {end + 1 - there:,} of its first {end + 1:,} individuals are missing" for name, there, end in gaps),
         *(f"{name}: it has no row in leases" for name in connection.execute(alone).scalars()),
+        *(f"{name}: its winner isn't among its individuals" for name in connection.execute(lost).scalars()),
     ]
 
 
 def _changed_genomes(connection: Connection) -> list[str]:
     """Return the individuals whose genomes have other bytes than those that were recorded."""
     s, i = searches.c, individuals.c
-    query = select(s.name, i.idx, i.genome, i.content_hash).join(individuals, i.search_id == s.id)
+    query = select(s.name, i.idx, type_coerce(i.genome, NULLTYPE), i.content_hash)
+    query = query.join(individuals, i.search_id == s.id)
     rows = connection.execute(query.order_by(s.name, i.idx), execution_options={"yield_per": 1000})
     return [
         f"{name}:{index}: its genome isn't the one that was recorded"
@@ -122,29 +126,37 @@ def _changed_genomes(connection: Connection) -> list[str]:
     ]
 
 
-def _unreadable(connection: Connection, forms: Forms) -> list[str]:
-    """Return the columns with values of another type, dates or JSON that can't be parsed, with the first row's key."""
-    names = {row.id: row.name for row in connection.execute(select(searches.c.id, searches.c.name))}
-    problems = []
-    for column in (column for table in METADATA.sorted_tables for column in table.columns):
-        key, wrong = [*column.table.primary_key], list[Sequence[object]]()
-        if connection.dialect.name == "sqlite":  # which stores any value in any column
-            other = func.typeof(column).not_in([*_TYPES[getattr(column.type, "impl", column.type).python_type], "null"])
-            wrong += connection.execute(select(*key).where(other).order_by(*key)).all()
-        parse = datetime.fromisoformat if isinstance(column.type, UtcDateTime) else forms.get(str(column))
-        if parse is not None and not wrong:
-            query = select(*key, type_coerce(column, String)).where(column.is_not(None)).order_by(*key)
-            rows = connection.execute(query.execution_options(yield_per=1000))
-            wrong += [of for *of, value in rows if not _is_readable(parse, value)]
-        if wrong:
-            first = ":".join(str(names.get(str(part), part)) for part in wrong[0])
-            problems.append(f"{column}: {len(wrong):,} values can't be read, the first that of {first}")
-    return problems
+def _unreadable(connection: Connection, table: Table, forms: Forms) -> list[str]:
+    """Return the columns with values that the column can't have or that can't be parsed, with the first row's key."""
+    columns, key = list(table.columns), len(table.primary_key.columns)
+    raw = [type_coerce(column, NULLTYPE) for column in [*table.primary_key.columns, *columns]]
+    found = connection.execute(select(*raw).order_by(*table.primary_key.columns).execution_options(yield_per=1000))
+    wrong: dict[str, list[Sequence[object]]] = {}
+    kinds = [one[1] for one in found.cursor.description][key:]
+    parsers = [_parser(column, connection.dialect, kind, forms) for column, kind in zip(columns, kinds, strict=True)]
+    for row in found:
+        for column, parse, value in zip(columns, parsers, row[key:], strict=True):
+            if not _is_readable(parse, value):
+                wrong.setdefault(str(column), []).append(row[:key])
+    names = dict(connection.execute(select(searches.c.id, searches.c.name)).all()) if wrong else {}
+    return [
+        f"{column}: {len(keys):,} values can't be read, the first that of "
+        + ":".join(str(names.get(part, part)) for part in keys[0])
+        for column, keys in wrong.items()
+    ]
 
 
-def _is_readable(parse: Callable[[str], object], value: object) -> bool:
+def _parser(column: Column[Any], dialect: Dialect, kind: object, forms: Forms) -> Callable[[Any], object]:
+    """Return the function that parses what a database's driver returns for a column, of a `kind` of its own."""
+    read = column.type.dialect_impl(dialect).result_processor(dialect, kind)
+    assert read is not None
+    form = forms.get(str(column))
+    return read if form is None else lambda value: value is None or form(read(value))
+
+
+def _is_readable(parse: Callable[[Any], object], value: object) -> bool:
     try:
-        parse(str(value))
+        parse(value)
     except Exception:  # noqa: BLE001 - parsers may fail in any way, and know why themselves
         return False
     return True

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.contract.outline import GenomeOutline, outline_rows
-from moevolve.search.genomes.registry import KINDS, figures_for, outline_of
+from moevolve.search.genomes.registry import figures_for, outline_of, stored_section
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.scores import score_of
 from moevolve.search.report.rendering import handle
@@ -33,7 +33,7 @@ routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 def show_individual(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
     """Return one individual and its scores."""
     detail = server.store.individual(ref)
-    section = KINDS[detail.search.genome_kind].section
+    section = stored_section(detail.search.genome_kind)
     return render(
         request,
         "individual.jinja",

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,22 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from search_samples import few
-from shrink_samples import put, stages_of
 from starlette.responses import Response
 from starlette.testclient import TestClient
 from waiting import PATIENT_S
 
-from moevolve.search.running.weights import parse_facts
-from moevolve.search.server.app import make_app
 from moevolve.search.server.caches import down_sampled
 from moevolve.search.server.pages import individuals
 from moevolve.search.server.queues import MOST
-from moevolve.search.server.settings import ServerSettings
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import UnreachableError
-from moevolve.store.records import Event, ExportRecord
+from moevolve.store.records import Event
 from moevolve.store.repository import Store
-from moevolve.store.upkeep.check import check
 
 READS: dict[str, tuple[Any, Callable[[Store], Any]]] = {
     "/api/searches/lab/costs": (SearchCosts, lambda store: store.costs(store.search("lab"))),
@@ -109,45 +101,6 @@ def test_details_of_failures_are_only_in_the_log(
     quiet = TestClient(client.app, "http://localhost", headers=client.headers, raise_server_exceptions=False)
     answer = quiet.get("/api/searches/lab")
     assert answer.status_code == 500 and answer.json() == {"detail": "the server failed; its log says how"}
-
-
-DAMAGE = (
-    "searches SET config = '{'",
-    "searches SET config = '[1]'",
-    "searches SET model_facts = '[1]'",
-    "exports SET checks = '[1]'",
-    "shrinks SET content = '[1]'",
-    "searches SET updated_at = 'yesterday'",
-    "individuals SET created_at = 'yesterday'",
-    "leases SET progress = '7'",
-)
-FORMS = {"searches.model_facts": parse_facts}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_store_is_no_failure_of_the_server(
-    damage: str, lab_file: Path, settings: Callable[..., ServerSettings], tmp_path: Path
-) -> None:
-    shutil.copy(lab_file, tmp_path / "lab.db")
-    with Store.open(f"sqlite:///{tmp_path / 'lab.db'}") as store:
-        put(store, stages_of(tmp_path)["finished"])
-        store.add_export("lab:7", ExportRecord("/exports/lab-7", "stock"))
-        with store.write_transaction() as connection:
-            connection.exec_driver_sql(f"UPDATE {damage}")
-        client = TestClient(make_app(store, settings(tokens=None)), "http://localhost", raise_server_exceptions=False)
-        found = set()
-        for path in (
-            *("/", "/searches/lab", "/searches/lab/now", "/searches/lab/report", "/searches/lab/settings"),
-            *("/individuals/lab:7", "/individuals/lab:7/genome", "/api/searches/lab", "/api/searches/lab/standings"),
-            *("/api/individuals/lab:7/genome", "/best", "/compare?one=lab&two=alpha"),
-            *("/individuals/lab:7/exports", "/shrinks/small", "/api/shrinks"),
-        ):
-            answer = client.get(path, headers={"accept": "text/html"})
-            assert answer.status_code in (200, 503), (path, answer.text)
-            named = re.search("(lab|lab-7|small|date .*)( can|'s)", answer.text)  # a date's search isn't known
-            assert answer.status_code == 200 or named, answer.text
-            found.add(answer.status_code)
-        assert found == {200, 503} and len(check(store, FORMS).problems) >= 1
 
 
 def test_a_search_is_controlled(client: TestClient, lab_store: Store) -> None:

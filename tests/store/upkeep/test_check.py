@@ -40,9 +40,11 @@ def test_a_sound_store_has_no_problems_and_gaps_and_missing_leases_are_named(sto
             connection.execute(text(f"DELETE FROM {table} WHERE {column} BETWEEN 4 AND 5"))
         connection.execute(text("DELETE FROM events WHERE search_id = 'id-imported'"))
         connection.execute(text("DELETE FROM leases WHERE search_id = 'id-imported'"))
+        connection.execute(text("UPDATE searches SET winner = 4 WHERE name = 'alpha'"))
     assert check(store).problems == (
         "alpha: 2 of its first 10 individuals are missing",
         "imported: it has no row in leases",
+        "alpha: its winner isn't among its individuals",
     )
 
 
@@ -81,8 +83,31 @@ def test_values_that_cannot_be_parsed_are_counted(store: Store) -> None:
     for said in changes.values():
         assert any(re.fullmatch(said, problem) for problem in problems), (said, problems)
     if store.is_file:
-        with pytest.raises(DamagedError, match="the date 'yesterday' can't be read"):
+        with pytest.raises(DamagedError, match="the created_at 'yesterday' can't be read"):
             store.history("id-alpha")
+
+
+WRONG = {
+    "searches SET status = 'bogus'": "searches.status: 2 values can't be read, the first that of alpha",
+    "individuals SET fitness = 9e999 WHERE status = 'ok' AND idx < 3": "individuals.fitness: 3 .* that of alpha:0",
+    "individuals SET parameters_full = 0 WHERE idx = 4": "individuals.parameters_full: 1 .* that of alpha:4",
+    "individuals SET summary = x'ff' WHERE idx = 2": "individuals.summary: 1 .* that of alpha:2",
+    "individuals SET depth = 'deep' WHERE idx = 9": "individuals.depth: 1 .* that of alpha:9",
+    "individuals SET stock = 2 WHERE idx = 9": "individuals.stock: 1 .* that of alpha:9",
+    "evaluations SET outcomes = x'0000c07f' WHERE score > 0": "evaluations.outcomes: 1 .*",
+}
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_values_that_a_column_cannot_have_are_named_and_refused(tmp_path: Path, change: str) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        fill(store)
+        with store.write_transaction() as connection:
+            connection.execute(text(f"UPDATE {change}"))
+        (problem,) = check(store).problems
+        assert re.fullmatch(WRONG[change], problem), problem
+        with pytest.raises(DamagedError, match="`moevolve db check` names what is damaged"):
+            _ = store.searches(), store.individual("alpha:0"), store.history("id-alpha")
 
 
 def test_an_error_of_the_caller_within_a_transaction_stays_what_it_is(store: Store) -> None:

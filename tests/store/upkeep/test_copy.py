@@ -43,7 +43,9 @@ def fill(store: Store, count: int = COUNT) -> None:
     store.create_search(search(created_at=datetime(2026, 1, 2, tzinfo=UTC)), tasks)
     rows = [decided(individual(i, [i - 1, i // 2] if i else []), (i % 7) / 7, -1 - i / 3) for i in range(count - 2)]
     rows += [individual(i, [0]) for i in (count - 2, count - 1)]
-    store.record("id-alpha", rows, [evaluation(i, (i % 7) / 7, outcomes=bytes([i % 256])) for i in range(count - 2)])
+    store.record(
+        "id-alpha", rows, [evaluation(i, (i % 7) / 7, outcomes=bytes([i % 256, 0, 0, 0])) for i in range(count - 2)]
+    )
     extra = [evaluation(5, 0.3, "y", "test"), evaluation(6, None, "y", "test")]
     store.add_evaluations([*extra, evaluation(0, 0.9, phenotype_hash=FULL_MODEL)])
     store.add_export("alpha:3", ExportRecord("here", "stock", '{"max": 1}'))
