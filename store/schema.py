@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, Engine, inspect, select, text
 
 from moevolve.store import leases
-from moevolve.store.errors import LeaseHeldError, StoreError
+from moevolve.store.errors import LeaseHeldError, MissingStoreError, StoreError
 from moevolve.store.records import Upgrade
 from moevolve.store.session import file_of, make_engine, transaction, use_wal, without_password
 from moevolve.store.tables import METADATA, searches
@@ -71,7 +71,7 @@ def prepare(engine: Engine, create: bool) -> bool:
         revision = _revision(connection)
     built = False
     if revision is None and not create:
-        raise StoreError(f"{location(engine)} is an empty database, not a store of moevolve")
+        raise MissingStoreError(f"{location(engine)} is an empty database, not a store of moevolve")
     if revision is None:
         use_wal(engine)
         with transaction(engine, write=True) as connection:

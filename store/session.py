@@ -32,7 +32,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from sqlalchemy.pool import QueuePool
 
 from moevolve.evaluators.errors import first_line, path_fault
-from moevolve.store.errors import StoreError, UnreachableError
+from moevolve.store.errors import MissingStoreError, StoreError, UnreachableError
 
 # Seconds for which a write to a SQLite file waits for other writers.
 BUSY_SECONDS = 60
@@ -147,12 +147,15 @@ def _refuse(path: Path, create: bool) -> None:
         raise StoreError(f"{path} is a folder, not a store")
     if not path.parent.is_dir():
         raise StoreError(f"folder {path.parent} of the store {path.name} does not exist; create it first")
-    if not create and not path.exists():
-        raise StoreError(f"no store at {path}")
     # SQLite keeps its log next to the file itself, not next to a link to it.
     target, effective = path.resolve(), os.access in os.supports_effective_ids
     places = [place for place in (target, target.parent) if place.exists()]
-    if not all(os.access(place, os.W_OK, effective_ids=effective) for place in places):
+    writable = all(os.access(place, os.W_OK, effective_ids=effective) for place in places)
+    if not create and not path.exists():
+        if writable:
+            raise MissingStoreError(f"no store at {path}")
+        raise StoreError(f"no store at {path}, and no permission to make one there")
+    if not writable:
         raise StoreError(
             f"{path}: a store, even one that is only read, needs permission to write to its file and folder, where "
             "SQLite keeps its log; copy it to a folder of yours"

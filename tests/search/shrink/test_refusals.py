@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups
 from moevolve.search.shrink.amounts import kept_experts
 from moevolve.search.shrink.goal import Amount
+from moevolve.store.repository import Store
 
 DEMO, FINE, DENSE = (str(Path(__file__).parents[3] / "configs" / "demo" / name) for name in ("model", "fine", "dense"))
 WRONG = {
@@ -51,6 +54,14 @@ UNSUITABLE = {
     "experts of a dense model": (DENSE, ["--experts", "50%"], "this model is dense, and --experts is for mixtures"),
     "code that isn't allowed": (DENSE, ["--active", "50%"], "add --custom-code"),
 }
+# Stores that can't be used, in a folder with an older one.
+STORES = {
+    "sqlite:///.": ". is a folder, not a store",
+    f"sqlite:///{__file__}": "file is not a database",
+    "sqlite:///older.db": "older.db has schema version moevolve_v0, which this moevolve",
+    "sqlite:///none/store.db": "folder none of the store store.db does not exist; create it first",
+    "postgresql://nobody@127.0.0.1:1/none": "Connection refused",
+}
 CHECK = """
 import json, sys
 from moevolve.search.cli.app import main
@@ -66,14 +77,18 @@ for arguments in json.loads(sys.argv.pop()):
 def test_nothing_is_loaded_for_a_wrong_request(tmp_path: Path) -> None:
     shrinks = [(DEMO, *each) for each in WRONG.values()]
     shrinks += [(model, ["--task", "demo-kin", *arguments], said) for model, arguments, said in UNSUITABLE.values()]
+    shrinks += [(DEMO, ["--task", "demo-kin", "--experts", "4", "--store", url], said) for url, said in STORES.items()]
     commands = [["shrink", model, *arguments] for model, arguments, _ in shrinks]
+    Store.open(f"sqlite:///{tmp_path / 'older.db'}").close()
+    with closing(sqlite3.connect(tmp_path / "older.db")) as older, older:
+        older.execute("UPDATE alembic_version SET version_num = 'moevolve_v0'")
     command = [sys.executable, "-c", CHECK, json.dumps(commands)]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=True)
     *answers, rest = done.stderr.split("2 False False False\n")
     assert not rest
     for (*_, said), answer in zip(shrinks, answers, strict=True):
         assert said in " ".join(answer.split()), answer
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["older.db"]
 
 
 def test_a_task_without_rows_to_check_the_winner_on_is_refused_at_once(
