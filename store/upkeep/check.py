@@ -58,8 +58,9 @@ def check(store: StoreReader, forms: Forms | None = None) -> CheckReport:
     """
     counts = dict.fromkeys((table.name for table in _COUNTED), 0)
     size, problems, parsers = 0, list[str](), {**_FORMS, **(forms or {})}
-    tables = [partial(_unreadable, table=table, forms=parsers) for table in METADATA.sorted_tables]
-    for find in (_damage, _gaps, _changed_genomes, *tables):
+    tables = (partial(_unreadable, table=table, forms=parsers) for table in METADATA.sorted_tables)
+    finders: list[Callable[[Connection], list[str]]] = [_damage, _gaps, _changed_genomes, *tables]
+    for find in finders:
         try:
             with store.transaction() as connection:
                 problems += find(connection)
@@ -72,8 +73,8 @@ def check(store: StoreReader, forms: Forms | None = None) -> CheckReport:
             size = _bytes(connection)
             for table in _COUNTED:
                 counts[table.name] = connection.execute(select(func.count()).select_from(table)).scalar_one()
-    except StoreError:
-        assert problems
+    except StoreError as error:
+        problems = problems or [str(error)]
     return CheckReport(newest_revision(), bytes=size, problems=tuple(problems), **counts)
 
 
@@ -138,10 +139,11 @@ def _unreadable(connection: Connection, table: Table, forms: Forms) -> list[str]
         for column, parse, value in zip(columns, parsers, row[key:], strict=True):
             if not _is_readable(parse, value):
                 wrong.setdefault(str(column), []).append(row[:key])
-    names = dict(connection.execute(select(searches.c.id, searches.c.name)).all()) if wrong else {}
+    named = select(*(type_coerce(column, NULLTYPE) for column in (searches.c.id, searches.c.name)))
+    names = {str(row[0]): row[1] for row in connection.execute(named)} if wrong else {}
     return [
         f"{column}: {len(keys):,} values can't be read, the first that of "
-        + ":".join(str(names.get(part, part)) for part in keys[0])
+        + ":".join(str(names.get(str(part), part)) for part in keys[0])
         for column, keys in wrong.items()
     ]
 
@@ -151,7 +153,7 @@ def _parser(column: Column[Any], dialect: Dialect, kind: object, forms: Forms) -
     read = column.type.dialect_impl(dialect).result_processor(dialect, kind)
     assert read is not None
     form = forms.get(str(column))
-    return read if form is None else lambda value: value is None or form(read(value))
+    return read if form is None else lambda value: value is None or form(str(read(value)))
 
 
 def _is_readable(parse: Callable[[Any], object], value: object) -> bool:

@@ -88,6 +88,7 @@ def test_values_that_cannot_be_parsed_are_counted(store: Store) -> None:
 
 
 WRONG = {
+    "searches SET name = x'ff' WHERE name = 'alpha'": "searches.name: 1 .*",
     "searches SET status = 'bogus'": "searches.status: 2 values can't be read, the first that of alpha",
     "individuals SET fitness = 9e999 WHERE status = 'ok' AND idx < 3": "individuals.fitness: 3 .* that of alpha:0",
     "individuals SET parameters_full = 0 WHERE idx = 4": "individuals.parameters_full: 1 .* that of alpha:4",
