@@ -75,7 +75,7 @@ def append_progress(
     fitness, tie, index = max(known)
     if before is None or (fitness, tie) > before:
         scale = SCALES[scales_of(connection, search_id).fitness]
-        append(connection, search_id, "best", f"individual {-index}: {scale.text(fitness)}", -index)
+        append(connection, search_id, "best", f"individual {-index}: {scale.phrase(fitness)}", -index)
 
 
 def read_hours(connection: Connection, search_id: str) -> float:

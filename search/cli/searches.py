@@ -15,7 +15,7 @@ from moevolve.evaluators.types import SCORED
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, shows, takes
 from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.cli.output.genome import print_genome
-from moevolve.search.genomes.registry import stored_section
+from moevolve.search.genomes.registry import legend, stored_section
 from moevolve.search.interface.individuals import LineageRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
 from moevolve.search.interface.report import PlotRequest, ReportRequest
@@ -121,15 +121,12 @@ def _differing(genomes: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _print_shared(shared: str, genomes: Iterable[str]) -> None:
-    """Print what genomes in a table have in common, and what their letters mean."""
+    """Print what genomes in a table have in common, and what is abbreviated."""
     if shared:
         output.print(f"all of them: {shared}", soft_wrap=True)
-    if any(each.startswith("keep ") and " of " not in each for each in (shared, *genomes)):
-        output.print(
-            "genome: the experts that every group of layers keeps, 0 to 9 and then a to z; `moevolve show INDIVIDUAL` "
-            "says more",
-            soft_wrap=True,
-        )
+    meaning = legend((shared, *genomes))
+    if meaning:
+        output.print(f"{meaning}; `moevolve show INDIVIDUAL` says more", soft_wrap=True)
 
 
 @shows(BestRequest)

@@ -60,7 +60,7 @@ def _print_page(found: ShrinkResult) -> None:
     sides = found.sides()
     if sides:
         headings = " | >".join(sides[0]).replace(">experts", "experts")
-        print_table(f"{record.model}, kept: {best.summary}", headings, [list(side.values()) for side in sides])
+        print_table(record.model, headings, [list(side.values()) for side in sides])
     rows = found.size_rows()
     if rows:
         print_table("score kept by size", ">" + " | ".join(rows[0]), [list(row.values()) for row in rows])
@@ -69,8 +69,6 @@ def _print_page(found: ShrinkResult) -> None:
 
 
 def _print_checks(checks: Checks) -> None:
-    headings = (
-        "held-out prompts | >prompts | >loops | >JSON, calls lost | >agreement | >perplexity | >of the full score"
-    )
+    headings = "held-out prompts | >prompts | >loops | >JSON, calls lost | >agreement | >perplexity | >score kept"
     known = [check for check in checks.tasks if check.known]
     print_table(None, headings, [[check.task, *check.cells] for check in known])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,6 +100,21 @@ def outline_of(genome: Genome) -> GenomeOutline:
     if not isinstance(genome, RepairedGenome):
         return outline
     return replace(outline, settings=(*outline.settings, *repair_rows(genome.settings)))
+
+
+# What is abbreviated in descriptions of genomes, by what stands there.
+_ABBREVIATIONS = (
+    (r"\bkeep (?!\d+ of )", "keep: the experts that every group of layers keeps, 0 to 9 and then a to z"),
+    (r"\blambda ", "lambda: strength of the ridge penalty in the repair's fits"),
+    (r"\|dW\|", "|dW|: distance of merging coefficients from whole numbers"),
+    (r"\|dM\|", "|dM|: distance of mixing coefficients from the start"),
+)
+
+
+def legend(summaries: Iterable[str]) -> str:
+    """Return what abbreviations in some descriptions of genomes mean, in one line; empty if they have none."""
+    text = "\n".join(summaries)
+    return "; ".join(meaning for found, meaning in _ABBREVIATIONS if re.search(found, text))
 
 
 def check_baselines(phases: Sequence[PhaseConfig], space: GenomeSpace[Genome]) -> None:

@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moevolve.evaluators.scales import SCALES, scales_title
+from moevolve.search.genomes.registry import legend
 from moevolve.search.text import (
     date_time,
     duration,
@@ -54,6 +55,7 @@ def environment(folder: Path | None = None) -> Environment:
         "change": lambda difference, scale: SCALES[scale].change(difference).replace("-", "\N{MINUS SIGN}"),
         "changes": lambda ends, scale: SCALES[scale].changes(*ends).replace("-", "\N{MINUS SIGN}"),
         "titles": lambda scales: scales_title(scales).capitalize(),
+        "legend": legend,
         "number": lambda value: "-" if value is None else f"{value:,}",
         "size": parameter_count,
         "lines": score_lines,

@@ -115,8 +115,8 @@ class TaskCheck:
             str(self.prompts),
             loops if self.prompts else "-",
             f"{self.broken} of {self.structured}" if self.structured else "-",
-            percent(self.agreement),
-            "-" if self.perplexity is None else f"{self.perplexity:.2f} times",
+            f"{percent(self.agreement)} %",
+            "-" if self.perplexity is None else f"{self.perplexity:.2f}x",
             self.recovered,
         )
 
@@ -124,7 +124,7 @@ class TaskCheck:
     def recovered(self) -> str:
         """The score on `test` beside the full model's: its share in %, or how many times the perplexity."""
         if self.recovery is None or not SCALES[self.scale].is_reciprocal:
-            return percent(self.recovery)
+            return "-" if self.recovery is None else f"{percent(self.recovery)} %"
         return f"{SCALES[self.scale].value(self.recovery):.2f} times"
 
 

@@ -372,8 +372,8 @@ def faults_of(check: TaskCheck) -> tuple[str, ...]:
 
 def checks_table(checks: Checks) -> str:
     """Return the checks as a table of a model card."""
-    lines = ["Checks before the export, on held-out prompts answered at temperature 0:", ""]
-    lines += ["| prompts | number | loops | JSON or tool calls lost | agreement | perplexity | of the full score |"]
+    lines = ["Checks before the export against the full model, with answers at temperature 0:", ""]
+    lines += ["| held-out prompts | prompts | loops | JSON or tool calls lost | agreement | perplexity | score kept |"]
     lines += ["|---|---:|---:|---:|---:|---:|---:|"]
     for check in checks.tasks:
         name = check.task if check.known else f"{check.task} (unknown to the full model)"

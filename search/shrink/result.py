@@ -91,7 +91,7 @@ class ShrinkResult:
             unknown = [check.task for check in record.checks.tasks if not check.known]
             if unknown:
                 lines.append(f"not judged, since the full model doesn't know them: {', '.join(unknown)}")
-            if judged:
+            if len(judged) > 1:
                 lines.append(f"least like the full model: {min(judged, key=lambda check: check.agreement).task}")
             lines += [*record.checks.faults, *advice(record.checks.tasks), record.checks.about_loops]
         if self.table.best is None:

@@ -42,9 +42,9 @@ def test_everything_that_happens_is_told_once_and_in_order(store: Store, alpha: 
     expected = [
         (1, "status", "running", None),
         (2, "asked", f"workers: 3, {by}", None),
-        (3, "best", "individual 0: 50.0", 0),
+        (3, "best", "individual 0: 50.0 %", 0),
         (4, "failed", "individual 3: NaN", 3),
-        (5, "best", "individual 4: 75.0", 4),
+        (5, "best", "individual 4: 75.0 %", 4),
         (6, "exported", f"individual 4 to /tmp/out, {by}", 4),
         (7, "status", "failed: PoolError: no room", None),
     ]

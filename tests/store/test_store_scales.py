@@ -31,6 +31,6 @@ def test_scales(store: Store, metrics: tuple[dict[str, str], ...], config: str, 
     assert (summary.scale, summary.mean_scale) == (scales.fitness, scales.mean)
     assert store.individual("alpha:0").scale == store.ancestors("alpha:0").scale == scales.fitness
     (event,) = store.latest_events("id-alpha", kinds=["best"])
-    assert event.text == ("individual 0: 16.00 ppl" if scales.fitness == "perplexity" else "individual 0: 6.2")
+    assert event.text == ("individual 0: 16.00 ppl" if scales.fitness == "perplexity" else "individual 0: 6.2 %")
     (row, *_) = store.best("one", by="search")
     assert row.scale == ("perplexity" if metrics[0] is TEXT else "percent")

@@ -43,7 +43,7 @@ def test_what_the_letters_of_a_genome_mean_is_said(tmp_path: Path, in_process: A
         for index, kept in enumerate(("keep 4dek", "keep 8 of 64, 2 groups")):
             one = individual(index, phenotype=index, summary=kept)
             opened.record("id-alpha", [decided(one, 0.5)], [evaluation(index, 0.5)])
-    legend = "genome: the experts that every group of layers keeps, 0 to 9 and then a to z"
+    legend = "keep: the experts that every group of layers keeps, 0 to 9 and then a to z"
     assert legend in in_process("best", "--store", url).stdout
     with Store.open(url) as opened, opened.write_transaction() as connection:
         connection.exec_driver_sql("UPDATE individuals SET summary = 'keep 8 of 64, 2 groups'")

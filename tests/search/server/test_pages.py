@@ -126,6 +126,11 @@ def test_genomes_and_lineages_are_drawn(client: TestClient, store: Store, kind: 
     assert "default-src 'none'" in answer.headers["content-security-policy"] and "<script" not in answer.text
     lineage = page_of(client, f"/individuals/{kind}:{child.index}/lineage?part=1")
     assert f"/individuals/{kind}:{child.parents[0]}" in lineage.links
+    meaning = {"eep": "|dW|: distance of merging coefficients", "nanomoe": "|dM|: distance of mixing coefficients"}
+    assert all(
+        meaning[kind] in page_of(client, f"/{path}").text
+        for path in (f"individuals/{kind}:{child.index}", f"searches/{kind}")
+    )
 
 
 def test_stored_texts_are_escaped(client: TestClient) -> None:

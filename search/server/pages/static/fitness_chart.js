@@ -80,7 +80,7 @@ export function draw(figure) {
     scales: { x: { time: false }, y: { distr: scale.distr, range } },
     legend: { live: false },
     cursor: { y: false, focus: { prox: -1 } },
-    axes: [axis("individual", { size: 34, incrs: WHOLE }), axis(scale.title, { size: 46 })],
+    axes: [axis("individual", { size: 34, incrs: WHOLE }), axis(scale.title, { size: 54 })],
     series: [
       { label: "individual" },
       ...groups.map((kind, place) => ({
