@@ -298,7 +298,7 @@ def transaction(
                 if postgres or file_of(engine.url) is not None:  # not the only connection to a database in memory
                     connection.invalidate()
                 raise
-    except (SQLAlchemyError, OverflowError) as error:
+    except (SQLAlchemyError, OverflowError, UnicodeDecodeError) as error:  # the last of what SQLite quotes of a schema
         kind = UnreachableError if _is_unreachable(error) else StoreError
         # What the database's driver says; SQLAlchemy adds the statement.
         cause = first_line(getattr(error, "orig", None) or error)

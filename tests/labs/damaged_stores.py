@@ -56,17 +56,17 @@ class Damage:
                 connection.execute(f"PRAGMA {pragma}")
             yield connection
 
-    def columns(self, *declared: str) -> list[str]:
-        """The columns of filled tables, or those whose type contains one of some words."""
+    def columns(self, *declared: str, filled: bool = False) -> list[str]:
+        """The columns of tables with rows, or those whose type contains one of some words, or that must be filled."""
         with self.opened() as connection:
             names = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT GLOB 'sqlite_*'"
             tables = [name for (name,) in connection.execute(f"{names} AND name <> 'alembic_version'")]
-            filled = [name for name in tables if connection.execute(f"SELECT 1 FROM {name}").fetchone()]
+            with_rows = [name for name in tables if connection.execute(f"SELECT 1 FROM {name}").fetchone()]
             return [
                 f"{table}.{column}"
-                for table in filled
-                for _, column, kind, *_ in connection.execute(f"PRAGMA table_info({table})")
-                if not declared or any(word in kind for word in declared)
+                for table in with_rows
+                for _, column, kind, needed, *_ in connection.execute(f"PRAGMA table_info({table})")
+                if (not declared or any(word in kind for word in declared)) and (needed or not filled)
             ]
 
     def put(self, column: str, value: Any) -> None:
@@ -103,12 +103,13 @@ def other_type(damage: Damage) -> None:
 
 
 def nulls(damage: Damage) -> None:
+    column = damage.pick(damage.columns(filled=True))
     with damage.opened() as connection:
         schema = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall()
         connection.execute("PRAGMA writable_schema=ON")
         free = [(re.sub("(?<! IS) NOT NULL", "", sql), name) for name, sql in schema]
         connection.executemany("UPDATE sqlite_schema SET sql = ? WHERE name = ?", free)
-    damage.put(damage.pick(damage.columns()), None)
+    damage.put(column, None)
     with damage.opened() as connection:
         connection.execute("PRAGMA writable_schema=ON")
         connection.executemany("UPDATE sqlite_schema SET sql = ? WHERE name = ?", [(sql, name) for name, sql in schema])
@@ -270,5 +271,5 @@ def content(file: Path) -> dict[str, list[Any]] | None:
             names = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
             tables = [name.decode() for (name,) in names]
             return {name: connection.execute(f"SELECT * FROM {name}").fetchall() for name in sorted(tables)}
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):  # the latter of what an error of SQLite quotes
         return None

@@ -115,7 +115,7 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
     table = checks_table(Checks("s:1", HOUR, (GOOD,), LOOPS))
     assert "| chats | 16 | 1 (full model 0) | 1 of 16 | 80.0 % | 1.60x | 90.0 % |" in table
     alone = checks_table(Checks("s:1", HOUR, (replace(GOOD, loops_full=None),), counted([False] * 15 + [True], 512)))
-    assert "| chats | 16 | 1 | 1 of 16 | 80.0 |" in alone and "The full model did not answer" in alone
+    assert "| chats | 16 | 1 | 1 of 16 | 80.0 % |" in alone and "The full model did not answer" in alone
     nothing = checks_table(Checks("s:1", HOUR, (replace(GOOD, prompts=0, loops_full=None),), None))
     assert "| chats | 0 | - | 1 of 16 |" in nothing and "loops, broken JSON and lost calls are unknown" in nothing
 
