@@ -158,7 +158,7 @@ class ChatTemplate:
         """
         if tools and self._with_tools is not None:
             return self._with_tools.conversation(messages, tools, answer)
-        messages = self._with_system_prompt(messages, tools)
+        messages = self._with_system_prompt(self._with_known_roles(messages, tools), tools)
         if answer is None:
             self._check_complete(messages, tools)
             return _without_thoughts(self._render(messages, generates=True, tools=tools)), None
@@ -234,6 +234,15 @@ class ChatTemplate:
             if system["content"].strip() in self._render(messages, generates=True, tools=tools):
                 return messages
         return {**first, "content": f"{system['content']}\n\n{first['content']}"}, *others
+
+    def _with_known_roles(self, messages: Sequence[Message], tools: Sequence[Message]) -> Sequence[Message]:
+        """Make a developer's messages those of the system, as servers do, if the template refuses or drops them."""
+        if all(message["role"] != "developer" for message in messages):
+            return messages
+        with suppress(UserError):
+            self._check_complete(messages, tools)
+            return messages
+        return [_message("system", each["content"]) if each["role"] == "developer" else each for each in messages]
 
     def _check_complete(self, messages: Sequence[Message], tools: Sequence[Message]) -> None:
         """Raise an error if the template leaves out a content, a call of a tool or an argument."""

@@ -19,7 +19,8 @@ IGNORED = "ignore"
 # is read. They are those of OpenAI's API (messages, tools), UltraChat (prompt, messages), ShareGPT (conversations,
 # system), LMSYS (conversation), Alpaca (instruction, input, output, system, history), Dolly (instruction, context,
 # response), OpenOrca (system_prompt, question, response), GSM8K (question, answer), and of trainers' data with prompt
-# and completion, response or chosen (preferences). A `label` marks wanted answers (KTO).
+# and completion, response or chosen (preferences). A `label` marks wanted answers (KTO), a `loss_mask` messages to
+# learn.
 _USUAL: Mapping[str, tuple[str, ...]] = {
     "messages": ("messages", "conversations", "conversation"),
     "prompt": ("prompt", "instruction", "question", "query", "input"),
@@ -31,14 +32,17 @@ _USUAL: Mapping[str, tuple[str, ...]] = {
     "system": ("system", "system_prompt", "system_message"),
     "history": ("history",),
     "tools": ("tools",),
+    "loss_mask": ("loss_mask",),
 }
 _QUESTIONS = ("messages", "prompt", "text")
 _FIELDS_OF = {
-    "messages": ("system", "tools"),
+    "messages": ("system", "tools", "loss_mask"),
     "prompt": ("answer", "label", "input", "choices", "system", "history"),
     "text": (),
 }
-_OWN_NAMES = {name: name for name in (*_USUAL, IGNORED) if name != "label"} | {"conversations": "messages"}
+_OWN_NAMES = {name: name for name in (*_USUAL, IGNORED) if name not in ("label", "loss_mask")} | {
+    "conversations": "messages"
+}
 # A column whose name ends with one of these words says in few words where a row comes from, or what kind it is.
 _ABOUT = re.compile(
     r"(id|ids|idx|index|uuid|hash|source|sources|src|origin|url|dataset|subset|split|category|categories|class|type"

@@ -171,7 +171,7 @@ def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str,
             f"{reads[field].place}: messages have `{field}`, which the model's chat template reads and which isn't "
             "passed on; leave these conversations out, or the field"
         )
-    if not reads and not any(chat.needs_template or chat.has_thoughts for chat in chats):
+    if not reads and not any(chat.says_more for chat in chats):
         return None
     rendered = []
     for chat in chats:

@@ -87,9 +87,9 @@ def read_data(path: Path, columns: Columns | None = None) -> DataFile:
         rows = _rows(path, _hub(str(path), columns), columns)
     if not rows:
         raise UserError(f"{path}: the file is empty")
-    # If one row has tools, thoughts, a greeting or names, all keep their chats, so that they are rendered alike.
+    # If one row says more than turns do, all keep their chats, so that they are rendered alike.
     chats = (row.chat for row in rows if row.chat is not None)
-    if not any(chat.needs_template or chat.has_thoughts or chat.further for chat in chats):
+    if not any(chat.says_more or chat.further for chat in chats):
         rows = [replace(row, chat=None) for row in rows]
     return DataFile(path, suffix in TEXT_FILES, tuple(rows))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
@@ -23,6 +24,9 @@ _CALLS = ("function_call", "tool_call")
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 # Fields of messages that aren't text.
 _MEDIA = ("image", "images", "audio", "audios", "video", "videos")
+# Fields that tell trainers whether to learn a message: of OpenAI (weight), axolotl (train, training), LLaMA-Factory,
+# ms-swift and slime (loss), verl (trainable, loss_mask). torchtune's `masked` and axolotl's `train_detail` do so, too.
+_LEARNED = ("weight", "train", "training", "trainable", "loss", "loss_mask", "loss_weight")
 # Other projects' names of fields, by the names that are read here.
 _OTHER_NAMES = {"functions": "tools", "function_call": "tool_calls", "parameters": "arguments"}
 # Similarity (`difflib`) from which a further column may be a misspelt field.
@@ -61,6 +65,11 @@ class Chat:
         """Whether the assistant thinks, in a field or in marks at the answer's beginning, also in empty ones."""
         apart = self.answer is not None and "reasoning_content" in thoughts_apart(self.answer.as_data())
         return apart or any(each.reasoning_content.strip() for each in self.messages)
+
+    @property
+    def says_more(self) -> bool:
+        """Whether it has more than turns of system, user and assistant: tools, a greeting, thoughts or a developer."""
+        return self.needs_template or self.has_thoughts or any(each.from_developer for each in self.messages)
 
     @property
     def further(self) -> frozenset[str]:
@@ -115,6 +124,22 @@ def parsed(value: object) -> object:
         raise ValueError(f"it must be JSON: {error}") from None
 
 
+def says_no(value: object) -> bool:
+    """Whether a mark is false or 0, also as a text."""
+    return str(value).lower() in ("false", "0", "0.0")
+
+
+def _unlearned(message: Mapping[str, object]) -> str | None:
+    """Return the mark, with its value, that says that a message, or a part, isn't to be learned; None without."""
+    name = next((name for name in _LEARNED if name in message and says_no(message[name])), None)
+    if name is None and message.get("masked") is True:
+        name = "masked"
+    parts = message.get("train_detail")
+    if isinstance(parts, list) and any(isinstance(part, Mapping) and part.get("train") is False for part in parts):
+        name = "train_detail"
+    return None if name is None else f"`{name}` {json.dumps(message[name], default=str)}"
+
+
 class Fields(BaseModel):
     """Fields that are read. Others are ignored, unless what they say would be missed."""
 
@@ -166,15 +191,17 @@ class Message(Fields):
     tool_calls: tuple[_Call, ...] = ()
     tool_call_id: object = None
     name: object = None
-    weight: object = None
     further: frozenset[str] = frozenset()
+    unlearned: str | None = None
+    from_developer: bool = False
 
     @model_validator(mode="before")
     @classmethod
     def _thoughts(cls, found: object) -> object:
         """Give thoughts one name, since some servers give them under two, and refuse what is no text.
 
-        The names of fields that aren't read are kept: a template may read them.
+        The names of fields that aren't read are kept, since a template may read them, and a mark that says that the
+        message isn't to be learned.
         """
         if not isinstance(found, Mapping):
             return found
@@ -185,6 +212,7 @@ class Message(Fields):
         others = {key: value for key, value in found.items() if key not in _THOUGHTS}
         read = cls.model_fields.keys() - (set() if found.get("role") == "tool" else {"name"})
         others["further"] = frozenset(key for key, value in others.items() if value and key not in read)
+        others |= {"unlearned": _unlearned(found), "from_developer": found.get("role") == "developer"}
         return others | {"reasoning_content": thoughts[0]} if thoughts else others
 
     @model_validator(mode="after")
@@ -198,7 +226,7 @@ class Message(Fields):
 
     def as_data(self) -> dict[str, object]:
         """Return the message for a chat template: a call's arguments are an object, and calls may have no content."""
-        message: dict[str, object] = {"role": self.role}
+        message: dict[str, object] = {"role": "developer" if self.from_developer else self.role}
         if self.reasoning_content.strip():
             message["reasoning_content"] = self.reasoning_content
         if self.tool_calls:

@@ -15,7 +15,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.text_files import parse_json
 from moevolve.evaluators.yaml_files import explain_validation
 from moevolve.search.shrink.data.columns import Columns, layout_of, leaves
-from moevolve.search.shrink.data.messages import ROLES, Chat, Fields, Message, joined, message_of, not_empty
+from moevolve.search.shrink.data.messages import ROLES, Chat, Fields, Message, joined, message_of, not_empty, says_no
 
 _CHAT_AS_TEXT = re.compile(r"\s*\[\s*\{\s*['\"](role|content)['\"]")
 
@@ -31,7 +31,7 @@ class DataRow:
         choices: Closed set of answers; empty for open ones.
         turns: `(role, content)` of the turns before the prompt: at most one `system` turn, then `user` and `assistant`
             by turns.
-        chat: The conversation, if any row of its file has tools, thoughts, a greeting or names. `prompt` and `answer`
+        chat: The conversation, if any row of its file has what only a template may write. `prompt` and `answer`
             are then made of it by the model's chat template.
     """
 
@@ -159,11 +159,18 @@ class _ChatForm(_Form):
         BeforeValidator(_unpacked),
     ] = None
     system: _Value = ""
+    loss_mask: Annotated[list[object] | None, BeforeValidator(_unpacked)] = None
 
     def row(self) -> DataRow:
+        if self.loss_mask and len(self.loss_mask) != len(self.messages):
+            raise ValueError(f"loss_mask: it has {len(self.loss_mask)} marks for {len(self.messages)} messages")
         messages = self._messages()
-        if messages[-1].role == "assistant" and messages[-1].weight == 0:
-            raise ValueError("the last answer has `weight` 0, so it isn't to be learned; leave it out")
+        if messages[-1].role == "assistant":
+            mark = messages[-1].unlearned
+            if mark is None and self.loss_mask and says_no(self.loss_mask[-1]):
+                mark = "a 0 in `loss_mask`"
+            if mark is not None:
+                raise ValueError(f"the last answer has {mark}, so it isn't to be learned; leave it out")
         for number, (before, message) in enumerate(zip([None, *messages], messages, strict=False), start=1):
             if message.role == "tool" and not (before is not None and (before.role == "tool" or before.tool_calls)):
                 raise ValueError(f"turn {number}: a tool's result, but no call of a tool before it")
@@ -245,7 +252,7 @@ def read_row(
     read = {*layout.values(), *(columns or ())}
     if "chosen" in read:
         read.add("rejected")
-    if str(fields.pop("label", True)).lower() in ("false", "0"):
+    if says_no(fields.pop("label", True)):
         raise LeftOutError("`label` says that the answer is a bad one")
     key = question = next(name for name in _FORMS if name in layout)
     if question == "text" and not str(fields["text"]).strip():

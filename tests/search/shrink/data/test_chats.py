@@ -90,7 +90,8 @@ def test_further_fields_are_ignored(tmp_path: Path) -> None:
     plain = {"messages": [ASKED, SAID | {"reasoning_content": "Hm."}]}
     more = {"parallel_tool_calls": False, "source": "web", "prompt_id": 3, "functions": None}
     said = SAID | {"reasoning": "Hm.", "annotations": [], "weight": 1, "refusal": None, "audio": None}
-    written_rows = [plain, more | {"messages": [ASKED | {"weight": 0}, said]}]
+    more |= {"loss_mask": [0, 1], "messages": [ASKED | {"weight": 0, "train": False, "masked": True}, said]}
+    written_rows = [plain, more]
     shared = {"conversations": [ASKED, {"from": "gpt", "value": "It rains.", "thinking": "Hm.", "loss": True}]}
     rows = (*read_data(written(tmp_path, written_rows)).rows, *read_data(written(tmp_path, [shared])).rows)
     chats = [row.chat.as_data() for row in rows if row.chat is not None]
@@ -130,6 +131,13 @@ BAD: dict[str, tuple[Any, str]] = {
     "many brackets": ("[" * 200_000, ":1: its brackets are nested too deeply"),
     "many brackets in arguments": ({"messages": [ASKED, calling("[" * 200_000)]}, ":1: .*nested too deeply"),
     "an answer that isn't to be learned": ({"messages": [ASKED, SAID | {"weight": 0}]}, ":1: .*`weight` 0"),
+    "an answer that isn't to be trained on": ({"messages": [ASKED, SAID | {"train": False}]}, ":1: .*`train` false"),
+    "a loss of none": ({"conversations": [ASKED, {"from": "gpt", "value": "a", "loss": "False"}]}, '`loss` "False"'),
+    "an answer for no gradient": ({"messages": [ASKED, SAID | {"trainable": False}]}, "`trainable` false"),
+    "an answer behind a mask": ({"messages": [ASKED, SAID | {"masked": True}]}, "`masked` true"),
+    "a part of an answer": ({"messages": [ASKED, SAID | {"train_detail": [{"train": False}]}]}, "`train_detail` "),
+    "a mask beside the messages": ({"messages": [ASKED, SAID], "loss_mask": [1, 0]}, "a 0 in `loss_mask`"),
+    "a mask of tokens": ({"messages": [ASKED, SAID], "loss_mask": [0, 0, 1]}, "loss_mask: it has 3 marks for 2 me"),
     "an old name": ({"messages": [ASKED, SAID | {"function_call": {"name": "a"}}]}, "write it as `tool_calls`"),
     "other arguments": (
         {"messages": [ASKED, calling({}) | {"tool_calls": [{"function": {"name": "a", "parameters": {}}}]}]},
@@ -185,3 +193,19 @@ def test_a_field_of_messages_that_only_the_template_reads_is_refused(tmp_path: P
     with pytest.raises(UserError, match=r"chats.jsonl:\d+: messages have `prefix`, which the model's chat template re"):
         rendered(path, READING)
     assert all(prompt.startswith("Is it raining in ") for prompt, _ in texts(rendered(path, CALLING["qwen3"])))
+
+
+# As Qwen3's: roles that it doesn't know are left out.
+KNOWING = "{% for m in messages if m.role in ('system', 'user', 'assistant') %}" + READING.partition("%}")[2]
+
+
+@pytest.mark.parametrize("template", [READING, CALLING["gpt-oss"], KNOWING], ids=["any role", "gpt-oss", "known roles"])
+def test_a_developers_prompt_is_the_systems_only_where_the_template_drops_it(template: str, tmp_path: Path) -> None:
+    rows = numbered({"messages": [{"role": "developer", "content": "Be brief."}, ASKED, SAID]})
+    found = {prompt + str(answer) for prompt, answer in texts(rendered(written(tmp_path, rows), template))}
+    tokenizer = word_tokenizer(WORDS)
+    for row in rows[:5]:
+        if template == KNOWING:
+            row["messages"][0]["role"] = "system"
+        whole = tokenizer.apply_chat_template(row["messages"], chat_template=template, tokenize=False)
+        assert "Be brief." in whole and whole.removesuffix("<|return|>") in found
