@@ -201,8 +201,7 @@ class LayerFits:
             del trial  # its features go before others are made
             assert state is not None
             residual = target - state
-            networks, inputs = output.networks(tokens.recorded), tokens.recorded[0]
-            fit_inputs(networks, inputs, residual, tokens.checked, tokens.weights)
+            fit_inputs(output.networks(tokens.recorded), residual, tokens.checked, tokens.weights)
             trial = self._try_fit(output, replace(tokens, after=target - residual), None)
         fitted = self._apply(trial, output, dtype)
         outcome = FitOutcome(None if fitted.outcome is None else fitted.outcome.ridge_lambda, before, trial.error)

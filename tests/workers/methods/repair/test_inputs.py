@@ -64,7 +64,7 @@ def test_without_an_activation_the_fit_is_weighted_least_squares(
     scale = np.repeat(np.sqrt(weights[network.tokens].double().numpy()) * ~checked[network.tokens].numpy(), 4)
     target = residual[network.tokens].double().numpy().ravel()
     solved = np.linalg.lstsq(scale[:, None] * design, scale * target, rcond=None)[0]
-    inputs.fit_inputs([network], network.inputs, residual, checked, weights)
+    inputs.fit_inputs([network], residual, checked, weights)
     np.testing.assert_allclose(network.weight.double().numpy() - before, solved.reshape(2, 3), rtol=1e-3, atol=1e-4)
     left = target - design @ solved
     np.testing.assert_allclose(residual[network.tokens].double().numpy().ravel(), left, rtol=1e-3, atol=1e-4)
@@ -80,7 +80,7 @@ def test_a_fit_that_held_out_tokens_lose_by_is_not_made() -> None:
     given = network.factor * (network.inputs @ torch.ones(3, 2) @ network.down)
     residual[network.tokens] = torch.where(checked[network.tokens, None], -given, given)
     weight, before = network.weight.clone(), residual.clone()
-    inputs.fit_inputs([network], network.inputs, residual, checked, None)
+    inputs.fit_inputs([network], residual, checked, None)
     assert torch.equal(network.weight, weight) and torch.equal(residual, before)
 
 
