@@ -5,8 +5,8 @@ Linearised in the change of W, what it gives changes by `(q * (slopes * (x dW^T)
 derivatives of the activation. `dW` is the damped least-squares solution for the layer's error (Gauss-Newton with
 Levenberg's damping; Nocedal and Wright, Numerical Optimization, 2006, Sec. 10.3), computed by conjugate gradients,
 which only need products with W, preconditioned by the second moments of the expert's inputs. Experts follow one
-another, each with the error that those before it leave. No derivative passes through the model: a layer is fitted to the
-unedited model's hidden states, as the output projections are.
+another, each with the error that those before it leave. No derivative passes through the model: a layer is fitted to
+the unedited model's hidden states, as the output projections are.
 
 Of every expert's step a whole, a half or a quarter is taken, whichever leaves the least error on held-out tokens, or
 nothing.
