@@ -126,7 +126,8 @@ def copy_unpacked(source: ModelConfig, tokenizer: PreTrainedTokenizerBase, part:
     if not copied or _model_type(folder) != _model_type(part):
         tokenizer.save_pretrained(part)
         settings = read_json(file)
-        if settings["tokenizer_class"] == "TokenizersBackend":  # which versions before 5 don't know
+        if known and (part / "tokenizer.json").is_file():
+            # Other classes put steps of their own in place of those in tokenizer.json.
             settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         if isinstance(settings.get("extra_special_tokens"), list):
             settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
