@@ -298,7 +298,8 @@ def transaction(
                 if postgres or file_of(engine.url) is not None:  # not the only connection to a database in memory
                     connection.invalidate()
                 raise
-    except (SQLAlchemyError, OverflowError, UnicodeDecodeError) as error:  # the last of what SQLite quotes of a schema
+    # SQLite's errors quote the schema, which may not be UTF-8.
+    except (SQLAlchemyError, OverflowError, UnicodeDecodeError) as error:
         kind = UnreachableError if _is_unreachable(error) else StoreError
         # What the database's driver says; SQLAlchemy adds the statement.
         cause = first_line(getattr(error, "orig", None) or error)

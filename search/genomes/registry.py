@@ -102,7 +102,7 @@ def outline_of(genome: Genome) -> GenomeOutline:
     return replace(outline, settings=(*outline.settings, *repair_rows(genome.settings)))
 
 
-# What is abbreviated in descriptions of genomes, by what stands there.
+# Meanings of the abbreviations in descriptions of genomes, by patterns that find them.
 _ABBREVIATIONS = (
     (r"\bkeep (?!\d+ of )", "keep: the experts that every group of layers keeps, 0 to 9 and then a to z"),
     (r"\blambda ", "lambda: strength of the ridge penalty in the repair's fits"),

@@ -159,18 +159,15 @@ class EvaluateRequest(Request):
         names = list(dict.fromkeys(self.models))
         if not any(map(_is_stored, names)):
             for task in self.tasks:
-                TaskSection(name=task).task()
+                read = TaskSection(name=task).task()
+                _refuse_comparing(read.fitness, read.name, names[0])
         checkpoints = {name: self._checkpoint(name) for name in names if not _is_stored(name)}
         with opened_store(store, create=len(checkpoints) == len(names)) as opened:
             subjects = [checkpoints.get(name) or self._stored(opened, name) for name in names]
             splits = self._splits(subjects)
-            for split in splits if checkpoints else ():
-                if FITNESSES[split.fitness].compares:
-                    raise UserError(
-                        f"--task {split.task}: {split.fitness} compares a candidate with the full model of its search, "
-                        f"and {next(iter(checkpoints))} is a checkpoint; take another fitness, for example "
-                        f"{split_fitness(split.task)[0]}@perplexity"
-                    )
+            for checkpoint in checkpoints:
+                for split in splits:
+                    _refuse_comparing(split.fitness, split.task, checkpoint)
             found = self._scored(opened, subjects, splits, observer)
         tested = [
             None if one is first else _p_value(one, first)
@@ -246,6 +243,15 @@ class EvaluateRequest(Request):
                 tuple(each if each.failure is not None else with_outcomes(store, each) for each in settled.evaluations)
             )
         return found
+
+
+def _refuse_comparing(fitness: str, task: str, checkpoint: str) -> None:
+    """Refuse a fitness that a checkpoint alone doesn't have."""
+    if FITNESSES[fitness].compares:
+        raise UserError(
+            f"--task {task}: {fitness} compares a candidate with the full model of its search, and {checkpoint} is a "
+            f"checkpoint; take another fitness, for example {split_fitness(task)[0]}@perplexity"
+        )
 
 
 def _is_stored(name: str) -> bool:

@@ -223,7 +223,7 @@ UNENDING = "/api/news"
 
 
 def requests_of(store: Store, settings: ServerSettings) -> list[tuple[str, str]]:
-    """Methods and paths of what a browser or a program may ask about the store, those that change something last."""
+    """Requests of browsers and programs by method and path; those that write come last."""
     paths = [*PAGES, *(f"/searches/{name}{part}" for name in ("lab", "alpha") for part in PARTS)]
     paths += [f"/individuals/{ref}{part}" for ref in ("lab:7", "lab:50", "alpha:1") for part in OF_ONE]
     found = [("GET", path) for path in paths]
@@ -271,5 +271,5 @@ def content(file: Path) -> dict[str, list[Any]] | None:
             names = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
             tables = [name.decode() for (name,) in names]
             return {name: connection.execute(f"SELECT * FROM {name}").fetchall() for name in sorted(tables)}
-    except (sqlite3.Error, UnicodeDecodeError):  # the latter of what an error of SQLite quotes
+    except (sqlite3.Error, UnicodeDecodeError):  # SQLite's errors quote values, which may not be UTF-8
         return None

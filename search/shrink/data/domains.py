@@ -143,7 +143,7 @@ def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str,
     """Return the prompt and the answer of every chat, as the model of a run reads them.
 
     Returns:
-        None if the chats are written as any others: the model has no chat template, or it writes nothing of what only
+        None if these chats need no form of their own: the model has no chat template, or it writes nothing of what only
         these have, and no chat needs one.
 
     Raises:

@@ -35,8 +35,11 @@ def mcnemar(one: Any, other: Any) -> float:
 def test_a_checkpoint_scores_as_the_individual_that_it_was_written_from(
     written: Path, all_kinds: str, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Other tests need a store without these scores on `dev` and `test`.
     tasks, full = (f"{tiny.task}@generate", f"{tiny.task}@perplexity"), str(tiny.model)
-    found = moevolve.evaluate(all_kinds, [full, str(written), "eep:0"], tasks=tasks, page=tmp_path / "table.html")
+    found = moevolve.evaluate(
+        all_kinds, [full, str(written), "eep:0"], tasks=tasks, split="search", page=tmp_path / "table.html"
+    )
     first, small, stored = found.models
     assert [len(each.records) for each in found.models] == [2, 2, 2] and found.tasks == (
         "pick@generate",
@@ -57,7 +60,7 @@ def test_a_checkpoint_scores_as_the_individual_that_it_was_written_from(
         pytest.fail("all scores are stored")
 
     monkeypatch.setattr(EvaluationWorker, "__init__", fail)
-    again = moevolve.evaluate(all_kinds, [full, str(written)], tasks=tasks)
+    again = moevolve.evaluate(all_kinds, [full, str(written)], tasks=tasks, split="search")
     assert [each.records for each in again.models] == [first.records, small.records]
 
 

@@ -105,7 +105,7 @@ def test_blanks_are_those_of_the_file(checkpoint: Checkpoints, tmp_path: Path) -
 
 @pytest.mark.parametrize("in_file", [False, True])
 def test_texts_begin_as_the_settings_say(in_file: bool, checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """DeepSeek's settings say Llama's class and a BOS, which isn't among the steps of its tokenizer.json."""
+    """DeepSeek's tokenizer_config.json asks for Llama's class and a BOS; its tokenizer.json adds none."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     folder = shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model", ignore=shutil.ignore_patterns("*token*"))

@@ -144,11 +144,7 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
         found = sources_of[name]
         missing = [source for source in found if source not in stored]
         if missing:
-            other = next((each for each in unused if not each.startswith("rope_f")), None)
-            instead = "; fetch it again"
-            if other is not None:
-                instead = f", and it has {other}, which isn't read; convert it again with llama.cpp's defaults"
-            raise UserError(f"{file}: tensor {missing[0]}, from which {name} is made, is missing{instead}")
+            raise UserError(f"{file}: tensor {missing[0]}, from which {name} is made, is missing{_instead(unused)}")
         experts = _experts(name, tensor)
         sources = [stored[source] for source in found]
         arrange = _arrangement(name, architecture, settings)
@@ -171,6 +167,14 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
         else:
             raise UserError(f"{file}: tensor {name} isn't part of a {settings.model_type} model with this config")
     return tensors
+
+
+def _instead(unused: Sequence[str]) -> str:
+    """Say what to do about a missing tensor, and which tensor that isn't read the file has in its place."""
+    other = next((each for each in unused if not each.startswith("rope_f")), None)
+    if other is None:
+        return "; fetch it again"
+    return f", and it has {other}, which isn't read; convert it again with llama.cpp's defaults"
 
 
 class GgufNames:

@@ -98,7 +98,7 @@ EDITS: dict[str, tuple[str, Any]] = {
     "name", representatives([each for each in EDITS if each not in DENSE] + ["gemma2", "granite", "phi3"], EDITS)
 )
 def test_what_is_left_is_told_and_less(name: str, resident: Residents) -> None:
-    """In families that normalise what their networks give, of what enters the norm, as it counts behind it."""
+    """Families with a norm behind a network are fitted to what enters it, weighted by how it counts behind it."""
     family, base = EDITS[name]
     model, edit = resident(family), repaired(base)
     before, plain, reference = digest(model), logits(model, None, UNSEEN), streams_of(model.model, KEPT_OUT)

@@ -170,7 +170,7 @@ def test_networks_of_dense_models_are_fitted_too(
             assert isinstance(applicator, RepairApplicator)
             now, outcome = seen_at(model.model, CHECKED), applicator.outcomes[-1]
             assert outcome is not None
-            if family != "gemma2":  # whose error is that of what enters a norm
+            if family != "gemma2":  # its error is measured before a norm
                 left = ((reference[-1]["behind"] - now[-1]["behind"]) ** 2).sum()
                 assert left == pytest.approx(outcome.after, rel=2e-3)
             first = applicator.outcomes[0]
