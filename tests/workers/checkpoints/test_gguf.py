@@ -399,6 +399,10 @@ def test_a_file_says_how_texts_begin_and_answers_end(tiny_model: MakeModel, tmp_
         prompts = PromptTokenizer.of(found, tokenizer, EngineConfig())
         assert prompts.text("hello") == ((258, 257, 258) if adds else (257, 258))
         assert end_tokens(found, tokenizer, EngineConfig()) == {254, 255, 259}
+    # SmolLM2's published files, whose digits are pieces of their own.
+    for pre, pieces in {"gpt-2": ["a", "\u01201984"], "smollm": ["a", "\u0120", "1", "9", "8", "4"]}.items():
+        steps = load(**{"ggml.pre": pre})[1].backend_tokenizer.pre_tokenizer
+        assert [piece for piece, _ in steps.pre_tokenize_str("a 1984")] == pieces
     _, tokenizer = load(**{"chat_template": "a", "chat_templates": ["tool_use"], "chat_template.tool_use": "b"})
     assert tokenizer.chat_template == {"default": "a", "tool_use": "b"}
     for key, value in {"ggml.pre": "deepseek-llm", "ggml.add_space_prefix": True, "ggml.unheard": 3}.items():

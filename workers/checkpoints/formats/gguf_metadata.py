@@ -54,6 +54,8 @@ GGUF_SETTINGS: Settings = {
 # Ways to divide texts for which llama.cpp adds a BOS if the metadata don't say whether; so it does for SentencePiece.
 _WITH_BOS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano")
 _BYTE_LEVEL = ("gpt-2", "olmo", "mpt", "jais", "trillion", "granite-docling", "phi-2", "jais2")
+# As these, after every digit has become a piece of its own (llama.cpp's `llm_tokenizer_bpe`).
+_DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 TOKENIZER_SETTINGS: Settings = {
     **dict.fromkeys(("ggml.model", "ggml.tokens", "ggml.token_type", "ggml.scores", "ggml.merges"), "applied"),
     "ggml.pre": "see below",
@@ -349,6 +351,8 @@ def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     Raises:
         UserError: They have something that `transformers` doesn't read or reads otherwise than llama.cpp.
     """
+    from tokenizers.pre_tokenizers import ByteLevel, Digits
+    from tokenizers.pre_tokenizers import Sequence as PreTokenizers
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
@@ -363,7 +367,7 @@ def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     check_settings(found, TOKENIZER_SETTINGS, f"{file}: its tokenizer")
     kind, pre = found.get("ggml.model"), found.get("ggml.pre", "default")
     blank = found.get("ggml.add_space_prefix", kind == "llama")
-    if kind == "gpt2" and pre not in (*GGUF_PRE_TOKENIZER_SPLITS, *_BYTE_LEVEL):
+    if kind == "gpt2" and pre not in (*GGUF_PRE_TOKENIZER_SPLITS, *_BYTE_LEVEL, *_DIGITS_APART):
         raise UserError(
             f"{file}: its tokenizer has ggml.pre: {pre!r}, a way to divide texts that isn't known; {beside}"
         )
@@ -373,6 +377,9 @@ def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
         )
     # `AutoTokenizer` would read the file's config first, which `transformers` can for few architectures.
     tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
+    if kind == "gpt2" and pre in _DIGITS_APART:
+        steps = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+        tokenizer.backend_tokenizer.pre_tokenizer = PreTokenizers(steps)
     if named:
         tokenizer.chat_template = {**({"default": found["chat_template"]} if "chat_template" in found else {}), **named}
     if found.get("ggml.add_bos_token", kind == "llama" or pre in _WITH_BOS):
