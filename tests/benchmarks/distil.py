@@ -5,8 +5,9 @@
 The text model is shrunk to a quarter of its expert neurons, by HOPE's choice of experts, unrepaired, and by the preset
 `counts`. Both checkpoints are then distilled: AdamW on the Kullback-Leibler divergence from the full model's
 predictions for every token that `counts` fits its repair to, with a cosine schedule over 1, 2 and 4 times the
-processor time of the search `counts`, calibration and scores included; all of it in one thread. Perplexities on `test` are geometric means over three domains and over seeds of
-training, on the rows of `configs/runs/text.yaml`; intervals are over examples.
+processor time of the search `counts`, calibration and scores included; all of it in one thread. Perplexities on `test`
+are geometric means over three domains and over seeds of training, on the rows of `configs/runs/text.yaml`; intervals
+are over examples.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def main() -> None:
         folder = Path(name)
         sequences, seconds = starts(folder)
         tokens = sum(map(len, sequences))
-        print(f"`counts` took {seconds:.0f} s of processor; {tokens:,} tokens in {len(sequences):,} sequences", flush=True)
+        print(
+            f"`counts` took {seconds:.0f} s of processor; {tokens:,} tokens in {len(sequences):,} sequences", flush=True
+        )
         print("| start | trained for | perplexity |\n|---|---:|---:|", flush=True)
         print(f"| full model | - | {scored(folder, [])} |", flush=True)
         teacher = Teacher(sequences)

