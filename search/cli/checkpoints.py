@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import moevolve
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, asked, shows, takes
@@ -16,6 +16,7 @@ from moevolve.search.interface.import_eep import ImportEepRequest
 from moevolve.search.interface.profile import ProfileRequest
 from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
 from moevolve.search.text import memory_size, parameter_count
+from moevolve.workers.contract.card import ListForm
 from moevolve.workers.export.folder import check_target, how_to_load
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     interrupted = "interrupted; nothing was written"
     with exit_with_message(interrupted, moevolve.ExportError):
-        check_target(Path(request.directory).expanduser().absolute())  # before torch is imported, which takes seconds
+        if request.form not in get_args(ListForm):  # before torch is imported, which takes seconds
+            check_target(Path(request.directory).expanduser().absolute())
         report = asked(store, request)
     if as_json:
         print_json(report)
@@ -38,6 +40,11 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
 
 def _print_report(report: moevolve.ExportReport, parts: str) -> None:
     """Print a checkpoint's folder, shape and verification; `parts` names the parts of its layers."""
+    if report.form in get_args(ListForm):
+        output.print(f"wrote {report.directory} ({report.form}): the {report.experts} experts that each layer keeps")
+        for title, command in report.changes:
+            output.print(f"{title}: {command}", soft_wrap=True)
+        return
     verified = f"all {report.copied} tensors are equal to the source's, byte for byte"
     if report.anew:
         verified = (

@@ -65,8 +65,12 @@ class CheckpointRequest(Request):
         """
         from moevolve.workers.checkpoints.loading import placed
         from moevolve.workers.export.export import export_model
+        from moevolve.workers.export.lists import export_list
         from moevolve.workers.export.source import changes_weights, export_source
 
+        if self.form in ("list", "vllm-ascend", "easy-ep"):
+            self._refuse("a list of experts has no tensors", "device", "dtype", *_SOURCE_ALONE)
+            return export_list(model, edit, directory, self.form, card)
         plan = self._source_plan(model, edit)
         if plan is not None:
             if changes_weights(edit) is not None:
@@ -76,7 +80,7 @@ class CheckpointRequest(Request):
             return export_source(model, edit, plan, directory, card, self.requantise, load)
         self._refuse("only the source form (--form source) has a use for it", *_SOURCE_ALONE)
         loaded = placed(model, self.device, self.dtype) if load is None else load()
-        return export_model(loaded, edit, directory, card, self.form)
+        return export_model(loaded, edit, directory, card, self.form if self.form in ("stock", "native") else None)
 
     def _refuse(self, reason: str, *names: str) -> None:
         """Raise an error that names the first of these options that is given."""
@@ -109,15 +113,19 @@ class CheckpointRequest(Request):
 class ExportRequest(CheckpointRequest):
     """Write an individual as a checkpoint, and verify its files: copied ones byte by byte, others layer by layer.
 
+    Or write the list of the experts that it keeps.
+
     Raises:
         ExportError: the checkpoint failed its verification; its files are kept as `DIRECTORY.unverified`.
-        UserError: the folder exists, the model can't be loaded, or the form can't express the individual.
+        UserError: the folder or file exists, the model can't be loaded, or the form can't express the individual.
         StoreError: the store or individual doesn't exist.
     """
 
     writes = True
     individual: IndividualRef
-    directory: Annotated[str | Path, about("New folder of the checkpoint."), Flag(metavar="DIR", kind=Path)]
+    directory: Annotated[
+        str | Path, about("New folder of the checkpoint, or file of a list."), Flag(metavar="DIR", kind=Path)
+    ]
     _: KW_ONLY
     model: ModelPath = None
     threads: Threads = None
@@ -145,7 +153,7 @@ class ExportRequest(CheckpointRequest):
         use_threads(self.threads or candidate.config.engine.threads)
         card = replace(_card(store, detail), notes=notes)
         report = self.write(candidate.config.model, candidate.edit, card, Path(self.directory), load)
-        checks: dict[str, float] = {"copied": report.copied}
+        checks: dict[str, float] = {"copied": report.copied} if report.copied else {}
         if report.agreement is not None:
             checks = asdict(report.agreement)
         elif report.anew:

@@ -1,7 +1,8 @@
-"""Importing the EEP authors' coefficient files: each becomes a search of one individual.
+"""Importing the EEP authors' coefficient files, and lists of kept experts: each becomes a search of one individual.
 
-Format (as released with arXiv 2407.00945): a dict of float32 tensors [n', n]. `layers.[a-b]` or `layers.l` is `W_EM` of
-those layers, `transfer.[a-b]` or `transfer.l` their `W_RM`; `others` and `others_transfer` apply to all other layers.
+Format of the former (as released with arXiv 2407.00945): a dict of float32 tensors [n', n]. `layers.[a-b]` or
+`layers.l` is `W_EM` of those layers, `transfer.[a-b]` or `transfer.l` their `W_RM`; `others` and `others_transfer`
+apply to all other layers. For lists see `moevolve.workers.export.lists`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Matrices = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """One stored coefficient file; `ref` is its individual as `SEARCH:INDEX`."""
+    """One stored file; `ref` is its individual as `SEARCH:INDEX`."""
 
     __repr__ = short_repr
 
@@ -59,7 +60,7 @@ class Imported:
 
 @record
 class ImportEepRequest(Request):
-    """Store the EEP authors' coefficient files as individuals, one search per file.
+    """Store the EEP authors' coefficient files, or lists of kept experts, as individuals, one search per file.
 
     They can be shown, evaluated and exported. No weights are needed before an individual is run; `model` names them
     then. Without a run configuration the original experts stay on the host, in the checkpoint's dtype, and prompts for
@@ -73,7 +74,11 @@ class ImportEepRequest(Request):
     opens = True
     files: Annotated[
         Sequence[str | Path],
-        about("The EEP authors' coefficient files (.pth).", min_length=1),
+        about(
+            "The EEP authors' coefficient files (.pth), or lists of kept experts (.json, .jsonl) as `export --form` "
+            "writes them.",
+            min_length=1,
+        ),
         Flag(metavar="FILE...", kind=list[Path]),
     ]
     _: KW_ONLY
@@ -84,8 +89,12 @@ class ImportEepRequest(Request):
     ]
     active: Annotated[int | None, about("Experts per token; default: the model's number.", ge=1)] = None
     router_space: Annotated[
-        RouterSpace, about("Whether the router mappings apply to the router's probabilities or logits.")
-    ] = "probs"
+        RouterSpace | None,
+        about(
+            "Whether the router mappings apply to the router's probabilities or logits; default: probabilities, and "
+            "for lists what a smaller router does."
+        ),
+    ] = None
     overrides: Annotated[
         Overrides,
         about("Change settings of `model.*` or `engine.*` that the individuals are evaluated with."),
@@ -122,11 +131,18 @@ class ImportEepRequest(Request):
     def _read_file(
         self, path: Path, model: ModelConfig, engine: EngineConfig, facts: ModelFacts
     ) -> tuple[Path, RunConfig, EepGenome]:
-        mapping, merging = read_coefficients(path, len(facts.moe_layers), facts.experts)
+        router_space = self.router_space
+        if path.suffix in (".json", ".jsonl"):
+            from moevolve.workers.export.lists import read_list
+
+            mapping = merging = np.eye(facts.experts, dtype=np.float32)[read_list(path, facts)]
+        else:
+            router_space = router_space or "probs"
+            mapping, merging = read_coefficients(path, len(facts.moe_layers), facts.experts)
         retained, groups = int(mapping.shape[1]), group_layers(mapping, merging)
         if self.active is not None and self.active > retained:
             raise UserError(f"--active {self.active} is more than the {retained} experts of {path}")
-        section = EepSection(experts=retained, active=self.active, groups=groups, router_space=self.router_space)
+        section = EepSection(experts=retained, active=self.active, groups=groups, router_space=router_space)
         space = EepSpace.of(section, facts)
         firsts = [space.layer_groups.index(group) for group in range(space.groups)]
         name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")[:LONGEST_NAME] or "import"

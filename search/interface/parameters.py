@@ -12,7 +12,7 @@ from moevolve.search.config.files import override_lines
 from moevolve.search.config.run import LONGEST_NAME, RunConfig
 from moevolve.search.interface.request import Flag, about
 from moevolve.store.repository import Store
-from moevolve.workers.contract.card import CheckpointForm, MtpLayers
+from moevolve.workers.contract.card import CheckpointForm, ListForm, MtpLayers
 from moevolve.workers.contract.settings import Device, Dtype
 
 ScoredSplit = Literal["search", "dev", "test"]
@@ -46,11 +46,12 @@ ModelDevice = Annotated[
 ModelDtype = Annotated[Dtype | None, about("Dtype of the parameters; default: the search's.")]
 Threads = Annotated[int | None, about("Threads of torch; default: the search's `engine.threads`.", ge=1)]
 ExportForm = Annotated[
-    CheckpointForm | None,
+    Literal[CheckpointForm, ListForm] | None,
     about(
         "`source` copies the kept experts' bytes, in the checkpoint's own format; `stock` is a plain "
         "`transformers` checkpoint; `native` has its own modelling code. Default: `source` for an individual that "
-        "only prunes experts of a quantised checkpoint, `stock` for others where that is exact."
+        "only prunes experts of a quantised checkpoint, `stock` for others where that is exact. `list`, `vllm-ascend` "
+        "and `easy-ep` are files that say which experts are kept."
     ),
 ]
 Mtp = Annotated[

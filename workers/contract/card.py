@@ -13,6 +13,9 @@ from moevolve.evaluators.scales import SCALES, ScaleName
 # `source` checkpoint has the source checkpoint's format: tensors that the edit leaves alone are copied byte for byte.
 CheckpointForm = Literal["stock", "native", "source"]
 
+# Files that say which experts are kept; see `moevolve.workers.export.lists`.
+ListForm = Literal["list", "vllm-ascend", "easy-ep"]
+
 # What becomes of layers for multi-token prediction (MTP), which speculative decoding uses and `transformers` doesn't
 # load: `drop` omits them, `prune` keeps the same experts of them as of the last MoE layer, and `keep` copies them
 # whole.
@@ -140,7 +143,7 @@ class ExportReport:
     """A finished export.
 
     Attributes:
-        directory: Folder of the checkpoint.
+        directory: Folder of the checkpoint, or file of the list.
         experts, active: See `ExportSummary`.
         parameters: Number of parameters of the exported model.
         size_bytes: Total size of the files.
@@ -148,13 +151,14 @@ class ExportReport:
         copied: In the source form, the number of tensors that were read back and found equal to the source's.
         anew: In the source form, the number of tensors that were written anew, read back and found as they were packed.
         difference: Largest difference of a tensor that was packed anew from the edited model's, relative to the latter.
-        changes: What was written anew and how, each as a title and patterns of names; also in the model card.
+        changes: What was written anew and how, each as a title and patterns of names; also in the model card. Of a list
+            how it is used.
     """
 
     __repr__ = short_repr
 
     directory: Path
-    form: CheckpointForm
+    form: CheckpointForm | ListForm
     experts: int
     active: int
     parameters: int
