@@ -1,4 +1,4 @@
-"""Numbers and tables as people read them: scores, sizes and times in tables, pages, reports and notebooks."""
+"""Numbers and tables as people read them: scores, sizes and times in tables, pages, and reports."""
 
 from __future__ import annotations
 
@@ -61,12 +61,8 @@ def score_phrase(found: Measured) -> str:
     """Format a score with its unit, and its spread and its interval in parentheses."""
     if found.score is None:
         return "failed"
-    return in_one_line([SCALES[found.scale].phrase(found.score), *score_lines(found)[1:]])
-
-
-def in_one_line(lines: Sequence[str]) -> str:
-    """Put the lines of a table cell into one, those after the first in parentheses."""
-    return f"{lines[0]} ({', '.join(lines[1:])})" if len(lines) > 1 else lines[0]
+    phrase, more = SCALES[found.scale].phrase(found.score), ", ".join(score_lines(found)[1:])
+    return f"{phrase} ({more})" if more else phrase
 
 
 def parameter_count(parameters: int | None) -> str:

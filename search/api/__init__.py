@@ -21,9 +21,8 @@ What they have in common:
   Functions that only read also take one that `open_reader` opened.
 * An **individual** is called `SEARCH:INDEX`; where it says so, `full` is the unedited model.
 * **Whole stores** are maintained by `moevolve.db`, as by `moevolve db ...`.
-* **Records** are frozen values; `as_data` turns any of them into plain JSON data. Their scores are in [0, 1]. Notebooks
-  show listings, comparisons, and the results of searches and shrinks as tables, in % or as perplexities.
-  `best(...).to_pandas()` makes a data frame with the same numbers.
+* **Records** are frozen values; `as_data` turns any of them into plain JSON data. Their scores are in [0, 1].
+  `best(...).to_pandas()` makes a data frame, with scores in % or as perplexities.
 * **Progress** of functions that take more than a moment is shown on stderr. `progress=False` turns it off, and an
   `observer` gets it instead.
 * **Errors** that you can correct are a `UserError` or a `StoreError` of one line. `PoolError` is raised for workers,

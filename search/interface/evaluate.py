@@ -104,7 +104,8 @@ class Evaluations:
             cells[task] = score_phrase(score) + ("" if p is None else f", p = {p:.2g}")
         return cells
 
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
+        """Return what a page shows of them."""
         table = html_table([self.cells(model) for model in self.models], self.title)
         return table + html_lines([self.note] if self.note else [])
 
@@ -183,7 +184,7 @@ class EvaluateRequest(Request):
             from moevolve.search.report.rendering import table_page
 
             with writing_into(self.page.parent):
-                self.page.write_text(table_page("Evaluation", made._repr_html_()), encoding="utf-8")
+                self.page.write_text(table_page("Evaluation", made.html()), encoding="utf-8")
         return made
 
     @property

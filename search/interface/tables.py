@@ -1,8 +1,7 @@
-"""Listings as flat tables: the columns of each kind of record, as data frames and in notebooks."""
+"""Listings as flat tables: the columns of each kind of record, as data frames."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -10,8 +9,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.scales import SCALES, Scale
-from moevolve.search.text import html_table
+from moevolve.evaluators.scales import SCALES
 from moevolve.store.records import SearchSummary
 
 if TYPE_CHECKING:
@@ -22,11 +20,6 @@ Row = TypeVar("Row", bound="DataclassInstance")
 
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
-# Columns of a listing in a notebook; data frames have all.
-_SHOWN = (
-    *("search", "individual", "status", "task", "search_score", "dev_score", "test_score", "experts", "active"),
-    *("individuals", "best", "dev", "test", "parameters", "summary", "created"),
-)
 # Columns with scores, and those with the scales that they are shown on.
 _SCALED = {
     **dict.fromkeys(("search_score", "dev_score", "test_score", "best", "fitness"), "scale"),
@@ -35,7 +28,7 @@ _SCALED = {
 
 
 class Rows(list[Row]):
-    """A listing's records: a list that notebooks show as a table."""
+    """A listing's records: a list that becomes a data frame."""
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the records as a data frame with all their columns; scores are in %, or perplexities, as `scale` says.
@@ -47,11 +40,7 @@ class Rows(list[Row]):
             import pandas as pd
         except ImportError:
             raise UserError("pandas isn't installed: pip install pandas") from None
-        return pd.DataFrame.from_records([_scaled(record, Scale.value) for record in self])
-
-    def _repr_html_(self) -> str:
-        rows = [_scaled(record, Scale.phrase) for record in self]
-        return html_table([{name: value for name, value in row.items() if name in _SHOWN} for row in rows])
+        return pd.DataFrame.from_records([_scaled(record) for record in self])
 
     def __repr__(self) -> str:
         kind = f" of {type(self[0]).__name__}" if self else ""
@@ -72,12 +61,12 @@ def flat(record: DataclassInstance) -> dict[str, Any]:
     return ref | {name: _plain(value) for name, value in own.items() if not isinstance(value, bytes)}
 
 
-def _scaled(record: DataclassInstance, show: Callable[[Scale, float], object]) -> dict[str, object]:
+def _scaled(record: DataclassInstance) -> dict[str, object]:
     """Return a record's columns, with scores on the scales that people read them on."""
     columns = flat(record)
     for name, scale in _SCALED.items():
         if columns.get(name) is not None and scale in columns:
-            columns[name] = show(SCALES[columns[scale]], columns[name])
+            columns[name] = SCALES[columns[scale]].value(columns[name])
     return columns
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.records import short_repr
-from moevolve.evaluators.scales import scales_title
-from moevolve.evaluators.types import SCORED, Split, SplitRef
+from moevolve.evaluators.types import Split, SplitRef
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import START
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.scores import ModelScores, Score, SearchScores, compare, mean_score, ranking_of
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.strategies.base import rank_key
-from moevolve.search.text import html_table, in_one_line, score_phrase, size_lines
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, IndividualRecord, SearchRecord
 from moevolve.workers.contract.facts import DTYPE_BYTES
@@ -92,33 +90,6 @@ class FinalTable:
     @property
     def best(self) -> Entry | None:
         return None if self.winner is None else self.entries[-1]
-
-    def rows(
-        self, cell: Callable[[Score], object], sizes: Callable[[int | None, int | None], object]
-    ) -> list[dict[str, object]]:
-        """Return a row for each model and task.
-
-        Args:
-            cell: What stands for a score.
-            sizes: What stands for a number of parameters and the full model's.
-        """
-        return [
-            {
-                "model": entry.label,
-                "individual": entry.ref,
-                "task": task,
-                **{split: None if (found := entry.score(task, split)) is None else cell(found) for split in SCORED},
-                "parameters": sizes(entry.parameters, self.parameters_full),
-                "active_parameters": sizes(entry.active_parameters, self.full.active_parameters),
-            }
-            for task in (*self.tasks, *self.others)
-            for entry in self.entries
-        ]
-
-    def _repr_html_(self) -> str:
-        title = scales_title(score.scale for one in self.entries for score in one.scores)
-        caption = f"{self.search}: {title}, with 95 % interval; parameters, with their share of the full model's"
-        return html_table(self.rows(score_phrase, lambda *of: in_one_line(size_lines(*of))), caption)
 
     def weight_bytes(self, parameters: int | None) -> int | None:
         """Return the size of so many parameters in bytes; None if it isn't known."""

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moevolve.evaluators.records import short_repr
-from moevolve.evaluators.scales import ScaleName, scales_title
+from moevolve.evaluators.scales import ScaleName
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.loop.final_table import FULL_LABEL
 from moevolve.search.loop.scores import ModelScores, Score, SearchScores, compare, mean_score
 from moevolve.search.loop.significance import Significance, holm
-from moevolve.search.text import html_lines, html_table, parameter_count, score_phrase
 from moevolve.store.errors import parsing
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, SearchRecord, SearchStatus, SearchSummary
@@ -107,20 +106,6 @@ class Comparison:
     settings: tuple[SettingRow, ...]
     models: tuple[ComparedModel, ...] = field(repr=False)
     comparable: bool = True
-
-    def _repr_html_(self) -> str:
-        rows = [
-            {
-                "winners of": model.label,
-                "individuals": ", ".join(model.refs),
-                **{split: None if (found := model.score(split)) is None else score_phrase(found) for split in SCORED},
-                "parameters": parameter_count(model.parameters),
-                "p (Holm)": model.corrected,
-            }
-            for model in self.models
-        ]
-        title = scales_title(score.scale for model in self.models for score in model.scores)
-        return html_table(rows, f"{title}, with 95 % intervals") + html_lines([self.note])
 
     @property
     def note(self) -> str:

@@ -13,7 +13,7 @@ from moevolve.search.results.gain import Gain, code_gain, search_gain
 from moevolve.search.running.weights import stored_facts
 from moevolve.search.shrink.findings import Written, advice
 from moevolve.search.shrink.record import ShrinkRecord
-from moevolve.search.text import duration, html_lines, html_table, memory_size, parameter_count
+from moevolve.search.text import duration, memory_size, parameter_count
 from moevolve.store.errors import NotFoundError
 from moevolve.store.reader import StoreReader
 
@@ -121,10 +121,6 @@ class ShrinkResult:
             yield from how_to_quantise(written.directory, written.form)
         else:
             yield "it has been removed since"
-
-    def _repr_html_(self) -> str:
-        tables = [html_table(rows) for rows in (self.sides(), self.size_rows()) if rows]
-        return "".join([self.table._repr_html_(), *tables, html_lines(self.lines())])
 
 
 def result_of(store: StoreReader, record: ShrinkRecord) -> ShrinkResult | None:

@@ -63,7 +63,6 @@ def test_six_lines(launched: Launched, tmp_path: Path) -> None:
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(moevolve.UserError, match="unknown picture format; use one of "):
         moevolve.plot(url, "demo", tmp_path / "demo.txt")
-    assert run.winner in run._repr_html_()
     assert top[0].dev_score == max(row.dev_score for row in top if row.dev_score is not None)
     exported = moevolve.export(url, run.winner, tmp_path / "smaller")
     assert (tmp_path / "smaller" / "config.json").exists()
@@ -97,7 +96,7 @@ def test_evaluations_have_intervals_and_are_kept(launched: Launched) -> None:
     assert score is not None and model.scores == (score,)
     data = moevolve.as_data(found)
     assert data["models"][0]["name"] == run.winner and data["models"][0]["scores"][0]["low"] == score.low
-    assert run.winner in found._repr_html_()
+    assert run.winner in found.html()
     assert json.loads(json.dumps(data)) == data
 
 

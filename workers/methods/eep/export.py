@@ -284,6 +284,7 @@ def _native_class(model: _EditedModel, directory: Path) -> type[PreTrainedModel]
         routes=model.maps or skips,
         biased=layer.router_bias is not None,
         router_experts=layer.count,
+        router_class=type(layer.router),
         sum_eps=SUM_EPS,
         rule=layer.rule,
         family=layer.family,
