@@ -119,7 +119,7 @@ def test_lora_reaches_experts_by_their_parameters(
     shared = {f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")} | {"mlp.shared_expert_gate"}
     assert adapted(target_modules=["q_proj", "v_proj"])[1] == {"self_attn.q_proj", "self_attn.v_proj"}
     assert adapted(target_modules="all-linear")[1] == attention | shared, "fused experts aren't linear layers"
-    model, names = adapted(target_modules=["q_proj"], target_parameters=FUSED)
-    assert names == {"self_attn.q_proj", "mlp.experts", "mlp.experts.base_layer"}
+    model, names = adapted(target_modules="all-linear", target_parameters=FUSED)
+    assert names == attention | shared | {"mlp.experts", "mlp.experts.base_layer"}
     losses = trained(model, tokens, tmp_path / "run")
     assert losses[-1] < losses[0]
