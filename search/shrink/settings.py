@@ -124,12 +124,12 @@ def _assembled(goal: Goal, tasks: Sequence[str], chosen: Chosen, place: Place) -
         data["workers"] = dict(place.workers)
     if chosen.preset is not None:
         data[PRESET] = chosen.preset
-    resolve_paths(data, Path.cwd())
     lines = goal.overrides
     of_phases = [line for line in lines if line.startswith("phases.")]  # which the preset has
     for line in lines:
         if line not in of_phases:
             apply_override(data, line)
+    resolve_paths(data, Path.cwd())
     data = with_preset(data, "shrink")
     for line in of_phases:
         apply_override(data, line)

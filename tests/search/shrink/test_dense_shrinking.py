@@ -79,7 +79,9 @@ def test_a_dense_model_becomes_a_mixture_of_experts(tmp_path: Path, kind: str) -
 
 
 def test_a_dense_model_becomes_a_narrower_one_that_needs_no_code(tmp_path: Path) -> None:
-    page = shrunk(tmp_path, "--neurons", "50%")
+    (tmp_path / "checked.yaml").write_text("extends: demo-span\nsplits: {test: {from: test, count: 20}}\n")
+    options = ("--neurons", "50%", "--set", "final.held_out=[checked.yaml]")
+    page = shrunk(tmp_path, *options)
     assert (page["experts_full"], page["experts"], page["record"]["written"]["form"]) == (0, 1, "stock")
     assert page["record"]["written"]["loads_in"][:3] == ["transformers", "vLLM", "SGLang"]
     assert page["record"]["choices"] == ["--neurons 50%: every feed-forward network keeps 512 of 1024 neurons"]
@@ -94,8 +96,15 @@ def test_a_dense_model_becomes_a_narrower_one_that_needs_no_code(tmp_path: Path)
     assert settings[0] | {"intermediate_size": 512, "transformers_version": ""} == settings[1] | {
         "transformers_version": ""
     }
-    again = ("shrink", DEMO / "dense", "--data", "questions.jsonl", "--neurons", "50%", "-o", "small", *SET, *SHORT)
+    again = ("shrink", DEMO / "dense", "--data", "questions.jsonl", *options, "-o", "small", *SET, *SHORT)
     said = run_command(tmp_path, *again).stdout
+    assert page["table"]["others"] == ["checked"], "which nothing was chosen on"
+    entries = page["table"]["entries"]
+    splits = [[score["split"] for score in row["scores"] if score["task"] == "checked"] for row in entries]
+    assert splits[0] == splits[-1] == ["test"], "of the full model and the winner"
+    run_file = load_run_config(tmp_path / "small.shrink" / "run.yaml")
+    assert run_file.final.held_out == (str(tmp_path / "checked.yaml"),), "from any folder"
+    assert "small on questions, checked:" in " ".join(said.split())
     assert "oneshot(model='" in said and "small.gguf" in said
     assert "dense, narrower" in said and "loads in: transformers, vLLM, SGLang, llama.cpp" in said
     card = (tmp_path / "small" / "README.md").read_text()
