@@ -158,7 +158,8 @@ def with_changes(setup: SearchSetup, **changes: object) -> SearchSetup:
     """
     config = setup.config.model_copy(update=changes)
     space, schedule = config.space(setup.facts), make_schedule(config)
-    return replace(setup, config=config, search_id=new_search_id(), space=space, schedule=schedule)
+    held_out = setup.held_out if config.final.held_out else ()
+    return replace(setup, config=config, search_id=new_search_id(), space=space, schedule=schedule, held_out=held_out)
 
 
 def refuse_wrong(config: RunConfig) -> None:

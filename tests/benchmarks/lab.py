@@ -40,6 +40,7 @@ import numpy as np
 from tiny_models import save_tiny_model
 
 import moevolve
+from moevolve.search.loop.final_table import FULL_LABEL
 from moevolve.search.loop.scores import SearchScores, task_outcomes
 from moevolve.search.loop.significance import TaskOutcomes, score_interval
 from moevolve.store.records import FULL_MODEL
@@ -241,10 +242,11 @@ def run(group: Sequence[Row], bed: Bed, options: argparse.Namespace) -> Iterator
         "methods": {key: row.settings | {"seed": row.seed} for key, row in by_key.items()},
     }
     Path(path("study.yaml")).write_text(json.dumps(study))
-    full, *others = moevolve.study(moevolve.load_study(Path(path("study.yaml"))))
+    found = moevolve.study(moevolve.load_study(Path(path("study.yaml"))))
+    full = next((each for each in found if each.contestant == FULL_LABEL), None)
     with moevolve.open_reader(study["base"]["store"]) as store:
-        for each in others:
-            if each.contestant != "unsearched start":
+        for each in found:
+            if each.contestant not in (FULL_LABEL, "unsearched start"):
                 yield _described(by_key[each.method], bed, options) | scores(each, full, store, bed.texts)
 
 

@@ -122,7 +122,7 @@ def _shortened(setup: SearchSetup, individuals: int, folder: Path) -> SearchSetu
     store = f"sqlite:///{folder / 'pilot.db'}"
     short = with_changes(setup, phases=tuple(phases), final=final, loggers=(), store=store)
     searched = {name: short.prepared[name] for name in short.prepared if name not in ("dev", "test")}
-    return replace(short, prepared=searched, held_out=())
+    return replace(short, prepared=searched)
 
 
 def _measured(found: Sequence[tuple[str, Sequence[EvaluationRecord]]], wall: float) -> Pilot:
