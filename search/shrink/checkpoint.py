@@ -22,6 +22,7 @@ from moevolve.search.shrink.guard import check_winner, checks_table
 from moevolve.search.shrink.record import Checks, Journal
 from moevolve.store.repository import Store
 from moevolve.workers.checkpoints.files import weight_bytes
+from moevolve.workers.contract.capacity import release_unused_models
 from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.servers import loads_in
@@ -68,7 +69,8 @@ def finish(goal: Goal, store: Store, journal: Journal, table: FinalTable, observ
         raise ExportError(
             f"the weight files take {written.weight_bytes:,} bytes, more than {goal.amount}", written.directory
         )
-    load.cache_clear()  # the processes that are timed need the memory
+    load.cache_clear()
+    release_unused_models()  # the processes that are timed need the memory
     if journal.record.speed is None:
         with journal.stage("speed"):
             speed = measured_speed(subject.config.model, written, observer)

@@ -45,6 +45,7 @@ def first_look(config: RunConfig, probe: ModelProbe) -> tuple[TaskLook, ...]:
 def measured(config: RunConfig, asked: Sequence[PreparedSplit]) -> tuple[TaskLook, ...]:
     """Load the model, and let it answer rows of every task."""
     from moevolve.workers.checkpoints.loading import placed
+    from moevolve.workers.contract.capacity import release_unused_models
     from moevolve.workers.worker import EvaluationWorker
 
     worker = EvaluationWorker(placed(config.model), config.engine)
@@ -52,6 +53,9 @@ def measured(config: RunConfig, asked: Sequence[PreparedSplit]) -> tuple[TaskLoo
         return tuple(_look(worker, split) for split in asked)
     except CandidateError as error:
         raise UserError(f"model.path {config.model.path}: the unedited model can't be run: {error}") from None
+    finally:
+        del worker
+        release_unused_models()  # this process becomes the search's first worker, which loads the model itself
 
 
 def _look(worker: EvaluationWorker, split: PreparedSplit) -> TaskLook:

@@ -5,9 +5,10 @@
 It writes a checkpoint of the published config with all layers and random weights (OLMoE-1B-7B: 13.8 GB; GPT-OSS-20B in
 MXFP4: 13 GB), and a file of texts from the manual that Python installs. Then it runs `moevolve shrink` with the options
 behind `--`, as a user would, with workers limited by `MOEVOLVE_DEVICE_GB`. Printed are the time of every stage, the
-largest anonymous memory of all its processes together and of one of them (pages of mapped files go where memory is
-short) beside that of a worker by `plan`, bytes read from the disk, how long candidates took beside the full model, and
-the size of the new checkpoint. Checkpoints and the store are deleted at the end without `--keep`.
+largest anonymous memory of all its processes together and of one of them (pages of mapped files, such as weights that
+aren't converted, go where memory is short) beside that of a worker by `plan`, bytes read from the disk, how long
+candidates took beside the full model, and the size of the new checkpoint. Checkpoints and the store are deleted at the
+end without `--keep`.
 """
 
 from __future__ import annotations
@@ -105,7 +106,11 @@ def shrink(model: Path, folder: Path, options: argparse.Namespace) -> None:
         )
         memory = json.loads(plan.stdout)["memory"] if plan.returncode == 0 else {}
         for place, each in memory.items():
-            print(f"  plan of a worker, experts on {place}: {(each['device'] + each['host']) / 1e9:.2f} GB")
+            mapped = next(item["device"] for item in each["items"] if item["title"] == "weights outside of experts")
+            print(
+                f"  plan of a worker, experts on {place}: {(each['device'] + each['host']) / 1e9:.2f} GB, of which "
+                f"{mapped / 1e9:.2f} GB are mapped from the checkpoint"
+            )
     if process.returncode:
         sys.exit(f"  the command failed with code {process.returncode}")
     record = json.loads(printed)["record"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -207,3 +208,9 @@ def release_freed_memory() -> None:
     """
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def release_unused_models() -> None:
+    """Free models that nothing uses any more, whose parts refer to one another, and return their memory."""
+    gc.collect()
+    release_freed_memory()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import opening
 from moevolve.workers.checkpoints.loading import load_config, load_model, load_without_experts, resolve_device
-from moevolve.workers.contract.capacity import release_freed_memory
+from moevolve.workers.contract.capacity import release_unused_models
 from moevolve.workers.contract.edits import ROW_TOKENS, Edit, IdentityEdit, Tokens
 from moevolve.workers.contract.methods import Applicator, ExpertFiles, ExpertsOwner, ModelParts
 from moevolve.workers.contract.settings import ModelConfig
@@ -91,7 +91,7 @@ class ResidentModel:
                 model, tokenizer, stored = load_without_experts(config)
             else:
                 model, tokenizer = load_model(config)
-            release_freed_memory()
+            release_unused_models()  # what experts were fused from
             return cls(model, tokenizer, config, pass_bytes, stored, fits)
 
     def apply(self, edit: Edit) -> None:

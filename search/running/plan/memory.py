@@ -88,9 +88,8 @@ class _Count:
         # An edited layer replaces the unedited one, whose experts are then read one by one.
         spare = max(0, originals - own) if self._by_layer else 0
         own = max(0, own - originals) if self._by_layer else own
-        if self._on_gpu:
-            # A candidate is fitted before it is scored. On a CPU the process keeps most of the memory that was freed.
-            fit -= spare + cache + batch + beyond
+        # A candidate is fitted before it is scored, and what a process has freed goes back to the system in between.
+        fit -= spare + cache + batch + beyond
         needed = (
             MemoryItem("keys and values of a batch", cache, 0),
             MemoryItem("activations and logits of a batch (estimate)", batch, 0),
@@ -140,7 +139,7 @@ class _Count:
         return layer, every if self._place == "host" else layer, own
 
     def _batch(self) -> int:
-        """One layer's activations, or the logits with the last layer's states; on a CPU both, as memory is kept."""
+        """One layer's activations, or the logits with the last layer's states."""
         outline, size = self._outline, self._outline.facts.dtype_bytes
         longest = self._tokens.longest or self._batch_tokens
         # On a CPU attention has our own code, which keeps few scores at once.
@@ -151,7 +150,7 @@ class _Count:
             at_once * (2 * size + 20 if compared else size + 8),
             self._batch_tokens // _TOKENS_PER_LOGITS * outline.vocabulary * size,
         )
-        return max(layer, 2 * self._states(self._batch_tokens) + logits) if self._on_gpu else layer + logits
+        return max(layer, 2 * self._states(self._batch_tokens) + logits)
 
     def _calibrating(self) -> int:
         """Merging experts, between passes or layers, or calibrating, between batches."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -72,3 +73,15 @@ def test_answers_that_are_compared_are_shown_without_a_score(model: ModelConfig)
     (task,) = found
     assert task.score is None and len(task.examples) == 3 and wrong_task(found) is None
     assert task.lines()[0].endswith("candidates are compared with the full model")
+
+
+def test_the_model_is_given_up_before_the_same_process_loads_it_for_the_search(model: ModelConfig) -> None:
+    from transformers import PreTrainedModel
+
+    def held() -> int:
+        return sum(issubclass(type(each), PreTrainedModel) for each in gc.get_objects())
+
+    gc.collect()
+    before = held()
+    looked(model, under("generate"))
+    assert held() <= before

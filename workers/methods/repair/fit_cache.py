@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -26,7 +27,7 @@ class FittedLayer:
 
     Attributes:
         selection: Neurons in place, int64 [n', neurons]; None for the edit's own.
-        weights: Fitted weights by columns of the features, in the model's dtype.
+        weights: Fitted weights by columns of the features, in the model's dtype: views of the layer's, or mapped.
         inputs: Gate and up projections, as `NetworksOutput.inputs` has them; empty if they weren't fitted.
         state: Residual stream after the layer, [tokens, hidden]; None if a later part of the layer is fitted, too.
         outcome: Result of the fit; None if it changed nothing.
@@ -99,8 +100,9 @@ def _write(file: Path, fitted: FittedLayer, states: bool) -> None:
     tensors |= {f"weights {columns.start} {columns.stop}": weights for columns, weights in fitted.weights}
     tensors |= {f"inputs {place}": each for place, each in enumerate(fitted.inputs)}
     outcome = json.dumps(None if fitted.outcome is None else asdict(fitted.outcome))
-    # Contiguous copies, since views of fused experts share storage, which safetensors refuses.
-    held = {name: each.cpu().clone().contiguous() for name, each in tensors.items() if each is not None}
+    # Copies, since views of fused experts share storage, which safetensors refuses.
+    order = torch.contiguous_format
+    held = {name: each.cpu().clone(memory_format=order) for name, each in tensors.items() if each is not None}
     save_file(held, file, {"outcome": outcome})
 
 

@@ -205,8 +205,8 @@ class LayerFits:
             trial = self._try_fit(output, replace(tokens, after=target - residual), None)
         fitted = self._apply(trial, output, dtype)
         outcome = FitOutcome(None if fitted.outcome is None else fitted.outcome.ridge_lambda, before, trial.error)
-        weights, changed = _weights(output, trial.features), tuple(each.clone() for each in output.inputs())
-        return FittedLayer(selection, weights, fitted.state, outcome, changed)
+        weights = _weights(output, trial.features)
+        return FittedLayer(selection, weights, fitted.state, outcome, tuple(output.inputs()))
 
     def _run(self, output: LayerOutput, state: Tensor) -> tuple[Tensor | None, Recorded, Tensor]:
         """Run the layer, and put the neurons of largest importance in place, unless the experts keep their own."""
@@ -254,5 +254,5 @@ class LayerFits:
 
 
 def _weights(output: LayerOutput, features: Features) -> tuple[tuple[slice, Tensor], ...]:
-    """Copy the weights of all features that aren't zero for all tokens, by columns."""
-    return tuple((block.columns, output.weights(block.columns).clone()) for block in features.blocks)
+    """Return views of the weights of all features that aren't zero for all tokens, by columns."""
+    return tuple((block.columns, output.weights(block.columns)) for block in features.blocks)

@@ -22,6 +22,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.methods.shared.outputs import FeatureBlock, Features
 
 # Most columns of a panel of the preconditioner, whose inverse takes the cube of this in operations; and most columns
@@ -100,13 +101,15 @@ def fit_ridge(layer: LayerSystem, ridge_lambdas: Sequence[float]) -> Fit | None:
         return None
     place, iterations = best
     systems.keep_only(place)
+    release_freed_memory()  # so that all columns can use what choosing the lambda took
     hidden, after = layer.residual.shape[1], 0.0
     change = layer.residual.new_empty(layer.features.width, hidden)
     for start in range(0, hidden, _COLUMNS):
         columns = slice(start, start + _COLUMNS)
-        *_, (solved, left) = islice(systems.solutions(layer.residual[:, columns]), iterations)
+        solved, left = systems.solution(layer.residual[:, columns], iterations)
         change[:, columns] = solved
         after += layer.held_out_error(left)
+        del solved, left  # before those of other columns are made
     outcome = FitOutcome(ridge_lambdas[place], layer.held_out_error(), after)
     return Fit(outcome, change) if outcome.after < outcome.before else None
 
@@ -142,14 +145,17 @@ def fit_bytes(width: int, block_tokens: int, block: int, tokens: int, hidden: in
         lambdas: Number of ridge lambdas.
     """
     panel = width if width <= _ONE_PANEL else _PANEL
-    panels = 4 * panel * width
-    # Rows of a panel in float32, twice, or in float64 the panel, its factor and its inverse.
-    making = max(8 * min(tokens, block_tokens * max(1, panel // block)) * panel, 3 * 8 * panel * panel)
-    columns = min(hidden, _COLUMNS)
-    # The change so far, the rest, a direction, a preconditioned rest, and a product of two; and what is left of the
-    # residual, what a direction gives, and one of them times weights.
-    solving = 5 * 4 * width * columns + 3 * 4 * tokens * columns
-    return panels + max(panels * lambdas + making, 4 * width * hidden + solving)
+    inverses = 4 * panel * width
+    # Rows of a panel in float32, twice, or their products, with a factor and its inverse in float64.
+    making = max(8 * min(tokens, block_tokens * max(1, panel // block)) * panel, (4 + 2 * 8) * panel * panel)
+
+    def solving(columns: int) -> int:
+        # The change so far, the rest, a direction, a preconditioned rest, and a product of two; and what is left of
+        # the residual, what a direction gives, and one of them times weights.
+        return (5 * 4 * width + 3 * 4 * tokens) * columns
+
+    choosing = inverses * lambdas + max(making, solving(min(hidden, _COMBINATIONS) * lambdas))
+    return max(choosing, inverses + 4 * width * hidden + solving(min(hidden, _COLUMNS)))
 
 
 def squared_norm(values: Tensor) -> float:
@@ -180,7 +186,7 @@ def conjugate_gradients(
         left = rest()
         shaped = precondition(left)
         before, square = square, dot(left, shaped)
-        direction = shaped + _ratio(square, before) * direction
+        direction.mul_(_ratio(square, before)).add_(shaped)
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
@@ -210,16 +216,18 @@ class _NormalEquations:
 
     Attributes:
         width: Number of features.
-        panels: Columns of panels, and the products of their features, float32 [columns, columns].
+        panels: Blocks of every panel.
         mean_square: Mean of `diag(phi^T phi)`.
     """
 
     def __init__(self, layer: LayerSystem) -> None:
-        self.width, self._blocks = layer.features.width, layer.features.blocks
+        self.width, blocks = layer.features.width, layer.features.blocks
         fitted = (~layer.checked).float()
+        self._blocks = blocks
         self._weights = fitted if layer.token_weights is None else fitted * layer.token_weights
-        self.panels = [(_columns(panel), self._products(panel)) for panel in _panels(self._blocks, self.width)]
-        self.mean_square = sum(float(products.diagonal().sum()) for _, products in self.panels) / self.width
+        self.panels = _panels(blocks, self.width)
+        sums = (float((self._weights[block.tokens] @ block.values.float().square()).sum()) for block in blocks)
+        self.mean_square = sum(sums) / self.width
 
     def give(self, change: Tensor, stream: Tensor) -> None:
         """Add `phi` times a change [width, columns] to a stream [tokens, columns]."""
@@ -238,8 +246,8 @@ class _NormalEquations:
         """Sums of the squares of values [tokens, columns] over the tokens to fit, [columns]."""
         return self._weights @ values.square()
 
-    def _products(self, panel: Sequence[FeatureBlock]) -> Tensor:
-        """Products of a panel's features over the tokens to fit, float32 [columns, columns]."""
+    def products(self, panel: Sequence[FeatureBlock]) -> Tensor:
+        """Return the products of a panel's features over the tokens to fit, float32 [columns, columns]."""
         columns = _columns(panel)
         tokens = panel[0].tokens if len(panel) == 1 else torch.cat([block.tokens for block in panel]).unique()
         roots = self._weights.sqrt()[:, None]
@@ -266,16 +274,22 @@ class _Shifted:
 
     def __init__(self, normal: _NormalEquations, shifts: Sequence[float]) -> None:
         self._normal, self._shifts = normal, shifts
-        self._inverses = [
-            (columns, [_inverse(products, shift) for shift in shifts]) for columns, products in normal.panels
-        ]
+        columns = [_columns(panel) for panel in normal.panels]
+        sizes = [(each.stop - each.start) ** 2 for each in columns]
+        # One tensor for each shift, which goes back to the system by itself and leaves no gaps between small ones.
+        device = normal.panels[0][0].values.device
+        whole = [torch.empty(sum(sizes), device=device).split(sizes) for _ in shifts]
+        self._inverses = [*zip(columns, zip(*whole, strict=True), strict=True)]
+        for panel, (_, inverses) in zip(normal.panels, self._inverses, strict=True):
+            products = normal.products(panel)
+            for inverse, shift in zip(inverses, shifts, strict=True):
+                inverse.view_as(products).copy_(_inverse(products, shift))
         self.iterations = 1 if len(normal.panels) == 1 else _ITERATIONS
 
     def keep_only(self, place: int) -> None:
-        """Keep the system of one of the shifts, and give up what the inverses were made from."""
+        """Keep the system of one of the shifts."""
         self._shifts = self._shifts[place : place + 1]
         self._inverses = [(columns, inverses[place : place + 1]) for columns, inverses in self._inverses]
-        self._normal.panels.clear()
 
     def solutions(self, residual: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the change, [width, columns], and what it leaves of a residual [tokens, columns], by iteration.
@@ -300,22 +314,28 @@ class _Shifted:
             left.addcmul_(given, length, value=-1)
             yield change, left
 
+    def solution(self, residual: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+        """Return what `solutions` yields in an iteration, counted from 1."""
+        *_, last = islice(self.solutions(residual), iterations)
+        return last
+
     def _precondition(self, rest: Tensor) -> Tensor:
         shaped = torch.zeros_like(rest)
         for columns, inverses in self._inverses:
             for part, whole, inverse in zip(
                 *(each[columns].chunk(len(inverses), dim=1) for each in (rest, shaped)), inverses, strict=True
             ):
-                whole.copy_(inverse @ part)
+                whole.copy_(inverse.view(len(part), -1) @ part)
         return shaped
 
 
 def _inverse(products: Tensor, shift: float) -> Tensor:
-    """Inverse of a matrix with a shift of its diagonal; the identity if it isn't positive definite."""
+    """Inverse of a matrix with a shift of its diagonal, in float64; the identity if it isn't positive definite."""
     shifted = products.double()
     shifted.diagonal().add_(shift)
     factor, failed = torch.linalg.cholesky_ex(shifted)
-    return torch.eye(len(factor), device=factor.device) if int(failed) else torch.cholesky_inverse(factor).float()
+    del shifted
+    return torch.eye(len(factor), device=factor.device) if int(failed) else torch.cholesky_inverse(factor)
 
 
 def _columns(panel: Sequence[FeatureBlock]) -> slice:
