@@ -268,9 +268,10 @@ def scores(row: Any, full: Any, store: moevolve.StoreReader, texts: Sequence[str
         for model in SearchScores(store, found.search).of([found.individual.phenotype_hash, FULL_MODEL])
     )
     gaps = [np.log(full.values[0] / one.values[0]) for one, full in zip(edited, unedited, strict=True)]
-    by_text = {text: row.score("test", text) for text in texts}
-    perplexities = {text: 1 / score.score for text, score in by_text.items()}
-    expected = {text: 1 / full.score("test", text).score for text in texts}
+    # The score of a single text is that of the row.
+    tasks = {text: text if len(texts) > 1 else "" for text in texts}
+    perplexities = {text: 1 / row.score("test", task).score for text, task in tasks.items()}
+    expected = {text: 1 / full.score("test", task).score for text, task in tasks.items()}
     return {
         "contestant": row.contestant,
         "perplexity": perplexities,
