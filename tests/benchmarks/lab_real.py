@@ -108,8 +108,8 @@ def shrink(model: Path, folder: Path, options: argparse.Namespace) -> None:
         for place, each in memory.items():
             mapped = next(item["device"] for item in each["items"] if item["title"] == "weights outside of experts")
             print(
-                f"  plan of a worker, experts on {place}: {(each['device'] + each['host']) / 1e9:.2f} GB, of which "
-                f"{mapped / 1e9:.2f} GB are mapped from the checkpoint"
+                f"  with experts on {place} a worker requires {(each['device'] + each['host']) / 1e9:.2f} GB by plan; "
+                f"weights mapped from the checkpoint take {mapped / 1e9:.2f} GB of it"
             )
     if process.returncode:
         sys.exit(f"  the command failed with code {process.returncode}")
