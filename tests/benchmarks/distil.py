@@ -79,11 +79,11 @@ def main() -> None:
                 print(f"| {start} | {times * seconds:.0f} s | {scored(folder, made)} |", flush=True)
 
 
-def starts(folder: Path) -> tuple[Sequence[Tokens], float]:
-    """Write the checkpoints to train; the sequences that `counts` was repaired on, and its processor time."""
+def starts(folder: Path, methods: dict[str, dict[str, Any]] = STARTS) -> tuple[Sequence[Tokens], float]:
+    """Write methods' checkpoints; the sequences that the last one was repaired on, and its processor time."""
     base = {"from": str(CONFIGS / "runs" / "domains.yaml"), "workers": {"count": 1, "num_cpus": 1}}
     seconds = 0.0
-    for start, settings in STARTS.items():
+    for start, settings in methods.items():
         study = {"name": f"distil-{start}", "base": base, "methods": {start: settings}}
         (folder / "study.yaml").write_text(json.dumps(study))
         begun = time.process_time()
@@ -136,11 +136,11 @@ def trained(start: Path, teacher: Teacher, seconds: float, rate: float, seed: in
     return model
 
 
-def scored(folder: Path, models: Sequence[Path]) -> str:
+def scored(folder: Path, models: Sequence[Path], search: str = "distil-counts.counts.s0") -> str:
     """Perplexity over all domains, the geometric mean of models or of the full one, with an interval over examples."""
     # Beside a search's own model, tasks have the rows that the search has set.
     asked = ["full", *map(str, models)]
-    found = moevolve.evaluate(store_of(folder), asked, tasks=TASKS, search="distil-counts.counts.s0", progress=False)
+    found = moevolve.evaluate(store_of(folder), asked, tasks=TASKS, search=search, progress=False)
     scored = found.models[1:] or found.models
     logs = [
         np.mean([np.log(np.frombuffer(model.records[place].outcomes or b"", "<f4")) for model in scored], axis=0)
