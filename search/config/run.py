@@ -260,4 +260,6 @@ class RunConfig(Section):
             raise ValueError("phases: a repair phase repairs what others found, so it is the last of several")
         if "merge" in kinds and "prune" in kinds[kinds.index("merge") :]:
             raise ValueError("phases: a prune phase can't follow a merge phase, whose experts are mixtures")
+        if len({phase.repair.continuations for phase in self.phases if phase.repair is not None}) > 1:
+            raise ValueError("phases: all repairs of a search have the same rows; give them the same `continuations`")
         return self

@@ -57,11 +57,13 @@ class RepairedSpace(GenomeSpace[Genome]):
     Attributes:
         inner: Space of the bases.
         tokens: Largest number of calibration tokens that a repair of the search is fitted on.
+        continuations: How often the unedited model continues each calibration row where rows have fewer tokens.
         rows: Calibration rows that repairs are fitted on; None before calibration.
     """
 
     inner: GenomeSpace[Genome]
     tokens: int
+    continuations: int = 0
     rows: FitRows | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -70,7 +72,7 @@ class RepairedSpace(GenomeSpace[Genome]):
 
     @property
     def measurement(self) -> Measurement | None:
-        return combined(self.inner.measurement, RowsMeasurement(self.tokens))
+        return combined(self.inner.measurement, RowsMeasurement(self.tokens, continuations=self.continuations))
 
     def calibrated(self, calibration: Calibration) -> RepairedSpace:
         inner = self.inner if self.inner.measurement is None else self.inner.calibrated(calibration)
@@ -137,8 +139,10 @@ def base_space(space: GenomeSpace[Genome]) -> GenomeSpace[Genome]:
 
 def repaired_space(inner: GenomeSpace[Genome], phases: Sequence[PhaseConfig]) -> GenomeSpace[Genome]:
     """Return the space of a search with these phases: `inner` itself if they have no repairs."""
-    tokens = [phase.repair.tokens for phase in phases if phase.repair is not None]
-    return RepairedSpace(inner, max(tokens)) if tokens else inner
+    repairs = [phase.repair for phase in phases if phase.repair is not None]
+    if not repairs:
+        return inner
+    return RepairedSpace(inner, max(each.tokens for each in repairs), repairs[0].continuations)
 
 
 def repair_summary(settings: RepairSettings) -> str:
@@ -153,6 +157,7 @@ def repair_rows(settings: RepairSettings) -> tuple[tuple[str, str], ...]:
     return (
         ("ridge lambda", _lambdas(settings)),
         ("fitted on", f"{settings.tokens:,} tokens"),
+        ("continuations of a row, where rows have fewer", str(settings.continuations)),
         ("weight of answers' tokens", f"{settings.answer_weight:.2g}"),
         ("rounds of gate and up projections", str(settings.input_rounds)),
         ("neurons", "of all experts, each in one expert" if settings.neurons else "each expert's own"),

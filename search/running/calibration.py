@@ -20,6 +20,7 @@ from moevolve.workers.contract.edits import (
     calibration_fingerprint,
     measurement_parts,
 )
+from moevolve.workers.contract.fitting import RowsMeasurement
 from moevolve.workers.contract.settings import engine_fingerprint
 
 # Makes a calibration and returns it as a safetensors file; see `Pool.calibrate`.
@@ -44,6 +45,8 @@ def calibrated_setup(
     for part in measurement_parts(measurement):
         if isinstance(part, GrowingMeasurement) and part.most > part.tokens:
             on_note(part.note(calibration.arrays))
+        if isinstance(part, RowsMeasurement) and (note := part.note(calibration.arrays)) is not None:
+            on_note(note)
     return replace(setup, space=setup.space.calibrated(calibration))
 
 

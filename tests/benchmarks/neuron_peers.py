@@ -6,9 +6,10 @@ A neuron is a row of an expert's gate and up projections and the column of its o
 2509.22299) and MoE-Slimming (arXiv 2606.18304, followed by its authors' code) measure on the tokens that `counts` is
 repaired on, and leave experts of unequal widths, all routers and shared experts. Checkpoints keep their shape, with
 zeros in the output columns of dropped neurons; parameters are counted without those neurons. HEAPr needs gradients of
-the model's loss, so it is an anchor here and no method of the product. Neither is repaired, because the product's
-narrower experts are equally wide. Perplexities on `test` are geometric means over three domains, on the rows of
-`configs/runs/text.yaml`; intervals are over examples. All of it runs in one thread.
+the model's loss, so it is an anchor here and no method of the product. The third row ranks neurons by their energy, as
+the product does within a layer. None is repaired, because the product's narrower experts are equally wide. Perplexities
+on `test` are geometric means over three domains, on the rows of `configs/runs/text.yaml`; intervals are over examples.
+All of it runs in one thread.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ def main() -> None:
         print(f"{time.process_time() - begun:.0f} s of processor for {sum(map(len, sequences)):,} tokens", flush=True)
         print("| method | parameters | widths of experts | perplexity |\n|---|---:|---:|---:|", flush=True)
         print(f"| full model | {model.num_parameters() / 1e6:.2f} M | | {score([])} |", flush=True)
-        importance = torch.stack([heapr_importance(layer) for layer in layers])
+        importance, energies = (torch.stack(list(map(of, layers))) for of in (heapr_importance, energy))
         total = round(share * importance.numel())
-        for method, kept in {"HEAPr": highest(importance, total), "MoE-Slimming": slimmed(layers, total)}.items():
+        masks = {"HEAPr": highest(importance, total), "MoE-Slimming": slimmed(layers, total)}
+        for method, kept in (masks | {"energy": highest(energies, total)}).items():
             size, widths = write(kept, folder / method) / 1e6, kept.sum(dim=-1)
             found = score([folder / method])
             print(f"| {method} | {size:.2f} M | {widths.min()} to {widths.max()} | {found} |", flush=True)
@@ -68,7 +70,8 @@ class LayerSums:
     Attributes:
         tokens: How many tokens chose an expert, float64 [experts].
         gradients: Outer products of the loss's gradient for an expert's output, float64 [experts, hidden, hidden].
-        squares: Squares of gate projections, up projections and their gated products, float64 [3, experts, width].
+        squares: Squares of gate projections, up projections, their gated products, and these times the routing weight,
+            float64 [4, experts, width].
         attributions: Products of an expert's weighted output and all experts' sum, relative to the squared norm of the
             layer's output, float64 [experts].
     """
@@ -78,7 +81,7 @@ class LayerSums:
         experts, hidden, width = self.experts.down_proj.shape
         self.tokens, self.attributions = torch.zeros(2, experts, dtype=torch.float64)
         self.gradients = torch.zeros(experts, hidden, hidden, dtype=torch.float64)
-        self.squares = torch.zeros(3, experts, width, dtype=torch.float64)
+        self.squares = torch.zeros(4, experts, width, dtype=torch.float64)
         self._total, self._parts = torch.empty(0), list[tuple[int, Tensor, Tensor]]()
         self.experts.forward = self._run
         layer.register_forward_hook(self._attribute)
@@ -93,8 +96,10 @@ class LayerSums:
             found = linear(inner, self.experts.down_proj[expert])
             found.register_hook(partial(self._add_gradient, expert))
             self.tokens[expert] += len(token)
-            self.squares[:, expert] += torch.stack([gate, up, inner]).detach().double().square().sum(dim=1)
-            weighted = found * weights[token, slot, None]
+            scales = weights[token, slot, None]
+            values = torch.stack([gate, up, inner, inner * scales])
+            self.squares[:, expert] += values.detach().double().square().sum(dim=1)
+            weighted = found * scales
             self._total = self._total.index_add(0, token, weighted)
             self._parts.append((expert, token, weighted.detach().double()))
         return self._total
@@ -140,6 +145,11 @@ def heapr_importance(layer: LayerSums) -> Tensor:
     tokens, columns = layer.tokens.clamp_min(1), layer.experts.down_proj.double()
     curvature = torch.einsum("ehw,ehg,egw->ew", columns, layer.gradients / tokens[:, None, None], columns)
     return layer.squares[2] / tokens[:, None] * curvature / 2
+
+
+def energy(layer: LayerSums) -> Tensor:
+    """Return the energy of a layer's neurons, float64 [experts, width]: squared norms of what each adds."""
+    return layer.squares[3] * layer.experts.down_proj.double().square().sum(dim=1)
 
 
 def highest(scores: Tensor, total: int) -> Tensor:

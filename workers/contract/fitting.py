@@ -22,10 +22,22 @@ class RowsMeasurement:
     """Measurement of about `tokens` tokens that edits are fitted on: whole calibration prompts with their answers.
 
     One calibration may hold sequences for several uses.
+
+    Attributes:
+        continuations: How often the unedited model continues every row where the rows have fewer tokens.
     """
 
     tokens: int
     use: RowsUse = "repair"
+    continuations: int = 0
+
+    def note(self, arrays: Mapping[str, NDArray[np.number]]) -> str | None:
+        """Return a line for users that says how many tokens the model has written; None if it hasn't."""
+        written = int(arrays[f"{self.use}_written"].sum())
+        own = int(arrays[f"{self.use}_lengths"].sum()) - written
+        if not written:
+            return None
+        return f"{self.use}: the calibration rows have {own:,} tokens; the full model continued them with {written:,}"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Greedy decoding: the state of a split's answers, and decoding those that the pass over gold answers left open."""
+"""Decoding: the state of a split's answers, and decoding those that the pass over gold answers left open."""
 
 from __future__ import annotations
 
@@ -41,8 +41,12 @@ class DecodedAnswers:
         self.ended = [False] * len(limits)
         self._limits, self._ends, self._decided, self._text = limits, ends, decided, text
 
+    def choose(self, examples: Sequence[int], logits: Tensor) -> list[int]:
+        """Return the next token of every example from the model's logits, [examples, vocabulary]."""
+        return logits.argmax(dim=-1).tolist()
+
     def push(self, example: int, token: int) -> None:
-        """Add the next greedy token of an unfinished answer."""
+        """Add the next token of an unfinished answer."""
         if token in self._ends:
             self.finished[example] = self.ended[example] = True
             return
@@ -67,6 +71,26 @@ class DecodedAnswers:
 
     def texts(self) -> tuple[str, ...]:
         return tuple(self._text(tuple(answer)) for answer in self.tokens)
+
+
+class SampledAnswers(DecodedAnswers):
+    """Answers whose tokens are drawn from the model's predictions, at temperature 1.
+
+    Args:
+        limits, ends: As of `DecodedAnswers`.
+        rng: Source of the draws, which don't depend on what is decoded together.
+    """
+
+    def __init__(self, limits: Sequence[int], ends: Collection[int], rng: np.random.Generator) -> None:
+        super().__init__(limits, ends, never, lambda _: "")
+        self._draws = [rng.random(limit) for limit in limits]
+
+    def choose(self, examples: Sequence[int], logits: Tensor) -> list[int]:
+        # On the host, since sums along a row aren't deterministic on every device.
+        sums = logits.cpu().double().softmax(dim=-1).cumsum(dim=-1)
+        # Those that are finished need no draw, and their rows are decoded along with the others.
+        draws = [0.0 if self.finished[i] else self._draws[i][len(self.tokens[i])] for i in examples]
+        return torch.searchsorted(sums, torch.tensor(draws)[:, None] * sums[:, -1:], right=True).flatten().tolist()
 
 
 def draft_lengths(
@@ -113,8 +137,8 @@ def decode(
     """Decode unfinished answers to their ends.
 
     Args:
-        unfinished: Places of the prompt and draft of every unfinished example. The last token of each answer has not
-            been run yet.
+        unfinished: Places of the prompt and draft of every unfinished example, which are only read with a cache. The
+            last token of each answer has not been run yet.
         prompts: Prompts of all examples, finished or not.
         cache: KV cache of the pass over prompts and drafts; None to run the prompts again.
         answers: DecodedAnswers, extended in place.
@@ -133,8 +157,8 @@ def decode(
         mask = (column < torch.tensor(cached, device=forward.device).unsqueeze(1)).long()
         ids, mask, positions = _next_column(mask, tokens)
     while True:
-        greedy = forward.step(ids, mask, positions, cache).argmax(dim=-1).tolist()
-        for i, token in zip(examples, greedy, strict=True):
+        chosen = answers.choose(examples, forward.step(ids, mask, positions, cache))
+        for i, token in zip(examples, chosen, strict=True):
             if not answers.finished[i]:
                 answers.push(i, token)
         alive = [row for row, i in enumerate(examples) if not answers.finished[i]]

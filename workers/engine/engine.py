@@ -23,7 +23,14 @@ from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.engine.batches import Batch
 from moevolve.workers.engine.columns import Columns
-from moevolve.workers.engine.decoding import DecodedAnswers, decode, decode_whole, decoded_together, draft_lengths
+from moevolve.workers.engine.decoding import (
+    DecodedAnswers,
+    SampledAnswers,
+    decode,
+    decode_whole,
+    decoded_together,
+    draft_lengths,
+)
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.engine.texts import (
@@ -239,6 +246,24 @@ class GenerationEngine:
             )
             answers |= dict(zip(missing, map(tuple, own.tokens), strict=True))
         return [(*tokenized.prompts[row], *answer) for row, answer in answers.items()]
+
+    @torch.inference_mode()
+    def continued(self, starts: Sequence[Tokens], limits: Sequence[int], rng: np.random.Generator) -> list[Tokens]:
+        """Return token sequences with what the model continues them with, drawn from its predictions.
+
+        Args:
+            starts: Sequences of one token or more.
+            limits: Most tokens to add to each, up to an end token, which is left out.
+            rng: Source of the draws.
+        """
+        answers, empty = SampledAnswers(limits, self._ends, rng), np.zeros(0, np.int64)
+        order = sorted(range(len(starts)), key=lambda row: len(starts[row]))
+        lengths = [len(starts[row]) + limits[row] for row in order]
+        if not self.forward.pads_left:
+            lengths = [len(starts[row]) for row in order]
+        for part in decoded_together(lengths, self.config.batch_tokens, equal=not self.forward.pads_left):
+            decode(self.forward, dict.fromkeys(order[part], empty), starts, None, answers)
+        return [(*start, *added) for start, added in zip(starts, answers.tokens, strict=True)]
 
     def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
         return self._compared(split, divergence)

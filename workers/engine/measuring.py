@@ -35,6 +35,9 @@ from moevolve.workers.families.decoder import decoder_of
 from moevolve.workers.methods.registry import calibrator_of, method_of, routing_reader
 from moevolve.workers.model.resident import ResidentModel
 
+# Tokens of the shortest answers and texts that the model writes anew: of shorter ones it would repeat most.
+_FEWEST_WRITTEN = 16
+
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
@@ -61,7 +64,9 @@ def calibrate(
     limit = measurement.tokens
     rows = _rows(engine, splits, limit)
     if isinstance(measurement, RowsMeasurement):
-        made = _stored(rows, measurement)
+        written = _written(engine, rows, measurement)
+        rows += written
+        made = _stored(rows, _count(written), measurement)
     else:
         if not rows:
             raise UserError(
@@ -88,8 +93,39 @@ def _measured(resident: ResidentModel, rows: Sequence[_CalibrationRow], measurem
     return calibrator_of(measurement)(resident, [row.tokens for row in rows], measurement)
 
 
-def _stored(rows: Sequence[_CalibrationRow], measurement: RowsMeasurement) -> Calibration:
+def _written(
+    engine: GenerationEngine, rows: Sequence[_CalibrationRow], measurement: RowsMeasurement
+) -> list[_CalibrationRow]:
+    """Return what the unedited model writes where the rows have fewer tokens than are asked for.
+
+    It continues every row in turn: behind the prompt where there is an answer, and else behind a quarter of the text.
+
+    Source: self-calibration (Williams et al., arXiv 2410.17170), where a model's own text prunes it as well as real
+    text.
+    """
+    starts = [row.prompt if row.prompt < len(row.tokens) else max(1, len(row.tokens) // 4) for row in rows]
+    limits = [len(row.tokens) - start for row, start in zip(rows, starts, strict=True)]
+    continued = [place for place, limit in enumerate(limits) if limit >= _FEWEST_WRITTEN]
+    found: list[_CalibrationRow] = []
+    for time in range(measurement.continuations):
+        left = measurement.tokens - _count((*rows, *found))
+        before = np.cumsum([0, *(len(rows[i].tokens) for i in continued)])[:-1]
+        taken = [i for i, tokens in zip(continued, before.tolist(), strict=True) if tokens < left]
+        if not taken:
+            break
+        texts = engine.continued(
+            [rows[i].tokens[: starts[i]] for i in taken], [limits[i] for i in taken], np.random.default_rng(time)
+        )
+        for i, text in zip(taken, texts, strict=True):
+            answers = rows[i].prompt < len(rows[i].tokens)
+            found.append(_CalibrationRow(text, starts[i] if answers else len(text)))
+    return found
+
+
+def _stored(rows: Sequence[_CalibrationRow], written: int, measurement: RowsMeasurement) -> Calibration:
     """Store token sequences as a calibration, so that a fit on them can be repeated; see `FitRows` for the arrays.
+
+    Of their tokens the model has written the last `written`.
 
     Raises:
         UserError: There are no sequences, or fewer than two for a repair, which holds some out.
@@ -104,6 +140,7 @@ def _stored(rows: Sequence[_CalibrationRow], measurement: RowsMeasurement) -> Ca
         "tokens": [token for row in rows for token in row.tokens],
         "lengths": [len(row.tokens) for row in rows],
         "prompts": [row.prompt for row in rows],
+        "written": [written],
     }
     return Calibration({f"{measurement.use}_{name}": np.array(array, dtype=np.int32) for name, array in arrays.items()})
 

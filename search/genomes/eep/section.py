@@ -42,9 +42,8 @@ class EepSection(GenomeSection):
             pruned model's router is a smaller one of its family, so that checkpoints are stock (`stock_space`).
         dynamic_skipping: Skip a token's second expert if the ratio of its routing weight to the
             first one's is below the layer's median (NAEE, arXiv 2402.14800, Sec. 3.3); needs k = 2.
-        skipping_tokens: Number of calibration tokens for these medians, which are measured for every candidate, or
-            `all`.
-        calibration_tokens: Number of calibration tokens on which experts are measured, or `all`.
+        calibration_tokens: Number of calibration tokens on which experts are measured, and for every candidate these
+            medians, or `all`.
         calibration_most: Scores that are sums over tokens, which need no more memory, are measured on twice as many
             tokens again and again until they are accurate (`moevolve.workers.methods.eep.accuracy`), or on so many.
         naee_tokens: Largest number of calibration tokens, evenly spaced, on which the baseline `naee` compares subsets.
@@ -61,7 +60,6 @@ class EepSection(GenomeSection):
     groups: Annotated[int, Field(ge=1, le=MOST_PARTS)] | Literal["per_layer"] = 4
     router_space: RouterSpace | None = None
     dynamic_skipping: bool = False
-    skipping_tokens: TokenCount = 2048
     calibration_tokens: TokenCount = 8192
     calibration_most: TokenCount = 131072
     naee_tokens: int = Field(1024, ge=1, le=MOST_TOKENS)

@@ -166,7 +166,7 @@ class EepSpace(ArraySpace[EepGenome]):
         groups = layers if section.groups == "per_layer" else section.groups
         if groups > layers:
             raise UserError(f"genome.groups: {groups} is more than the model's {layers} MoE layers")
-        skipping = RowsMeasurement(token_limit(section.skipping_tokens), "skipping")
+        skipping = RowsMeasurement(token_limit(section.calibration_tokens), "skipping")
         space = cls(
             facts=facts,
             experts=facts.experts,

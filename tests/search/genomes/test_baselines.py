@@ -229,7 +229,7 @@ def test_dynamic_skipping_applies_to_every_candidate(
     data = run_of(
         *(models("mixtral"), [begins_with("random", "naee")]),
         dynamic_skipping=True,
-        skipping_tokens=20,
+        calibration_tokens=20,
     )
     found, _ = run_baselines(tiny, tmp_path, data)
     for individual, genome in found.values():

@@ -124,7 +124,7 @@ def test_only_what_is_needed_is_measured() -> None:
     assert measurement() is None and measurement("random") is None
     assert measurement("reap") == ExpertsMeasurement(("importance",), None, 8192, Until(4, 0.002, 131072))
     assert measurement("reap", "frequency").statistics == ("importance", "usage")
-    assert measurement(dynamic_skipping=True, skipping_tokens=99) == RowsMeasurement(99, "skipping")
+    assert measurement(dynamic_skipping=True, calibration_tokens=99) == RowsMeasurement(99, "skipping")
     assert measurement("naee").subsets.limit == 5000
 
 

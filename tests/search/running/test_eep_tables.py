@@ -102,7 +102,6 @@ def test_its_settings_are_the_authors(table: str) -> None:
         assert engine.max_prompt_tokens is not None
         assert engine.max_prompt_tokens + longest <= PUBLISHED_LIMIT
         assert section.calibration_tokens == "all"
-        assert section.skipping_tokens == "all" or not section.dynamic_skipping
 
 
 def on_tiny(tiny: Any, table: str, *overrides: str) -> Study:

@@ -87,7 +87,7 @@ def test_cells_are_all_combinations_in_order(tiny: Any, tmp_path: Path) -> None:
 
 def test_baselines_are_compared_as_they_are_repaired_and_with_experts_skipped(tiny: Any, tmp_path: Path) -> None:
     """Methods that measure, each something else, between others that don't: the workers start once."""
-    skips = {"genome.dynamic_skipping": True, "genome.skipping_tokens": "all"}
+    skips = {"genome.dynamic_skipping": True, "genome.calibration_tokens": "all"}
     methods: dict[str, Any] = {
         "reap": {"baseline": "reap", "repair": False},
         "reap repaired": {"baseline": "reap", "repair": True},

@@ -13,7 +13,7 @@ import torch
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, Positions, PreparedSplit
 from moevolve.workers.contract.edits import Calibration, CombinedMeasurement, IdentityEdit
-from moevolve.workers.contract.fitting import RowsMeasurement
+from moevolve.workers.contract.fitting import FitRows, RowsMeasurement
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.engine.engine import GenerationEngine
@@ -89,6 +89,68 @@ def test_combined_calibrations_are_those_by_themselves(resident: Callable[[str],
         for name in set(each.arrays) - {"seconds", "tokens_run"}:
             assert np.array_equal(both.arrays[name], each.arrays[name])
     assert both.tokens_run == sum(each.tokens_run for each in alone)
+
+
+def test_rows_that_are_too_few_are_continued_by_the_model(resident: Callable[[str], ResidentModel]) -> None:
+    long = " ".join(["quick brown lazy red"] * 8)
+    asked = split_of([Example("which is larger", (f"{word} {long}",)) for word in ("fox", "dog")])
+    texts = split_of([Example(f"the {word} {long}", ()) for word in ("quick", "brown", "red")], "perplexity")
+    short = split_of([Example("the fox is", ("red",))])
+    model, splits = resident("mixtral"), [asked, texts, short]
+    own = FitRows.of(calibrated(model, RowsMeasurement(10**4), splits).arrays)
+    assert [int(own.lengths[place] - own.prompts[place] > 1) for place in range(len(own.lengths))] == [1, 0, 0, 1, 0, 0]
+    for measurement in (RowsMeasurement(10**4, continuations=2), RowsMeasurement(len(own.tokens), continuations=2)):
+        made = calibrated(model, measurement, splits)
+        rows = FitRows.of(made.arrays)
+        sequences, before = rows.sequences, own.sequences
+        assert sequences[: len(before)] == before and rows.prompts[: len(before)].tolist() == own.prompts.tolist()
+        assert made.tokens_run == len(rows.tokens)
+        written = sequences[len(before) :]
+        assert int(made.arrays["repair_written"][0]) == sum(map(len, written))
+        if measurement.tokens == len(own.tokens):
+            assert not written and measurement.note(made.arrays) is None
+            continue
+        # The short one isn't: the model would write nothing but its answer.
+        continued = [place for place, each in enumerate(before) if len(each) > 10]
+        assert len(continued) == 5 and len(written) == 2 * len(continued)
+        for place, text, prompt in zip(continued * 2, written, rows.prompts[len(before) :].tolist(), strict=True):
+            source, answers = before[place], own.prompts[place] < own.lengths[place]
+            start = int(own.prompts[place]) if answers else len(source) // 4
+            assert text[:start] == source[:start] and len(text) <= len(source) and text != source
+            assert prompt == (start if answers else len(text))
+        assert len(set(written)) == len(written), "every continuation is drawn anew"
+        note = f"repair: the calibration rows have {len(own.tokens)} tokens; the full model continued them with "
+        assert measurement.note(made.arrays) == f"{note}{sum(map(len, written))}"
+    some = FitRows.of(calibrated(model, RowsMeasurement(len(own.tokens) + 10, continuations=2), splits).arrays)
+    assert len(some.lengths) == len(own.lengths) + 1, "as many as are needed"
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_next"])
+def test_continuations_are_drawn_from_the_models_predictions(
+    family: str, resident: Callable[[str], ResidentModel]
+) -> None:
+    model, count = resident(family), 2000
+    start = engine_of(model).tokens_of(split_of([Example("the quick brown fox", ())])).prompts[0]
+    with torch.inference_mode():
+        expected = model.model(torch.tensor([start])).logits[0, -1].double().softmax(-1).numpy()
+    texts = engine_of(model).continued([start] * count, [1] * count, np.random.default_rng(0))
+    ends = end_tokens(model.model, model.tokenizer, EngineConfig())
+    counts = np.bincount([each[-1] for each in texts if len(each) > len(start)], minlength=len(expected))
+    kept = np.array([token not in ends for token in range(len(expected))])
+    assert counts[~kept].sum() == 0
+    deviations = (counts - count * expected)[kept] / np.sqrt(count * expected * (1 - expected))[kept]
+    assert abs(deviations).max() < 4.5 and 0.6 < (deviations**2).mean() < 1.4
+    # What is decoded together changes nothing.
+    starts, limits = [start[:place] for place in (1, 3, 2, 4, 3)], [7, 1, 9, 4, 9]
+    found = [
+        engine_of(model, batch_tokens=tokens).continued(starts, limits, np.random.default_rng(5))
+        for tokens in (1, 4096)
+    ]
+    assert found[0] == found[1]
+    assert all(
+        len(start) <= len(text) <= len(start) + limit
+        for start, text, limit in zip(starts, found[0], limits, strict=True)
+    )
 
 
 def test_no_prompts_are_refused(resident: Callable[[str], ResidentModel]) -> None:

@@ -95,10 +95,13 @@ class RepairApplicator(Applicator):
             rows.append(("neurons", "chosen among all experts of a layer"))
         if settings.input_rounds:
             rows.append(("gate and up projections", f"fitted in {settings.input_rounds} rounds of least squares"))
+        prompts = "calibration prompts" + " and of what the full model continued them with" * (
+            settings.continuations > 0
+        )
         return (
             *rows,
             ("repaired outputs", f"{len(repaired)} of {len(self.outcomes)}"),
-            ("fitted on", f"{len(checked) - held:,} tokens of calibration prompts, checked on {held:,} of others"),
+            ("fitted on", f"{len(checked) - held:,} tokens of {prompts}, checked on {held:,} of others"),
             ("ridge lambdas", ", ".join(f"{each:g} ({count})" for each, count in sorted(ridge_lambdas.items())) or "-"),
             ("squared error on checked tokens", f"{min(left):.1%} to {max(left):.1%} of its value before"),
         )

@@ -33,6 +33,8 @@ class RepairSettings:
         neurons: Fill the kept experts with neurons of all experts before the fit.
         input_rounds: Rounds in which also the gate and up projections of experts and networks are fitted, and the
             output projections again (`moevolve.workers.methods.repair.inputs`). A round takes as long as 30 passes.
+        continuations: How often the unedited model continues each of the calibration's sequences where these have fewer
+            tokens, drawing from its predictions; it is fitted on what it writes as well.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -43,6 +45,7 @@ class RepairSettings:
     answer_weight: Annotated[float, Gt(0), Le(1e6)] = 8.0
     neurons: bool = False
     input_rounds: Annotated[int, Ge(0), Le(100)] = 0
+    continuations: Annotated[int, Ge(0), Le(100)] = 0
 
     @property
     def text(self) -> str:
