@@ -133,13 +133,7 @@ def _assembled(goal: Goal, tasks: Sequence[str], chosen: Chosen, place: Place) -
         if line not in of_phases:
             apply_override(data, line)
     resolve_paths(data, Path.cwd())
-    data = with_preset(data, "shrink")
-    if place.experts is None:  # else a token that is written takes all experts from where they are
-        phases: Any = data["phases"]
-        data["phases"] = [
-            each | {"repair": {"continuations": _CONTINUATIONS} | each["repair"]} if "repair" in each else each
-            for each in phases
-        ]
+    data = _continuing(with_preset(data, "shrink"))
     for line in of_phases:
         apply_override(data, line)
     config = parse_run_config(data, "shrink")
@@ -150,6 +144,18 @@ def _assembled(goal: Goal, tasks: Sequence[str], chosen: Chosen, place: Place) -
     if evaluations is not None:
         phases = shortened(phases, evaluations)
     return config if phases == config.phases else config.model_copy(update={"phases": phases})
+
+
+def _continuing(data: dict[str, Any]) -> dict[str, Any]:
+    """Let the full model continue calibration rows that are too few for a repair, if its experts are on the device.
+
+    Elsewhere every token that is written takes all experts from where they are.
+    """
+    if data["model"].get("expert_offload", "device") != "device":
+        return data
+    more = {"continuations": _CONTINUATIONS}
+    phases = [each | {"repair": more | each["repair"]} if "repair" in each else each for each in data["phases"]]
+    return data | {"phases": phases}
 
 
 def refuse_wrong_settings(goal: Goal) -> None:

@@ -107,14 +107,14 @@ def _written(
     limits = [len(row.tokens) - start for row, start in zip(rows, starts, strict=True)]
     continued = [place for place, limit in enumerate(limits) if limit >= _FEWEST_WRITTEN]
     found: list[_CalibrationRow] = []
-    for time in range(measurement.continuations):
+    for turn in range(measurement.continuations):
         left = measurement.tokens - _count((*rows, *found))
         before = np.cumsum([0, *(len(rows[i].tokens) for i in continued)])[:-1]
         taken = [i for i, tokens in zip(continued, before.tolist(), strict=True) if tokens < left]
         if not taken:
             break
         texts = engine.continued(
-            [rows[i].tokens[: starts[i]] for i in taken], [limits[i] for i in taken], np.random.default_rng(time)
+            [rows[i].tokens[: starts[i]] for i in taken], [limits[i] for i in taken], np.random.default_rng(turn)
         )
         for i, text in zip(taken, texts, strict=True):
             answers = rows[i].prompt < len(rows[i].tokens)

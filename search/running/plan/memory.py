@@ -69,11 +69,11 @@ class _Count:
         # Where long answers are decoded, every pass needs all of a candidate's layers; else layers follow one another.
         self._elsewhere = place != "device" and outline.experts_bytes > 0
         self._by_layer = self._elsewhere and not any(section.decodes for section in config.tasks)
+        repairs = [phase.repair for phase in config.phases if phase.repair is not None]
         self._repairs = [
-            (phase.repair, min(phase.repair.tokens, tokens.fitted or sys.maxsize))
-            for phase in config.phases
-            if phase.repair is not None
+            (each, min(each.tokens, (1 + each.continuations) * (tokens.fitted or sys.maxsize))) for each in repairs
         ]
+        self._writes = any(each.continuations for each in repairs)
         self._fitted = max((tokens for _, tokens in self._repairs), default=0)
 
     def memory(self) -> WorkerMemory:
@@ -81,8 +81,8 @@ class _Count:
         outside, waiting = self._outside()
         originals, on_host, own = self._experts()
         # Keys and values of the batch, and of the rows in which its answers are decoded on.
-        generates = not self._by_layer and any(each.reads not in ("texts", "choices") for each in self._fitnesses)
-        cache = 2 * self._batch_tokens * outline.cache_bytes * generates
+        generates = any(each.reads not in ("texts", "choices") for each in self._fitnesses) or self._writes
+        cache = 2 * self._batch_tokens * outline.cache_bytes * (generates and not self._by_layer)
         batch, fit = self._batch(), self._fit()
         beyond = max(0, self._calibrating() - batch)
         # An edited layer replaces the unedited one, whose experts are then read one by one.

@@ -66,6 +66,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("task_aggregation: ", {"tasks": ["boolq", {"name": "rte", "weight": 2}], "task_aggregation": "worst"}),
     ("phases: a prune phase", {"phases": PLAIN["phases"][::-1]}),
     ("phases.1: crossover_rate: a repair phase has only", {"phases": [PRUNING, MENDING | {"crossover_rate": 1}]}),
+    (
+        "phases: all repairs of a search",
+        {"phases": [PRUNING | {"repair": True}, MENDING | {"repair": {"continuations": 2}}]},
+    ),
     ("phases.0.repair.ridge_lambdas: ", {"phases": [PRUNING | {"repair": {"ridge_lambdas": []}}]}),
     ("strategy: nevergrad: is unknown; there are evolution, ", {"strategy": "nevergrad:"}),
     ("phases.0.strategy: grid is unknown", {"phases": [PRUNING | {"strategy": "grid"}]}),

@@ -131,6 +131,7 @@ def test_settings_of_the_presets_phases_are_overridden(tmp_path: Path, in_proces
     first, second = load_run_config(tmp_path / "small.shrink" / "run.yaml").phases
     assert first.repair is not None and first.repair.tokens == 2048
     assert second.repair is not None and second.repair.tokens == RepairSettings().tokens
+    assert first.repair.continuations == second.repair.continuations == 7, "the full model is on the device"
     assert (first.init, second.init) == (("start",), ("random",))
 
 
