@@ -98,11 +98,15 @@ class Goal:
         return min(max(_GUARD_OF_SEARCH * searched, _GUARD_LEAST), _GUARD_MOST)
 
     def guard_plan(self) -> str:
-        """Say how long the guard's answers may take, before the search."""
+        """Say before the search what the guard will ask, and how long the answers may take."""
         limit = f"{self.guard_seconds():.0f} s"
         if self.guard is None and self.seconds is None:
             limit = f"{_GUARD_OF_SEARCH:.0%} of the time that the search takes, but from {limit} to {_GUARD_MOST:,} s"
-        return f"then the models answer held-out prompts: at most {limit} (--guard-time), besides loading and repairs"
+        return (
+            "then the models answer held-out prompts of your files and of general ones (questions, code, JSON, German, "
+            f"Spanish): at most {limit} (--guard-time), besides loading and repairs; what no file of yours has may be "
+            "lost, so add a file of what you need"
+        )
 
     def signature(self) -> dict[str, str]:
         """Return what the settings of the search depend on, by option, each as text; a file by its content.

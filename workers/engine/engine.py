@@ -258,10 +258,9 @@ class GenerationEngine:
         """
         answers, empty = SampledAnswers(limits, self._ends, rng), np.zeros(0, np.int64)
         order = sorted(range(len(starts)), key=lambda row: len(starts[row]))
-        lengths = [len(starts[row]) + limits[row] for row in order]
-        if not self.forward.pads_left:
-            lengths = [len(starts[row]) for row in order]
-        for part in decoded_together(lengths, self.config.batch_tokens, equal=not self.forward.pads_left):
+        equal = not self.forward.pads_left
+        lengths = [len(starts[row]) + (0 if equal else limits[row]) for row in order]
+        for part in decoded_together(lengths, self.config.batch_tokens, equal):
             decode(self.forward, dict.fromkeys(order[part], empty), starts, None, answers)
         return [(*start, *added) for start, added in zip(starts, answers.tokens, strict=True)]
 

@@ -106,20 +106,24 @@ def _written(
     starts = [row.prompt if row.prompt < len(row.tokens) else max(1, len(row.tokens) // 4) for row in rows]
     limits = [len(row.tokens) - start for row, start in zip(rows, starts, strict=True)]
     continued = [place for place, limit in enumerate(limits) if limit >= _FEWEST_WRITTEN]
-    found: list[_CalibrationRow] = []
-    for turn in range(measurement.continuations):
-        left = measurement.tokens - _count((*rows, *found))
-        before = np.cumsum([0, *(len(rows[i].tokens) for i in continued)])[:-1]
-        taken = [i for i, tokens in zip(continued, before.tolist(), strict=True) if tokens < left]
-        if not taken:
+    left, taken = measurement.tokens - _count(rows), list[int]()
+    for place in continued * measurement.continuations:
+        if left <= 0:
             break
-        texts = engine.continued(
-            [rows[i].tokens[: starts[i]] for i in taken], [limits[i] for i in taken], np.random.default_rng(turn)
-        )
-        for i, text in zip(taken, texts, strict=True):
-            answers = rows[i].prompt < len(rows[i].tokens)
-            found.append(_CalibrationRow(text, starts[i] if answers else len(text)))
-    return found
+        taken.append(place)
+        left -= len(rows[place].tokens)
+    if not taken:
+        return []
+    texts = engine.continued(
+        [rows[place].tokens[: starts[place]] for place in taken],
+        [limits[place] for place in taken],
+        np.random.default_rng(0),
+    )
+    answers = [rows[place].prompt < len(rows[place].tokens) for place in taken]
+    return [
+        _CalibrationRow(text, starts[place] if each else len(text))
+        for place, text, each in zip(taken, texts, answers, strict=True)
+    ]
 
 
 def _stored(rows: Sequence[_CalibrationRow], written: int, measurement: RowsMeasurement) -> Calibration:
