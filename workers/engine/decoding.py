@@ -90,7 +90,9 @@ class SampledAnswers(DecodedAnswers):
         sums = logits.cpu().double().softmax(dim=-1).cumsum(dim=-1)
         # Those that are finished need no draw, and their rows are decoded along with the others.
         draws = [0.0 if self.finished[i] else self._draws[i][len(self.tokens[i])] for i in examples]
-        return torch.searchsorted(sums, torch.tensor(draws)[:, None] * sums[:, -1:], right=True).flatten().tolist()
+        # In float32 a draw could be rounded to 1, behind the last token.
+        aims = torch.tensor(draws, dtype=torch.float64)[:, None] * sums[:, -1:]
+        return torch.searchsorted(sums, aims, right=True).flatten().tolist()
 
 
 def draft_lengths(

@@ -16,6 +16,7 @@ from moevolve.workers.contract.edits import Calibration, CombinedMeasurement, Id
 from moevolve.workers.contract.fitting import FitRows, RowsMeasurement
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.contract.usage import RoutedLayer
+from moevolve.workers.engine.decoding import SampledAnswers
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
 from moevolve.workers.engine.tokenizing import end_tokens
@@ -151,6 +152,15 @@ def test_continuations_are_drawn_from_the_models_predictions(
         len(start) <= len(text) <= len(start) + limit
         for start, text, limit in zip(starts, found[0], limits, strict=True)
     )
+
+
+def test_the_largest_draw_is_the_last_token() -> None:
+    class Largest(np.random.Generator):
+        def random(self, *_args: Any, **_settings: Any) -> Any:
+            return np.array([np.nextafter(1.0, 0.0)])
+
+    answers = SampledAnswers([1], (), Largest(np.random.PCG64()))
+    assert answers.choose([0], torch.zeros(1, 7)) == [6]
 
 
 def test_no_prompts_are_refused(resident: Callable[[str], ResidentModel]) -> None:
