@@ -15,7 +15,8 @@ from repair_samples import rows_of, sequences_of
 
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.checkpoints.stored_experts import StoredExperts
-from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit
+from moevolve.workers.contract.fitting import RowsMeasurement
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.engine import GenerationEngine
@@ -79,6 +80,25 @@ def test_scores_are_those_of_a_model_on_the_device(family: str, checkpoint: Call
         assert whole.answer(edit, *answered) == parts.answer(edit, *answered)
         if parts.resident.one_layer_at_a_time:
             assert isinstance(parts.resident.applied, IdentityEdit)
+
+
+@pytest.mark.parametrize(("family", "place"), [("qwen2_moe", "disk"), ("gpt_oss", "host")])
+def test_the_model_writes_the_same_wherever_its_experts_are(
+    family: str, place: Literal["host", "disk"], checkpoint: Callable[[str], Path]
+) -> None:
+    config = ModelConfig(str(checkpoint(family)), device="cpu", dtype="float32")
+    text = " ".join(["the quick brown fox is larger than the lazy dog"] * 3)
+    rows = replace(TEXTS, split="calibration", examples=(Example(text, ()), Example(f"a red cat : {text}", ())))
+    found = [
+        EvaluationWorker(replace(config, expert_offload=each), EngineConfig()).calibrate(
+            RowsMeasurement(10**4, continuations=2), (rows,)
+        )
+        for each in ("device", place)
+    ]
+    one, other = (Calibration.from_bytes(each).arrays for each in found)
+    assert one["repair_written"].sum() > 0 and len(one["repair_lengths"]) == 6
+    for name in ("tokens", "lengths", "prompts", "written"):
+        np.testing.assert_array_equal(one[f"repair_{name}"], other[f"repair_{name}"])
 
 
 @pytest.mark.parametrize(("family", "place"), [("qwen2_moe", "disk"), ("gpt_oss", "host")])
