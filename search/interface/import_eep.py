@@ -37,7 +37,8 @@ from moevolve.workers.methods.eep.edit import RouterSpace
 
 # Prompt templates of the authors by model type; see `moevolve.workers.contract.settings.PACKAGED_TEMPLATES`.
 _AUTHORS_TEMPLATES = {"mixtral": "mixtral"}
-
+# Suffixes of lists of kept experts.
+_LISTS = (".json", ".jsonl")
 
 _KEY = re.compile(r"(layers|transfer)\.(?:(\d+)|\[(\d+)-(\d+)\])")
 _OTHERS = {"layers": "others", "transfer": "others_transfer"}
@@ -63,8 +64,8 @@ class ImportEepRequest(Request):
     """Store the EEP authors' coefficient files, or lists of kept experts, as individuals, one search per file.
 
     They can be shown, evaluated and exported. No weights are needed before an individual is run; `model` names them
-    then. Without a run configuration the original experts stay on the host, in the checkpoint's dtype, and prompts for
-    a Mixtral are in the authors' template.
+    then. Without a run configuration the original experts stay on the host, in the checkpoint's dtype, and the authors'
+    coefficients for a Mixtral get prompts in their template.
 
     Raises:
         UserError: a file can't be read or doesn't fit the model. The store is left alone then.
@@ -115,24 +116,29 @@ class ImportEepRequest(Request):
         """Read each file, as a search to be stored."""
         if self.experts_of.endswith((".yaml", ".yml")):
             config = load_run_config(Path(self.experts_of))
-            model, engine = config.model, config.engine
+            model, engine, authors = config.model, config.engine, config.engine
         else:
             from moevolve.workers.checkpoints.loading import load_config
 
             # A device rarely holds a large model's original experts in addition to the retained ones.
             path = resolved_model_path(find_model(self.experts_of, "--experts-of"))
             model = ModelConfig(path=path, expert_offload="host")
-            engine = EngineConfig(chat_template=_AUTHORS_TEMPLATES.get(load_config(model).model_type, "auto"))
-        loading = changed_loading(model, engine, override_lines(self.overrides))
-        model = pinned(loading.model)
+            engine = EngineConfig()
+            authors = EngineConfig(chat_template=_AUTHORS_TEMPLATES.get(load_config(model).model_type, "auto"))
+        changes = override_lines(self.overrides)
+        of_lists, of_authors = (changed_loading(model, each, changes) for each in (engine, authors))
+        model = pinned(of_lists.model)
         facts = describe_any(model)
-        return [self._read_file(Path(file), model, loading.engine, facts) for file in self.files]
+        return [
+            self._read_file(path, model, (of_lists if path.suffix in _LISTS else of_authors).engine, facts)
+            for path in map(Path, self.files)
+        ]
 
     def _read_file(
         self, path: Path, model: ModelConfig, engine: EngineConfig, facts: ModelFacts
     ) -> tuple[Path, RunConfig, EepGenome]:
         router_space = self.router_space
-        if path.suffix in (".json", ".jsonl"):
+        if path.suffix in _LISTS:
             from moevolve.workers.export.lists import read_list
 
             mapping = merging = np.eye(facts.experts, dtype=np.float32)[read_list(path, facts)]

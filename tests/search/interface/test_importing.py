@@ -107,6 +107,12 @@ def test_a_config_that_comes_with_the_package_is_enough(in_process: Any, tmp_pat
     assert (model["dtype"], model["own_dtype"], model["expert_offload"]) == ("auto", "bfloat16", "host")
     assert stored["engine"]["chat_template"] == "mixtral"
     assert "no such folder" in refusal(in_process("import-eep", file, "--experts-of", "mixtrall"))
+    # A list of experts is nobody's in particular: it gets the checkpoint's own template.
+    (tmp_path / "mask.json").write_text(json.dumps([[1, 1, 0, 1, 0, 0, 1, 0]] * 32))
+    assert in_process("import-eep", "mask.json", "--experts-of", "mixtral-8x7b", cwd=tmp_path).returncode == 0
+    with Store.open(f"sqlite:///{tmp_path / 'moevolve.db'}") as store:
+        engines = {each.search.name: json.loads(each.search.config)["engine"] for each in store.searches()}
+    assert engines["mask"]["chat_template"] == "auto"
 
 
 def test_how_the_model_is_held_can_be_said_when_it_is_evaluated(
