@@ -81,7 +81,7 @@ class ShardWriter:
             filled += size
         count = len(groups)
         names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else [SINGLE_FILE]
-        self._shards = [_Shard(directory / name, group) for name, group in zip(names, groups, strict=True)]
+        self._shards = [ShardFile(directory / name, group) for name, group in zip(names, groups, strict=True)]
         self._shard_of = {name: shard for shard in self._shards for name in shard.planned}
 
     def write(self, name: str, tensor: Tensor) -> None:
@@ -106,19 +106,24 @@ class ShardWriter:
             (self._directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-class _Shard:
-    """One safetensors file. Its header is written last, into reserved space: a header may end with spaces."""
+class ShardFile:
+    """One safetensors file. Its header is written last, into reserved space: a header may end with spaces.
 
-    def __init__(self, path: Path, planned: list[str]) -> None:
+    `planned` are the names of its tensors, which may come in any order, and `metadata` further texts of the header.
+    """
+
+    def __init__(self, path: Path, planned: list[str], metadata: Mapping[str, str] | None = None) -> None:
         self.path = path
         self.planned = planned
         self.nbytes = 0
-        self._room = header_room(planned) - 8
+        self._metadata = {"format": "pt", **(metadata or {})}
+        self._room = header_room([*planned, json.dumps(self._metadata)]) - 8
         self._entries: dict[str, dict[str, object]] = {}
         self._late: list[tuple[str, Tensor]] = []
         path.write_bytes(bytes(8 + self._room))
 
     def write(self, name: str, tensor: Tensor) -> None:
+        """Write a contiguous tensor of the host."""
         if tensor.nbytes % _ALIGNMENT:
             # After it the next tensor might not be aligned. Such tensors are small, so they are moved to the end.
             self._late.append((name, tensor.clone()))
@@ -129,7 +134,7 @@ class _Shard:
         """Write the tensors that were moved to the end, and the header."""
         for name, tensor in sorted(self._late, key=lambda each: -each[1].element_size()):
             self._append(name, tensor)
-        header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}, separators=(",", ":")).encode()
+        header = json.dumps({"__metadata__": self._metadata, **self._entries}, separators=(",", ":")).encode()
         if len(header) > self._room:
             raise ValueError(f"{self.path.name}: its header takes {len(header)} bytes, {self._room} were left for it")
         with self.path.open("r+b") as stream:

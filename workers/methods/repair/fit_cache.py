@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from moevolve.workers.checkpoints.shards import ShardFile
 from moevolve.workers.methods.repair.ridge import FitOutcome
 
 # Folder of files of one process: /tmp is in memory on many systems.
@@ -100,10 +99,11 @@ def _write(file: Path, fitted: FittedLayer, states: bool) -> None:
     tensors |= {f"weights {columns.start} {columns.stop}": weights for columns, weights in fitted.weights}
     tensors |= {f"inputs {place}": each for place, each in enumerate(fitted.inputs)}
     outcome = json.dumps(None if fitted.outcome is None else asdict(fitted.outcome))
-    # Copies, since views of fused experts share storage, which safetensors refuses.
-    order = torch.contiguous_format
-    held = {name: each.cpu().clone(memory_format=order) for name, each in tensors.items() if each is not None}
-    save_file(held, file, {"outcome": outcome})
+    held = {name: each for name, each in tensors.items() if each is not None}
+    shard = ShardFile(file, list(held), {"outcome": outcome})
+    for name, each in held.items():
+        shard.write(name, each.detach().cpu().contiguous())  # one by one: together they are as large as the layer
+    shard.finish()
 
 
 def _read(file: Path) -> FittedLayer:
