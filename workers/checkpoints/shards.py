@@ -117,7 +117,7 @@ class ShardFile:
         self.planned = planned
         self.nbytes = 0
         self._metadata = {"format": "pt", **(metadata or {})}
-        self._room = header_room([*planned, json.dumps(self._metadata)]) - 8
+        self._room = header_room([*planned, json.dumps(metadata)] if metadata else planned) - 8
         self._entries: dict[str, dict[str, object]] = {}
         self._late: list[tuple[str, Tensor]] = []
         path.write_bytes(bytes(8 + self._room))
