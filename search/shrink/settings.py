@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import (
@@ -133,7 +133,7 @@ def _assembled(goal: Goal, tasks: Sequence[str], chosen: Chosen, place: Place) -
         if line not in of_phases:
             apply_override(data, line)
     resolve_paths(data, Path.cwd())
-    data = _continuing(with_preset(data, "shrink"))
+    data = _with_preset(data)
     for line in of_phases:
         apply_override(data, line)
     config = parse_run_config(data, "shrink")
@@ -146,16 +146,20 @@ def _assembled(goal: Goal, tasks: Sequence[str], chosen: Chosen, place: Place) -
     return config if phases == config.phases else config.model_copy(update={"phases": phases})
 
 
-def _continuing(data: dict[str, Any]) -> dict[str, Any]:
-    """Let the full model continue calibration rows that are too few for a repair, if its experts are on the device.
+def _with_preset(data: dict[str, Any]) -> dict[str, Any]:
+    """Add what the preset has; its repairs let the full model continue calibration rows that are too few.
 
-    Elsewhere every token that is written takes all experts from where they are.
+    They don't where the experts aren't on the device: every token that is written takes all experts from where they
+    are. Phases that a request gives itself stay as they are.
     """
-    if data["model"].get("expert_offload", "device") != "device":
-        return data
-    more = {"continuations": _CONTINUATIONS}
-    phases = [each | {"repair": more | each["repair"]} if "repair" in each else each for each in data["phases"]]
-    return data | {"phases": phases}
+    found = with_preset(data, "shrink")
+    model: Any = found["model"]
+    elsewhere = isinstance(model, dict) and model.get("expert_offload", "device") != "device"
+    if "phases" in data or "phases" not in found or elsewhere:
+        return found
+    more, phases = {"continuations": _CONTINUATIONS}, cast(list[dict[str, Any]], found["phases"])
+    changed = [each | {"repair": more | each["repair"]} if "repair" in each else each for each in phases]
+    return found | {"phases": changed}
 
 
 def refuse_wrong_settings(goal: Goal) -> None:

@@ -133,6 +133,11 @@ def test_settings_of_the_presets_phases_are_overridden(tmp_path: Path, in_proces
     assert second.repair is not None and second.repair.tokens == RepairSettings().tokens
     assert first.repair.continuations == second.repair.continuations == 7, "the full model is on the device"
     assert (first.init, second.init) == (("start",), ("random",))
+    own = "phases=[{kind: tune, evaluations: 4, initial: 1, init: [start], repair: true}]"
+    done = in_process(*DRY_RUN, "--set", own, "-o", "own", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (only,) = load_run_config(tmp_path / "own.shrink" / "run.yaml").phases
+    assert only.repair == RepairSettings(), "own phases stay as they are"
 
 
 @pytest.mark.parametrize(
