@@ -63,7 +63,7 @@ def loaded() -> PreTrainedModel:
 
 
 class LayerSums:
-    """Sums over all tokens that a decoder layer sees, of what both methods measure; they grow as the model runs.
+    """The sums over tokens that both methods require of a decoder layer; they grow as the model runs.
 
     An expert's output is here the one before its routing weight, as in both methods.
 
@@ -148,7 +148,7 @@ def heapr_importance(layer: LayerSums) -> Tensor:
 
 
 def energy(layer: LayerSums) -> Tensor:
-    """Return the energy of a layer's neurons, float64 [experts, width]: squared norms of what each adds."""
+    """Return the energy of a layer's neurons, float64 [experts, width]: squares of its output norm."""
     return layer.squares[3] * layer.experts.down_proj.double().square().sum(dim=1)
 
 

@@ -186,9 +186,11 @@ def decode_whole(forward: Forward, prompts: Sequence[Tokens], answers: DecodedAn
         with forward.finished([batch.columns for batch in batches]) if by_layer else nullcontext():
             for batch in batches:
                 last = [batch.path(texts[row])[-1] for row in batch.examples]
-                greedy = forward.logits(batch.columns, last).argmax(dim=-1).tolist()
-                for row, token in zip(batch.examples, greedy, strict=True):
-                    answers.push(unfinished[row], token)
+                examples = [unfinished[row] for row in batch.examples]
+                for i, token in zip(
+                    examples, answers.choose(examples, forward.logits(batch.columns, last)), strict=True
+                ):
+                    answers.push(i, token)
 
 
 def _next_column(mask: Tensor, tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:

@@ -95,9 +95,9 @@ class RepairApplicator(Applicator):
             rows.append(("neurons", "chosen among all experts of a layer"))
         if settings.input_rounds:
             rows.append(("gate and up projections", f"fitted in {settings.input_rounds} rounds of least squares"))
-        prompts = "calibration prompts" + " and of what the full model continued them with" * (
-            settings.continuations > 0
-        )
+        prompts = "calibration prompts"
+        if settings.continuations:
+            prompts += " and of what the full model continued them with"
         return (
             *rows,
             ("repaired outputs", f"{len(repaired)} of {len(self.outcomes)}"),
