@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from html import escape
 from io import StringIO
 from pathlib import Path
@@ -41,7 +40,7 @@ PHASE_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 # Most dots or lines that an SVG holds one by one; more of them become a raster image within it.
 MANY_MARKS = 3000
 GREY = "#8a8a8a"
-DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
+DIVERGING = "RdBu_r"
 # Most rows of panels in a figure for a narrow page.
 MAX_ROWS = 6
 
@@ -67,13 +66,13 @@ _STYLE: dict[RcKeyType, object] = {
 
 
 @contextmanager
-def drawing(height: float, width: float = WIDTH, *, squares: bool = False) -> Iterator[Figure]:
-    """Make a figure of `width` x `height` inches in our style; `squares` lays out panels of a fixed aspect ratio."""
+def drawing(height: float, width: float = WIDTH) -> Iterator[Figure]:
+    """Make a figure of `width` x `height` inches in our style."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context(_STYLE):
-        yield Figure(figsize=(width, height), layout="compressed" if squares else "constrained")
+        yield Figure(figsize=(width, height), layout="constrained")
 
 
 def scale_below(figure: AnyFigure, image: ScalarMappable, panels: Panels, label: str) -> None:
@@ -155,60 +154,3 @@ def ticks(axes: Axes, columns: int, rows: int) -> None:
     """Put at most eight labels on either axis of a heat map."""
     axes.set_xticks(range(0, columns, -(-columns // 8)))
     axes.set_yticks(range(0, rows, -(-rows // 8)))
-
-
-def panels(figure: AnyFigure, rows: int, columns: int, used: int) -> Panels:
-    """Make a grid of panels; those beyond `used` stay blank."""
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for axes in grid.ravel()[used:]:
-        axes.set_axis_off()
-    return grid
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """Images of one size and scale side by side, for example one per layer.
-
-    Attributes:
-        names: Title of each image.
-        values: Numbers to draw, [images, rows, columns].
-        x, y: Names of columns and rows.
-        label: Label of the colour scale.
-        most: Largest number of the scale; None takes the largest there is.
-        signed: True if the scale has 0 in the middle, else it begins there.
-    """
-
-    names: Sequence[str]
-    values: NDArray[np.number]
-    x: str
-    y: str
-    label: str
-    most: float | None = None
-    signed: bool = False
-
-    def draw(self, figure: AnyFigure, columns: int) -> None:
-        """Draw evenly spaced ones, in at most `MAX_ROWS` rows."""
-        rows = _tile_rows(len(self.values), columns)
-        picked = spread(len(self.values), rows * columns)
-        most = self.most or float(np.abs(self.values).max()) or 1.0
-        least, colours = (-most, DIVERGING) if self.signed else (0.0, SEQUENTIAL)
-        grid = panels(figure, rows, columns, len(picked))
-        for axes, place in zip(grid.ravel(), picked, strict=False):
-            image = axes.imshow(self.values[place], interpolation="none", vmin=least, vmax=most, cmap=colours)
-            parts = self.names[place].split(".")  # `layers.0.mlp.up_proj` is shortened to `0 up_proj`
-            axes.set_title(f"{parts[1]} {parts[-1]}" if len(parts) > 2 else self.names[place], fontsize=8)
-            ticks(axes, self.values.shape[2], self.values.shape[1])
-        for axes in grid[:, 0]:
-            axes.set_ylabel(self.y)
-        for axes in grid[-1]:
-            axes.set_xlabel(self.x)
-        scale_below(figure, image, grid, self.label)
-
-
-def tiles_height(count: int, columns: int, row_height: float) -> float:
-    """Return the height in inches of so many tiles, with their colour scale."""
-    return 0.85 + row_height * _tile_rows(count, columns)
-
-
-def _tile_rows(count: int, columns: int) -> int:
-    return min(-(-count // columns), MAX_ROWS)

@@ -21,7 +21,7 @@ from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.final_table import FinalTable, build_final_table
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.report.fitness import draw_fitness
-from moevolve.search.running.candidates import find_candidate, start_of
+from moevolve.search.running.candidates import find_candidate
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord
 
@@ -55,11 +55,10 @@ class PlotRequest(Request):
         config = parse_stored_config(search.config, search.name)
         imported = f"{search.name}:0" if config.is_imported else None
         reference = self.individual or imported or build_final_table(store, search, config, history).winner
-        shown = None if reference is None else find_candidate(store, reference, weights=False)
-        genome, start = (None, None) if shown is None else (shown.genome, start_of(store, shown))
+        genome = None if reference is None else find_candidate(store, reference, weights=False).genome
         full = full_fitness(store, search)
         scale = store.scales(search.id).fitness
-        picture = draw_search(search.name, history, full, genome, reference or "", start, scale)
+        picture = draw_search(search.name, history, full, genome, reference or "", scale)
         with writing_into(self.path.parent):
             save(picture, self.path)
 
@@ -70,7 +69,6 @@ def draw_search(
     full: float | None,
     genome: Genome | None,
     genome_label: str = "",
-    start: Genome | None = None,
     scale: ScaleName = "percent",
 ) -> Figure:
     """Draw one figure: the fitness curve on top and the searched parameters of a genome below; either may be missing.
@@ -80,7 +78,6 @@ def draw_search(
         history: All individuals of the search, in order.
         full: Fitness of the unedited model.
         genome, genome_label: Genome to draw, and its name in the figure.
-        start: Genome that the search started from, if its kind has one.
         scale: Scale that fitness is shown on.
 
     Raises:
@@ -88,8 +85,7 @@ def draw_search(
     """
     above = any(row.fitness is not None for row in history)
     drawn = None if genome is None else base_genome(genome)
-    if drawn is not None and not figures_for(drawn).has_figure(drawn, start):
-        drawn = None
+    drawn = None if drawn is None or not figures_for(drawn).subject else drawn
     if not above and drawn is None:
         raise UserError(f"{title}: no evaluated individual to plot yet")
     heights = [4.0] * above + ([] if drawn is None else [0.4 + figures_for(drawn).height(drawn)])
@@ -100,7 +96,7 @@ def draw_search(
             draw_fitness(parts[0].subplots(), history, full, scale)
         if drawn is not None:
             parts[-1].suptitle(f"{figures_for(drawn).subject} of {genome_label}", fontsize="medium")
-            figures_for(drawn).draw(parts[-1], drawn, start)
+            figures_for(drawn).draw(parts[-1], drawn)
         return figure
 
 

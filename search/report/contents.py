@@ -20,7 +20,7 @@ from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import FinalTable, build_final_table
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.results.effects import Effects, effects
-from moevolve.search.running.candidates import find_candidate, start_of
+from moevolve.search.running.candidates import find_candidate
 from moevolve.search.text import date_time
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import parsing
@@ -53,7 +53,6 @@ class ReportContents:
         line: Main line of the best individual's ancestors, oldest first; empty without one.
         failures: The most frequent first.
         genome: None without a best individual, or if genomes can't be read.
-        start: Genome that the method starts from, if any.
         notes: Remarks on what is missing or special.
         commands: Purpose and text of commands that continue from here.
         provenance: Name and value of ids, dates and fingerprints.
@@ -72,7 +71,6 @@ class ReportContents:
     effects: Effects = field(repr=False)
     costs: SearchCosts
     genome: Genome | None = field(repr=False)
-    start: Genome | None = field(repr=False)
     notes: tuple[str, ...]
     commands: tuple[tuple[str, str], ...] = field(repr=False)
     provenance: tuple[tuple[str, str], ...] = field(repr=False)
@@ -88,11 +86,10 @@ def gather(store: StoreReader, name: str) -> ReportContents:
     config = parse_stored_config(search.config, search.name)
     history = store.history(search.id)
     table = build_final_table(store, search, config, history)
-    candidate, start, notes = None, None, []
+    candidate, notes = None, []
     if table.winner is not None:
         try:
             candidate = find_candidate(store, table.winner, weights=False)
-            start = start_of(store, candidate)
         except UserError as error:
             notes.append(f"The searched matrices aren't shown: {' '.join(str(error).split())}")
     statuses = [row.status for row in history]
@@ -114,7 +111,6 @@ def gather(store: StoreReader, name: str) -> ReportContents:
         effects=effects(store, search.id),
         costs=store.costs(search),
         genome=None if candidate is None or candidate.genome is None else base_genome(candidate.genome),
-        start=start,
         notes=tuple(notes),
         commands=tuple(_commands(search, table, config)),
         provenance=tuple(_provenance(store, search)),

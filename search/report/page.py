@@ -60,9 +60,8 @@ def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
         caption += "." if full is None else f", the full model {scale.phrase(full)}."
         figure = fitness_figure(contents.history, full, contents.scale)
         found["course"] = [_figure("course", "Fitness over the search", caption, figure)]
-    if genome is not None and figures_for(genome).has_figure(genome, contents.start):
-        figures = figures_for(genome)
-        figure, caption = figures.page(genome, contents.start), figures.caption(genome)
+    if genome is not None and (figures := figures_for(genome)).subject:
+        figure, caption = figures.page(genome), figures.caption(genome)
         title = f"{figures.subject.capitalize()} of {winner}"
         found["searched"] = [_figure("matrices", title, caption, figure)]
     return found

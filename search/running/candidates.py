@@ -12,8 +12,6 @@ from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.files import changed_loading, parse_stored_config
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace
-from moevolve.search.genomes.contract.phases import START
-from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.scores import FULL
 from moevolve.search.loop.setup import needs_calibration
 from moevolve.search.running.calibration import calibrated_space
@@ -106,20 +104,6 @@ def bound_candidate(
     if not store.search(found.id).is_bound:
         store.bind_model(found.id, found.model_fingerprint, found.model_path)
     return candidate
-
-
-def start_of(store: StoreReader, candidate: Candidate) -> Genome | None:
-    """Restore the genome that a candidate's search started from, unrepaired; None if its method has no start."""
-    begins = 0
-    for phase in candidate.config.phases:
-        if START in phase.named:
-            # A phase begins with the individuals that its `init` names.
-            rows = store.history(candidate.search.id, [begins + phase.named.index(START)])
-            if not rows:
-                return None
-            return base_genome(_genome_of(candidate.space, rows[0], f"{candidate.search.name}:{rows[0].index}"))
-        begins += phase.evaluations
-    return None
 
 
 def _genome_of(space: GenomeSpace[Genome], row: IndividualRecord, reference: str) -> Genome:

@@ -35,25 +35,18 @@ class Baseline:
 class GenomeFigures(Generic[G]):
     """Drawings of a kind's genomes; by default there are none. Implementations import matplotlib only inside functions.
 
-    `start` is always the genome that the search started from, or None if its kind has no start.
-
     Attributes:
-        subject: Plural noun for what is drawn, such as `matrices`.
-        squares: True if the panels have a fixed aspect ratio.
+        subject: Plural noun for what is drawn, such as `matrices`; empty if nothing is, otherwise `height`, `draw` and
+            `caption` are implemented.
     """
 
     subject: ClassVar[str] = ""
-    squares: ClassVar[bool] = False
-
-    def has_figure(self, genome: G, start: G | None) -> bool:
-        """Return whether a genome can be drawn, by default if `draw` is implemented; other methods require it."""
-        return type(self).draw is not GenomeFigures.draw
 
     def height(self, genome: G) -> float:
         """Return the height in inches that `draw` needs on a narrow page."""
         raise NotImplementedError
 
-    def draw(self, figure: AnyFigure, genome: G, start: G | None) -> None:
+    def draw(self, figure: AnyFigure, genome: G) -> None:
         """Draw on a matplotlib figure or subfigure."""
         raise NotImplementedError
 
@@ -61,12 +54,12 @@ class GenomeFigures(Generic[G]):
         """Return what is drawn, in whole sentences."""
         raise NotImplementedError
 
-    def page(self, genome: G, start: G | None) -> Figure:
+    def page(self, genome: G) -> Figure:
         """Return a figure for a narrow page."""
         from moevolve.search.drawing import drawing
 
-        with drawing(self.height(genome), squares=self.squares) as figure:
-            self.draw(figure, genome, start)
+        with drawing(self.height(genome)) as figure:
+            self.draw(figure, genome)
             return figure
 
     def outline(self, genome: G) -> GenomeOutline:

@@ -112,7 +112,7 @@ class EepFigures(GenomeFigures[EepGenome]):
         share = min(1.0, genome.retained / genome.space.experts)
         return 3.0 if genome.one_hot else 0.9 + min(genome.space.groups, MAX_ROWS) * (0.55 + 1.55 * share)
 
-    def draw(self, figure: AnyFigure, genome: EepGenome, start: EepGenome | None) -> None:
+    def draw(self, figure: AnyFigure, genome: EepGenome) -> None:
         """Draw a row per group of layers, router mapping left of expert merging."""
         if genome.one_hot:
             _draw_kept(figure, genome)

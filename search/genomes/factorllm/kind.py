@@ -1,4 +1,4 @@
-"""The genome kind `factorllm`: its baselines, what its candidates cost, and how they are drawn.
+"""The genome kind `factorllm`: its baselines, what its candidates cost, and what listings say of them.
 
 Baselines partition a dense network without training, as FactorLLM genomes; all are measured on a worker. `kmeans` is
 FactorLLM's start with MoEfication's partition, and the others are other methods.
@@ -14,12 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from moevolve.search.drawing import MAX_ROWS, Tiles, shown_note, tiles_height
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes
 from moevolve.search.genomes.contract.kind import Baseline, GenomeFigures, GenomeKind
@@ -28,11 +23,7 @@ from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.factorllm.space import RIDGE, FactorLlmGenome, FactorLlmSection, FactorLlmSpace
 from moevolve.workers.contract.edits import ROW_TOKENS, Measurement, combined, measurement_parts
 from moevolve.workers.contract.facts import ModelFacts
-from moevolve.workers.methods.factorllm.edit import CmoeMeasurement, FactorLlmEdit, MoeficationMeasurement
-
-if TYPE_CHECKING:
-    from moevolve.search.drawing import AnyFigure
-
+from moevolve.workers.methods.factorllm.edit import CmoeMeasurement, MoeficationMeasurement
 
 # Number of neurons that count as activated by a token, CMoE's `K_a`.
 _FIRING = 10
@@ -126,45 +117,13 @@ def _space(section: FactorLlmSection, facts: ModelFacts, phases: Sequence[PhaseC
     return replace(space, baseline_measurement=combined(*(BASELINES[name].measurement(space) for name in names)))
 
 
-# Panels side by side.
-_COLUMNS = 2
-
-
 class FactorLlmFigures(GenomeFigures[FactorLlmGenome]):
-    """The partition compared with the one that the search started from."""
-
-    subject = "division"
-    squares = True
-
-    def has_figure(self, genome: FactorLlmGenome, start: FactorLlmGenome | None) -> bool:
-        return start is not None
-
-    def height(self, genome: FactorLlmGenome) -> float:
-        return tiles_height(genome.space.dense.layers, _COLUMNS, 2.0)
-
-    def draw(self, figure: AnyFigure, genome: FactorLlmGenome, start: FactorLlmGenome | None) -> None:
-        assert start is not None
-        edit = genome.express()
-        moved, names = neurons_moved(edit, start.express()), [f"layer {layer}" for layer in range(edit.layers)]
-        labels = "expert at the start", "expert now", "neurons in common"
-        Tiles(names, moved, *labels, edit.width / edit.experts).draw(figure, _COLUMNS)
-
-    def caption(self, genome: FactorLlmGenome) -> str:
-        caption = "Neurons that each expert has in common with the experts that the search started from."
-        return caption + shown_note(genome.space.dense.layers, _COLUMNS * MAX_ROWS, "layers")
+    """No drawing, only columns."""
 
     def outline(self, genome: FactorLlmGenome) -> GenomeOutline:
         closed = int((genome.base_router > 0).sum())
         routers = f"{closed} of {genome.space.dense.layers} layers from a closed form"
         return GenomeOutline((("configuration", genome.space.name), ("routers", routers)))
-
-
-def neurons_moved(edit: FactorLlmEdit, start: FactorLlmEdit) -> NDArray[np.int64]:
-    """Count the neurons of each expert of `edit` by their expert in `start`: int64 [layers, N, N]."""
-    width = edit.width // edit.experts
-    owner = np.argsort(start.order, axis=1) // width
-    there = np.take_along_axis(owner, edit.order.astype(np.int64), axis=1).reshape(edit.layers, edit.experts, width)
-    return (there[..., None] == np.arange(edit.experts)).sum(axis=2)
 
 
 FACTORLLM = GenomeKind(

@@ -80,6 +80,11 @@ class NanoMoeGenome(ArrayGenome):
         names = tuple(each.name for each in space.layers)
         return NanoMoeEdit(space.form, names, self.mixing, space.fit, space.rows)
 
+    @property
+    def change(self) -> float:
+        """Mean absolute change of M's parameters since the start; 0 if M has none."""
+        return float(np.abs(self.mixing - self.space.unmixed).mean()) if self.mixing.size else 0.0
+
 
 @dataclass(frozen=True)
 class NanoMoeSpace(ArraySpace[NanoMoeGenome]):
@@ -179,7 +184,6 @@ class NanoMoeSpace(ArraySpace[NanoMoeGenome]):
 
     def describe(self, genome: NanoMoeGenome) -> Description:
         form = self.form
-        away = float(np.abs(genome.mixing - self.unmixed).mean()) if genome.mixing.size else 0.0
         blocks = "" if form.variant == "low_rank" else f" K={form.blocks}"
         return Description(
             experts=form.blocks,
@@ -188,7 +192,7 @@ class NanoMoeSpace(ArraySpace[NanoMoeGenome]):
             active_parameters=self.active_parameters,
             parameters_full=self.facts.parameters,
             active_parameters_full=self.facts.active_parameters,
-            summary=f"{form.variant}{blocks} r={form.rank} on {len(self.layers)} layers, mean |dM| {away:.3f}",
+            summary=f"{form.variant}{blocks} r={form.rank} on {len(self.layers)} layers, mean |dM| {genome.change:.3f}",
         )
 
     @property

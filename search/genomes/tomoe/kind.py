@@ -133,7 +133,7 @@ class ToMoeFigures(GenomeFigures[ToMoeGenome]):
     def height(self, genome: ToMoeGenome) -> float:
         return 2.6 if genome.express().heads is None else 4.4
 
-    def draw(self, figure: AnyFigure, genome: ToMoeGenome, start: ToMoeGenome | None) -> None:
+    def draw(self, figure: AnyFigure, genome: ToMoeGenome) -> None:
         edit = genome.express()
         _draw(figure, edit)
         figure.legend(

@@ -15,7 +15,7 @@ from moevolve.search.genomes.registry import figures_for, outline_of, stored_sec
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.scores import score_of
 from moevolve.search.report.rendering import handle
-from moevolve.search.running.candidates import Candidate, find_candidate, start_of
+from moevolve.search.running.candidates import find_candidate
 from moevolve.search.server.dependencies import RefPath, ServerDep, ServerState
 from moevolve.search.server.pages.rendering import render, render_part, svg_document
 from moevolve.search.server.processes import Job
@@ -61,10 +61,8 @@ def show_genome(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespon
     detail = server.store.individual(ref)
     caption, note, outline = "", "", GenomeOutline(())
     try:
-        subject, genome, start = _genome_and_start(server.store, ref)
-        outline = GenomeOutline(()) if subject.genome is None else outline_of(subject.genome)
-        figures = figures_for(genome)
-        caption = figures.subject if figures.has_figure(genome, start) else ""
+        genome = _genome(server.store, ref)
+        outline, caption = outline_of(genome), figures_for(base_genome(genome)).subject
     except UserError as error:
         note = f"It can't be drawn: {' '.join(str(error).split())}"
     shown = {"caption": caption, "note": note, "outline": outline}
@@ -76,11 +74,11 @@ async def draw_genome(server: ServerDep, ref: RefPath) -> Response:
     """Return the figure of a genome."""
 
     def draw() -> Response:
-        _, genome, start = _genome_and_start(server.store, ref)
+        genome = base_genome(_genome(server.store, ref))
         figures = figures_for(genome)
-        if not figures.has_figure(genome, start):
+        if not figures.subject:
             raise NotFoundError(f"{ref} has nothing to draw")
-        return svg_document(figures.page(genome, start), f"{figures.subject} of {ref}")
+        return svg_document(figures.page(genome), f"{figures.subject} of {ref}")
 
     return await server.drawings.run(draw)
 
@@ -122,12 +120,12 @@ def _export_job(server: ServerState, detail: IndividualDetail) -> Job | None:
         return None
 
 
-def _genome_and_start(store: StoreReader, ref: str) -> tuple[Candidate, Genome, Genome | None]:
-    """An individual, its genome without its repair, and the genome that its search's method started from, if any.
+def _genome(store: StoreReader, ref: str) -> Genome:
+    """Return the genome of an individual.
 
     Raises:
         UserError: the search was stored without the facts of its model.
     """
-    subject = find_candidate(store, ref, weights=False)
-    assert subject.genome is not None
-    return subject, base_genome(subject.genome), start_of(store, subject)
+    genome = find_candidate(store, ref, weights=False).genome
+    assert genome is not None
+    return genome

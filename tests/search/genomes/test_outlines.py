@@ -1,12 +1,9 @@
-"""The data in the figures of genome kinds, without looking at pixels, and genomes in columns."""
+"""Genomes in columns."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pytest
-from search_samples import PRUNE, continuous, dense_model, eep_space
+from search_samples import PRUNE, continuous, eep_space
 
 from moevolve.search.genomes.contract.outline import (
     GenomeOutline,
@@ -14,33 +11,7 @@ from moevolve.search.genomes.contract.outline import (
     outline_rows,
     ranges,
 )
-from moevolve.search.genomes.factorllm.kind import neurons_moved
-from moevolve.search.genomes.nanomoe.kind import NanoMoeFigures, mixing_change
-from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection, NanoMoeSpace
 from moevolve.search.genomes.registry import outline_of
-from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
-
-
-def test_changes_of_mixing_are_measured_from_the_start() -> None:
-    space = NanoMoeSpace.of(NanoMoeSection(kind="nanomoe", variant="III", blocks=2, rank=3), dense_model())
-    start = np.broadcast_to(space.form.unmixed, space.shape)
-    assert not mixing_change(NanoMoeGenome(space, start)).any()
-    moved = start.copy()
-    moved[1, :, 0, 1, 0] += [3, 0, 4]
-    change = mixing_change(NanoMoeGenome(space, moved))
-    assert change.shape == (len(space.layers), 2, 2)
-    assert change[1, 0, 1] == pytest.approx(5 / 3) and np.count_nonzero(change) == 1
-    figure = NanoMoeFigures().page(NanoMoeGenome(space, moved), None)
-    images = [axes.images[0] for axes in figure.axes if axes.images]
-    assert images[1].get_clim() == pytest.approx((0, 5 / 3))
-
-
-def test_neurons_in_common_are_counted() -> None:
-    zeros: Any = np.zeros((1, 1, 2, 3)), np.zeros((1, 1, 2))
-    start = FactorLlmEdit(np.array([[0, 1, 2, 3]]), *zeros, 1)
-    now = FactorLlmEdit(np.array([[0, 2, 1, 3]]), *zeros, 1)
-    assert neurons_moved(start, start).tolist() == [[[2, 0], [0, 2]]]
-    assert neurons_moved(now, start).tolist() == [[[1, 1], [1, 1]]]
 
 
 def test_neighbouring_layers_that_are_alike_are_one_row() -> None:
