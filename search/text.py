@@ -1,15 +1,16 @@
-"""Numbers and tables as people read them: scores, sizes and times in tables, pages, and reports."""
+"""Numbers as people read them: scores, sizes and times in tables, pages and reports; and texts safe to print."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from html import escape
 from itertools import groupby
 from typing import Protocol
 
 from moevolve.evaluators.scales import SCALES, ScaleName
+
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 class Measured(Protocol):
@@ -113,24 +114,6 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(found) or "none"
 
 
-def html_table(rows: Sequence[Mapping[str, object]], caption: str = "") -> str:
-    """Return the rows with the same columns as an HTML table, without columns in which nothing stands."""
-    names = [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, "") for row in rows)]
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(_written(row[name]))}</td>" for name in names) + "</tr>" for row in rows
-    )
-    above = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f"<table>{above}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def html_lines(lines: Iterable[str]) -> str:
-    """Lines as HTML, a paragraph each."""
-    return "".join(f"<p>{escape(line)}</p>" for line in lines)
-
-
-def _written(value: object) -> str:
-    if isinstance(value, datetime):
-        return date_time(value)
-    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-    return "".join(each if each.isprintable() else " " for each in text)
+def plain(text: str) -> str:
+    """Replace control characters, which could move a terminal's cursor or send it commands."""
+    return text.translate(_CONTROLS)

@@ -22,7 +22,7 @@ What they have in common:
 * An **individual** is called `SEARCH:INDEX`; where it says so, `full` is the unedited model.
 * **Whole stores** are maintained by `moevolve.db`, as by `moevolve db ...`.
 * **Records** are frozen values; `as_data` turns any of them into plain JSON data. Their scores are in [0, 1].
-  `best(...).to_pandas()` makes a data frame, with scores in % or as perplexities.
+  `pandas.json_normalize(as_data(best(...)))` makes a data frame.
 * **Progress** of functions that take more than a moment is shown on stderr. `progress=False` turns it off, and an
   `observer` gets it instead.
 * **Errors** that you can correct are a `UserError` or a `StoreError` of one line. `PoolError` is raised for workers,

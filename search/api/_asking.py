@@ -22,8 +22,8 @@ from moevolve.search.interface.request import (
     one_line_errors,
     summary_of,
 )
-from moevolve.search.interface.tables import plain
 from moevolve.search.running.observer import Observer
+from moevolve.search.text import plain
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         SearchOverview,
         SearchSummary,
     )
-    from moevolve.search.interface.tables import Rows
 
 
 # Characters of an error that a cell shows; `show` has all of it.
@@ -42,7 +41,7 @@ _LONGEST_REASON = 50
 
 
 @shows(SearchesRequest)
-def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
+def searches(found: list[SearchSummary], _: SearchesRequest) -> None:
     rows = [
         [
             row.search.name,
@@ -130,7 +129,7 @@ def _print_shared(shared: str, genomes: Iterable[str]) -> None:
 
 
 @shows(BestRequest)
-def best(found: Rows[BestRow], request: BestRequest) -> None:
+def best(found: list[BestRow], request: BestRequest) -> None:
     genomes, shared = _differing([row.summary for row in found])
     tasks = {row.task for row in found}
     several = len(tasks) != 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import computed_field
@@ -15,7 +14,6 @@ from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.preparation.registry import split_fitness
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import scales_title
-from moevolve.evaluators.text_files import writing_into
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.files import changed_loading, override_lines
 from moevolve.search.config.run import TaskSection
@@ -28,7 +26,7 @@ from moevolve.search.loop.significance import TaskOutcomes, holm, paired_test
 from moevolve.search.running.candidates import Candidate, bound_candidate, prepared_split
 from moevolve.search.running.observer import SILENT, Observer
 from moevolve.search.running.weights import resolved_model_path
-from moevolve.search.text import html_lines, html_table, parameter_count, score_phrase
+from moevolve.search.text import parameter_count, score_phrase
 from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
@@ -104,11 +102,6 @@ class Evaluations:
             cells[task] = score_phrase(score) + ("" if p is None else f", p = {p:.2g}")
         return cells
 
-    def html(self) -> str:
-        """Return what a page shows of them."""
-        table = html_table([self.cells(model) for model in self.models], self.title)
-        return table + html_lines([self.note] if self.note else [])
-
 
 @dataclass(frozen=True)
 class _Subject:
@@ -148,7 +141,6 @@ class EvaluateRequest(Request):
         Sequence[str], about("Any task, or NAME@FITNESS; repeatable.", min_length=1), Flag("--task", "TASK", list[str])
     ]
     split: TaskSplit = "test"
-    page: Annotated[Path | None, about("Write the table as an HTML page, too."), Flag(metavar="FILE")] = None
     search: SearchOfFull = None
     model: ModelPath = None
     threads: Threads = None
@@ -179,13 +171,7 @@ class EvaluateRequest(Request):
         for subject, records in zip(subjects, found, strict=True):
             p_values = tuple(next(corrected) for _ in records)
             models.append(EvaluatedModel(subject.name, subject.parameters, records, p_values))
-        made = Evaluations(tuple(split.task for split in splits), self.split, tuple(models))
-        if self.page is not None:
-            from moevolve.search.report.rendering import table_page
-
-            with writing_into(self.page.parent):
-                self.page.write_text(table_page("Evaluation", made.html()), encoding="utf-8")
-        return made
+        return Evaluations(tuple(split.task for split in splits), self.split, tuple(models))
 
     @property
     def _changes(self) -> list[str]:

@@ -13,7 +13,6 @@ from moevolve.evaluators.types import Split
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.interface.parameters import ScoredSplit
 from moevolve.search.interface.request import Request, about, record
-from moevolve.search.interface.tables import Rows
 from moevolve.store.pareto import Size
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import BestRow
@@ -45,9 +44,9 @@ class BestRequest(Request):
     ] = "dev"
     limit: Annotated[int, about("List at most this many configurations per task.", ge=1, le=1000)] = 10
 
-    def answer(self, store: StoreReader) -> Rows[BestRow]:
+    def answer(self, store: StoreReader) -> list[BestRow]:
         where = self.task, self.experts, self.active, self.search
-        return Rows(store.best(*where, self.limit, self.split, self.model))
+        return store.best(*where, self.limit, self.split, self.model)
 
 
 @dataclass(frozen=True, slots=True)

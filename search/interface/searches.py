@@ -14,7 +14,6 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import LONGEST_NAME, RunConfig
 from moevolve.search.interface.parameters import SearchRef
 from moevolve.search.interface.request import Flag, Request, about, record
-from moevolve.search.interface.tables import Rows
 from moevolve.search.loop.final_table import FinalTable, build_final_table
 from moevolve.search.results.comparison import Comparison, compare_searches
 from moevolve.search.results.effects import Effects, effects
@@ -43,8 +42,8 @@ class SearchesRequest(Request):
         ),
     ] = "oldest"
 
-    def answer(self, store: StoreReader) -> Rows[SearchSummary]:
-        return Rows(self.selected(store.searches()))
+    def answer(self, store: StoreReader) -> list[SearchSummary]:
+        return self.selected(store.searches())
 
     def selected(self, found: Sequence[SearchSummary]) -> list[SearchSummary]:
         """Filter and sort all searches, which are given oldest first."""

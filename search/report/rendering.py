@@ -90,12 +90,6 @@ def handle(search: SearchRecord | BestRow) -> str:
     return name if _PLAIN.fullmatch(name) else key
 
 
-def table_page(title: str, table: str) -> str:
-    """Return a page with one table, which is HTML."""
-    style = (FOLDER / "static" / "style.css").read_text(encoding="utf-8")
-    return environment().get_template("table.jinja").render(title=title, table=Markup(table), style=Markup(style))
-
-
 def cells(places: Iterable[int]) -> str:
     """Return an SVG path of a cell for each of some places in a row, with gaps between them."""
     return "".join(f"M{place} 0h.85v1h-.85z" for place in places)

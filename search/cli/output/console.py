@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 import moevolve
-from moevolve.search.interface.tables import plain
+from moevolve.search.text import plain
 
 # Characters to which a column of text is narrowed at most by folding its lines.
 _NARROWEST = 20

@@ -11,8 +11,7 @@ from rich.text import Text
 from moevolve.evaluators.scales import scales_title
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.cli.output.console import output, print_table
-from moevolve.search.interface.tables import plain
-from moevolve.search.text import memory_size, score_lines, size_lines
+from moevolve.search.text import memory_size, plain, score_lines, size_lines
 from moevolve.store.session import without_password
 
 if TYPE_CHECKING:

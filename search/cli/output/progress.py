@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 import moevolve
 from moevolve.search.cli.output.console import errors
 from moevolve.search.interface.progress import describe, line_observer
-from moevolve.search.interface.tables import plain
+from moevolve.search.text import plain
 
 if TYPE_CHECKING:
     from moevolve import Observer
