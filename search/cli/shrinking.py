@@ -23,7 +23,7 @@ _AGAIN = "give the same command again to go on"
 _PANELS = {
     "Arguments": ("model",),
     "Options": ("data", "experts", "output", "time", "dry_run"),
-    "Amounts to keep; give one instead of --experts": ("neurons", "size", "keep_score", "active", "kind"),
+    "Amounts to keep; give one instead of --experts": ("neurons", "size", "keep_score", "active"),
     "Data": ("tasks", "columns", "metric"),
     "Search": ("evaluations", "repair", "seed", "overrides", "store"),
     "Checks before the export": ("guard_time", "force"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.subsets import even_width
@@ -11,7 +10,7 @@ from moevolve.search.shrink.amounts import Chosen
 from moevolve.search.shrink.goal import Goal
 from moevolve.workers.contract.facts import DenseFacts
 
-# Experts per network. On the demo's dense model FactorLLM with half of 16 active is no better, of 4 worse.
+# Masks per network.
 _EXPERTS = 8
 # Sizes that are tried of a narrower model, at equal distances.
 _SIZES = 32
@@ -54,7 +53,9 @@ def dense_settings(goal: Goal, dense: DenseFacts) -> Chosen:
         genome, preset = _genome(kept, dense), "kept-neurons"
         sentence = f"{amount}: every feed-forward network keeps {kept} of {dense.width} neurons"
     else:
-        genome, preset, sentence = _mixture(goal)
+        assert amount.share is not None
+        genome, preset = {"kind": "tomoe", "experts": _EXPERTS, "budget": amount.share}, "active-neurons"
+        sentence = f"{amount}: {_EXPERTS} overlapping masks of neurons per network (tomoe), one per token"
     return Chosen(genome, preset, goal.request.repair != "none", sentence=sentence)
 
 
@@ -67,21 +68,3 @@ def narrower_genomes(dense: DenseFacts) -> dict[int, Genome]:
     """Return settings of genomes by the number of neurons that every network keeps, ascending."""
     sizes = {even_width(part / _SIZES, dense.width) for part in range(1, _SIZES)} - {0}
     return {kept: _genome(kept, dense) for kept in sorted(sizes)}
-
-
-def _mixture(goal: Goal) -> tuple[Genome, str, str]:
-    amount = goal.amount
-    assert amount.share is not None
-    if goal.request.kind != "factorllm":
-        genome: Genome = {"kind": "tomoe", "experts": _EXPERTS, "budget": amount.share}
-        text = f"{_EXPERTS} overlapping masks of neurons per network (tomoe), one per token"
-    else:
-        active = Fraction(str(amount.share)) * _EXPERTS
-        if active.denominator != 1:
-            raise UserError(
-                f"{amount}: factorllm makes {_EXPERTS} equal experts; give a multiple of {1 / _EXPERTS:.1%}, or --kind "
-                "tomoe"
-            )
-        genome = {"kind": "factorllm", "experts": _EXPERTS, "active": int(active)}
-        text = f"{_EXPERTS} equal parts of the neurons of every network (factorllm), {active} per token"
-    return genome, "active-neurons", f"{amount}: {text}"

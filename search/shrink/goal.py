@@ -26,7 +26,7 @@ _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _DURATIONS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 # Parameters that a search's settings depend on, besides its data and the overrides.
-_DECIDING = ("model", *_AMOUNTS, "kind", "tasks", "columns", "metric")
+_DECIDING = ("model", *_AMOUNTS, "tasks", "columns", "metric")
 _DECIDING += ("evaluations", "time", "repair", "custom_code", "seed")
 # The guard takes a share of --time, or without it of the search's time within limits. A loop shows in answers of a
 # hundred tokens.
@@ -160,8 +160,6 @@ def _refuse_contradictions(request: ShrinkParameters) -> None:
             f"--metric {request.metric} requires --data; a task names its own function: "
             "matching: {function: FILE.py:NAME}"
         )
-    if request.kind is not None and request.active is None:
-        raise UserError(f"--kind {request.kind} requires --active")
     if request.keep_score is not None and request.dry_run:
         raise UserError("--keep-score finds the size by searching, which --dry-run leaves out; give one of them")
     if request.time is not None and request.evaluations is not None:

@@ -25,13 +25,6 @@ class ShrinkParameters(Request):
             "experts, which needs --custom-code."
         ),
     ] = None
-    kind: Annotated[
-        Literal["tomoe", "factorllm"] | None,
-        about(
-            "How --active makes experts: overlapping masks of neurons, one per token (`tomoe`, the default), or equal "
-            "parts of them, several per token (`factorllm`)."
-        ),
-    ] = None
     experts: Annotated[str | None, about("Experts to keep per MoE layer: a number, or a share such as 50%.")] = None
     neurons: Annotated[
         str | None,

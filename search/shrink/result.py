@@ -9,7 +9,7 @@ from pathlib import Path
 from moevolve.evaluators.records import short_repr
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.loop.final_table import FinalTable, build_final_table
-from moevolve.search.results.gain import Gain, code_gain, search_gain
+from moevolve.search.results.gain import Gain, search_gain
 from moevolve.search.running.weights import stored_facts
 from moevolve.search.shrink.findings import Written, advice
 from moevolve.search.shrink.record import ShrinkRecord
@@ -40,7 +40,6 @@ class ShrinkResult:
             narrower one and None without a winner.
         layers: Layers that have them.
         gain: What the search gained over the best one-shot choice; None without a winner, or without such a choice.
-        code_gain: What a winner that needs its own code gains over the best of those that don't; None without both.
     """
 
     __repr__ = short_repr
@@ -52,7 +51,6 @@ class ShrinkResult:
     experts: int | None
     layers: int
     gain: Gain | None
-    code_gain: Gain | None
 
     def sides(self) -> list[dict[str, str]]:
         """Return the model before and after, as rows of a table; empty if nothing was written."""
@@ -103,7 +101,7 @@ class ShrinkResult:
         else:
             lines += self._written_lines(record.written)
         lines.append(f"the search is {self.table.search} in {self.store}; its settings are in {record.run_file}")
-        lines += [str(gain) for gain in (self.code_gain, self.gain) if gain is not None]
+        lines += [] if self.gain is None else [str(self.gain)]
         return lines
 
     def _written_lines(self, written: Written) -> Iterator[str]:
@@ -145,5 +143,4 @@ def result_of(store: StoreReader, record: ShrinkRecord) -> ShrinkResult | None:
         experts=None if table.winner is None else store.individual(table.winner).individual.experts,
         layers=len(facts.moe_layers) if dense is None else dense.layers,
         gain=search_gain(store, table),
-        code_gain=code_gain(store, table),
     )

@@ -29,7 +29,7 @@ from moevolve.search.loop.final_table import BEST_LABEL, FinalTable, preferred, 
 from moevolve.search.loop.scores import Score, SearchScores, full_fitness
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.report.contents import gather
-from moevolve.search.results.gain import code_gain, search_gain
+from moevolve.search.results.gain import search_gain
 from moevolve.search.results.study import study_rows
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register
@@ -278,7 +278,7 @@ def test_what_a_search_gained_is_said_with_a_test(
     monkeypatch.setattr("moevolve.search.loop.final_table.auxiliary_entries", entries)
     monkeypatch.setattr("moevolve.search.results.gain.auxiliary_entries", entries)
     table = launch(store, config(), sheet)
-    assert f"The search {said}" in str(search_gain(store, table)) and code_gain(store, table) is None
+    assert f"The search {said}" in str(search_gain(store, table))
 
     # A last phase's repair gains something, too, and all if it is that of a one-shot choice.
     history = store.history("lab-1")
@@ -286,23 +286,6 @@ def test_what_a_search_gained_is_said_with_a_test(
         anew = [replace(one, operator="repair", parents=(parent,)) if one.index else one for one in history]
         monkeypatch.setattr(store, "history", lambda _, anew=anew: anew)
         assert (f"{what} at more length {said}" if best else said) in str(search_gain(store, table))
-
-
-def test_what_custom_code_gains_over_what_servers_load_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every candidate but the winner counts as one that needs no code."""
-    best: list[str] = []
-
-    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
-        if not isinstance(edit, IdentityEdit) and not best:
-            best.append(edit.phenotype_hash)
-        return (19 if edit.phenotype_hash in best else 9), 0.0
-
-    table = launch(store, config(), sheet)
-    leaders = store.best_of_search("lab-1", 6)
-    marked = [replace(row, stock=row.phenotype_hash not in best) for row in leaders]
-    monkeypatch.setattr(store, "best_of_search", lambda *_: marked)
-    said = f"Custom code gained over the best candidate that needs none (lab:{leaders[1].index}): 95.0 % against 45.0 %"
-    assert str(code_gain(store, table)).startswith(f"{said} on `dev` (+50.0, p = 0.002")
 
 
 def test_a_search_whose_every_individual_failed_has_no_winner(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

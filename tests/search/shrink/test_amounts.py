@@ -94,7 +94,6 @@ def test_the_largest_share_of_neurons_that_fits_is_kept() -> None:
         ({"experts": "4", "time": "9" * 5000 + "h"}, "--time 9+h: give a number with a unit"),
         ({"neurons": "half"}, "--neurons half: give a share"),
         ({"active": "100.0 %"}, "--active 100.0 % keeps everything"),
-        ({"experts": "4", "kind": "tomoe"}, "--kind tomoe requires --active"),
         ({"keep_score": "100%"}, "--keep-score 100%: give a share below 100%"),
         ({"keep_score": "most"}, "--keep-score most: give a share below 100%"),
         ({"keep_score": "99%", "dry_run": True}, "--keep-score .* --dry-run"),

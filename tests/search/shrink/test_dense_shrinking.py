@@ -59,15 +59,14 @@ def shrunk(folder: Path, *options: str) -> dict[str, Any]:
     return page
 
 
-@pytest.mark.parametrize("kind", ["tomoe", "factorllm"])
-def test_a_dense_model_becomes_a_mixture_of_experts(tmp_path: Path, kind: str) -> None:
-    page = shrunk(tmp_path, "--active", "50%", "--custom-code", *(() if kind == "tomoe" else ("--kind", kind)))
+def test_a_dense_model_becomes_a_mixture_of_experts(tmp_path: Path) -> None:
+    page = shrunk(tmp_path, "--active", "50%", "--custom-code")
     assert (page["experts_full"], page["experts"], page["layers"]) == (0, 8, 5)
     (choice,) = page["record"]["choices"]
-    assert choice.startswith("--active 50%: 8 ") and f"({kind})" in choice
+    assert choice.startswith("--active 50%: 8 overlapping masks")
     assert page["record"]["written"]["form"] == "native"
     best, networks = page["table"]["entries"][-1], 5 * 3 * 128 * 1024
-    routers = 5 * 8 * (128 + (kind == "factorllm"))
+    routers = 5 * 8 * 128
     idle = page["table"]["parameters_full"] + routers - best["active_parameters"]
     assert networks / 2 <= idle < networks / 2 + 3 * 128
     (check,) = page["record"]["checks"]["tasks"][:1]
@@ -157,9 +156,7 @@ def test_settings_of_the_presets_phases_are_overridden(tmp_path: Path, in_proces
             ("--active", "50%"),
             "--active 50% makes a mixture of experts with its own code, which servers",
         ),
-        ("dense", ("--active", "30%", "--kind", "factorllm", "--custom-code"), "give a multiple of 12.5%, or --kind"),
         ("model", ("--active", "50%"), "a token uses 2 of 8; give --experts or --neurons"),
-        ("model", ("--experts", "4", "--kind", "tomoe"), "--kind tomoe requires --active"),
     ],
 )
 def test_what_suits_other_models_is_refused(

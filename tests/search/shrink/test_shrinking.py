@@ -151,7 +151,7 @@ def test_the_same_command_again_prints_what_is_recorded(
     again = in_process(*COMMAND, cwd=folder)
     assert again.returncode == 0, again.stderr
     said = " ".join(again.stdout.split())
-    assert page["gain"]["over"].startswith("the best one-shot choice (") and page["code_gain"] is None
+    assert page["gain"]["over"].startswith("the best one-shot choice (")
     assert "best found" in said and "small (source checkpoint of small:" in said
     config = load_run_config(folder / "small.shrink" / "run.yaml")
     assert [task.name for task in config.tasks] == [str(folder / "small.shrink" / "tasks" / "chats.yaml")]
