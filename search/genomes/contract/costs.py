@@ -59,10 +59,6 @@ class GenomeCosts(Generic[S_co]):
         found = self.space.describe(self.space.sample(generator(0, 0), phase).genome)
         return found.experts, found.active, found.parameters, found.active_parameters
 
-    def distinct_candidates(self, phase: PhaseConfig) -> int | None:
-        """Return how many different candidates a phase can make; None without a practical limit."""
-        return None
-
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
         """Return the bytes of a worker's buffers for the candidates' own weights.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import comb
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,13 +35,6 @@ class EepCosts(GenomeCosts[EepSpace]):
 
     def counts(self, phase: PhaseConfig) -> tuple[int, int, int, int]:
         return self.space.retained, self.space.active, *self.space.parameters(one_hot=phase.kind != "merge")
-
-    def distinct_candidates(self, phase: PhaseConfig) -> int | None:
-        if phase.kind != "prune":
-            return None
-        space, parts = self.space, self.space.subsets.routing_groups
-        choices = [comb(space.experts // parts, retained // parts) for retained in space.counts]
-        return sum(each ** (parts * space.groups) for each in choices)
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
         """Kept experts are copied if merged, repaired, or on the host; of shared experts, repairs copy one matrix."""

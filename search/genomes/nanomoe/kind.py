@@ -9,7 +9,6 @@ from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.contract.kind import Baseline, GenomeFigures, GenomeKind
 from moevolve.search.genomes.contract.outline import GenomeOutline
-from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection, NanoMoeSpace
 
 
@@ -52,9 +51,6 @@ class NanoMoeCosts(GenomeCosts[NanoMoeSpace]):
         if self.space.tokens is None:
             return decomposed
         return min(sum(moments), max(*moments, STATISTICS_MEMORY)) + 2 * decomposed
-
-    def distinct_candidates(self, phase: PhaseConfig) -> int | None:
-        return 1 if self.space.form.variant == "low_rank" else None
 
 
 class NanoMoeFigures(GenomeFigures[NanoMoeGenome]):

@@ -35,11 +35,10 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class PhaseCount:
-    """Number of a phase's individuals, and of different ones at most; repeated ones are looked up, not evaluated."""
+    """Number of a phase's individuals; those that repeat an earlier one are looked up, not evaluated."""
 
     kind: str
     individuals: int
-    different: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +54,6 @@ class TokenCounts:
     longest: int | None = None
     scored: int = 0
     fitted: int | None = None
-
-
-def phase_counts(config: RunConfig, costs: SpaceCosts) -> tuple[PhaseCount, ...]:
-    """Count the individuals of every phase, and how many of them can differ."""
-    counts = []
-    for phase in config.phases:
-        different = costs.distinct_candidates(phase)
-        most = phase.evaluations if different is None else min(phase.evaluations, different)
-        counts.append(PhaseCount(phase.kind, phase.evaluations, most))
-    return tuple(counts)
 
 
 def model_sizes(outline: ModelOutline, costs: SpaceCosts, like: Mapping[str, PhaseConfig]) -> tuple[ModelSize, ...]:

@@ -6,7 +6,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import costs_of
 from moevolve.search.loop.setup import needs_calibration
-from moevolve.search.running.plan.counts import TokenCounts, described_as, final_models, model_sizes, phase_counts
+from moevolve.search.running.plan.counts import PhaseCount, TokenCounts, described_as, final_models, model_sizes
 from moevolve.search.running.plan.memory import worker_memory
 from moevolve.search.running.plan.records import Estimate
 from moevolve.search.running.plan.workload import Prompts, WorkloadReader
@@ -71,7 +71,7 @@ def estimate(
         sizes=model_sizes(outline, costs, described_as(config.phases)),
         memory={place: worker_memory(config, outline, costs, tokens, place) for place in places},
         splits=splits,
-        phases=phase_counts(config, costs),
+        phases=tuple(PhaseCount(phase.kind, phase.evaluations) for phase in config.phases),
         ranked=len(final["dev"]),
         tested=len(final["test"]),
         remarks=(*remarks, *rounds_notes(config), *idle),

@@ -21,7 +21,7 @@ from moevolve.search.running.calibration import stored_fingerprint
 from moevolve.search.running.execute import PoolFactory, execute
 from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
-from moevolve.search.running.plan.counts import PhaseCount, final_models, phase_counts
+from moevolve.search.running.plan.counts import final_models
 from moevolve.search.running.plan.records import Pilot
 from moevolve.search.running.set_up import Call, call_here, with_changes
 from moevolve.store.reader import StoreReader
@@ -56,7 +56,7 @@ def measure(
         call: Calls what imports torch.
     """
     scored = [split for split in setup.all_prepared.values() if split.split in SCORED]
-    phases, tokens = call(_work_of, setup.config, scored)
+    tokens = call(_tokens, setup.config, scored)
     with tempfile.TemporaryDirectory(prefix="moevolve-pilot-") as folder:
         short = _shortened(setup, individuals, Path(folder))
         begun = time.monotonic()
@@ -82,22 +82,19 @@ def measure(
     calibrating = sum(Calibration.from_bytes(content).seconds for content in calibrations.values())
     pilot = replace(_measured(taken, wall - full), calibration_seconds=calibrating, full_seconds=full)
     final = pilot.final(final_models(setup.config), tokens)
-    searching = pilot.searching((count.kind, count.different) for count in phases)
+    searching = pilot.searching((phase.kind, phase.evaluations) for phase in setup.config.phases)
     hours = (pilot.other_seconds + full + searching + final) / 3600
     return replace(pilot, final_seconds=final, hours=hours)
 
 
-def _work_of(config: RunConfig, splits: Sequence[PreparedSplit]) -> tuple[tuple[PhaseCount, ...], Counter[Split]]:
-    """Return what a search evaluates: its phases, and the tokens of all tasks by split."""
-    from moevolve.search.genomes.registry import costs_of
-    from moevolve.workers.profiling.outline import outline_model
+def _tokens(config: RunConfig, splits: Sequence[PreparedSplit]) -> Counter[Split]:
+    """Count the tokens of all tasks by split."""
     from moevolve.workers.profiling.prompts import PromptMeter
 
-    outline, meter, tokens = outline_model(config.model), PromptMeter(config.model, config.engine), Counter[Split]()
-    costs = costs_of(config.space(outline.facts), outline)
+    meter, tokens = PromptMeter(config.model, config.engine), Counter[Split]()
     for split in splits:
         tokens[split.split] += meter.counts(split).tokens
-    return phase_counts(config, costs), tokens
+    return tokens
 
 
 def _known_calibration(short: SearchSetup, store: StoreReader, keep: StoreReader) -> dict[str, bytes]:

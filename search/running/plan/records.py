@@ -142,11 +142,7 @@ class Estimate:
 
 
 def _notes(found: Estimate) -> Iterator[str]:
-    counts = ", ".join(
-        f"{one.individuals} {one.kind}"
-        + (f" (at most {one.different} different)" if one.different < one.individuals else "")
-        for one in found.phases
-    )
+    counts = ", ".join(f"{one.individuals} {one.kind}" for one in found.phases)
     yield (
         f"evaluations: {counts}, then {found.ranked} on dev and {found.tested} on test; a candidate that repeats an "
         "earlier one is looked up instead of evaluated"

@@ -83,7 +83,7 @@ def test_a_pilot_measures_a_few_individuals_of_every_phase(
     found = measure(set_up_new(config), 5, local_pool, stages.append)
     assert 4 <= found.individuals <= 6 and found.workers == 1
     assert list(found.seconds) == list(dict.fromkeys(phase.kind for phase in config.phases))
-    searched = sum(count.different * found.seconds[count.kind] for count in planned.phases)
+    searched = sum(count.individuals * found.seconds[count.kind] for count in planned.phases)
     tokens = {split.split: split.tokens for split in planned.splits}
     final = 0.0
     for split, phases in final_models(config).items():

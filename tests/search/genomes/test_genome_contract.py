@@ -300,15 +300,12 @@ def test_bytes_that_are_no_genome_of_the_space_are_refused(kind: Sample) -> None
 
 
 @phased
-def test_equal_bytes_are_equal_edits_of_which_there_are_as_many_as_counted(kind: Sample, phase: PhaseConfig) -> None:
+def test_equal_bytes_are_equal_edits(kind: Sample, phase: PhaseConfig) -> None:
     genomes = [grown(kind, phase, seed, steps) for seed in range(4) for steps in range(3)]
     edits = {genome.content_hash: genome.express().phenotype_hash for genome in genomes}
     assert all(edits[genome.content_hash] == genome.express().phenotype_hash for genome in genomes)
     different = len(set(edits.values()))
     assert phase.kind != "merge" or different > 6
-    most = costs_of(kind.space, outline_of(base_space(kind.space).facts)).distinct_candidates(phase)  # type: ignore[attr-defined]
-    assert most is None or different <= most
-    assert most != 1 or different == 1
 
 
 @phased

@@ -11,7 +11,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import find_model, load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import costs_of, make_space
-from moevolve.search.running.plan.counts import TokenCounts, phase_counts
+from moevolve.search.running.plan.counts import TokenCounts
 from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.memory import worker_memory
 from moevolve.search.running.plan.workload import Prompts
@@ -84,13 +84,6 @@ def test_a_plan_says_what_a_launch_checks(tiny: Any, tmp_path: Path) -> None:
 def test_workers_beyond_the_window_are_said_to_have_no_work() -> None:
     idle = [report(lab_config("mixtral-8x7b", workers={"count": count})).remarks for count in (8, 64)]
     assert idle == [(), ("the run's window keeps 8 of 64 workers busy",)]
-
-
-def test_subsets_bound_how_many_pruning_candidates_differ() -> None:
-    config = lab_config("mixtral-8x7b")
-    outline = outline_model(config.model)
-    counts = phase_counts(config, costs_of(make_space(config.genome, outline.facts), outline))
-    assert [(each.individuals, each.different) for each in counts] == [(200, 70), (100, 100)]
 
 
 def test_prompts_longer_than_the_model_are_refused() -> None:
