@@ -40,7 +40,7 @@ def new_search_id() -> str:
     return uuid.uuid4().hex[:10]
 
 
-# Prefix of the model fingerprint of a search that was stored without the model's weights.
+# Prefix of the model fingerprint of individuals that were imported without the model's weights, and can't be run.
 UNBOUND = "config:"
 
 
@@ -53,7 +53,7 @@ class SearchRecord:
         name: The user's name for the search, unique in the store, without `:` (references are `name:index`).
         config: Resolved config as JSON text.
         config_hash: Hash of everything in the config that can change the population.
-        model_fingerprint: Hash that identifies the checkpoint; begins with `UNBOUND` while the weights are unknown.
+        model_fingerprint: Hash that identifies the checkpoint; begins with `UNBOUND` if its weights are unknown.
         engine_fingerprint: Hash of everything in the evaluation engine that can change a score.
         seed: Signed 64-bit seed.
         status_reason: One-line reason for the status `interrupted` or `failed`.

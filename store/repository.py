@@ -16,7 +16,6 @@ from moevolve.store.errors import NameTakenError, StoreError
 from moevolve.store.lineage import find_individual, find_search
 from moevolve.store.reader import P, R, StoreReader, retrying
 from moevolve.store.records import (
-    UNBOUND,
     EvaluationRecord,
     EventKind,
     ExportRecord,
@@ -147,23 +146,6 @@ class Store(StoreReader):
         """Change the status of a search, and replaces its reason, one line for users, and its winner's index."""
         with self.write_transaction() as connection:
             _set_status(connection, touch(connection, writer), status, reason, winner)
-
-    @retrying
-    def bind_model(self, search_id: str, fingerprint: str, path: str) -> None:
-        """Set the weights of a search that was stored without them; they can't be changed later.
-
-        Raises:
-            StoreError: There is no such search, or it already has other weights.
-        """
-        s = models.searches
-        with self.write_transaction() as connection:
-            touch(connection, search_id)
-            unbound = s.c.model_fingerprint.startswith(UNBOUND, autoescape=True)
-            change = update(s).where(s.c.id == search_id, unbound)
-            connection.execute(change.values(model_fingerprint=fingerprint, model_path=path))
-            bound = connection.execute(select(s.c.model_fingerprint).where(s.c.id == search_id)).scalar()
-            if bound != fingerprint:
-                raise StoreError(f"search {search_id} is about the weights {bound}, not {fingerprint} ({path})")
 
     acquire = writing(leases.acquire)
     renew = retrying(writing(leases.renew))

@@ -23,7 +23,7 @@ from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.scores import FULL, Score, outcomes_of, score_of, with_outcomes
 from moevolve.search.loop.significance import TaskOutcomes, holm, paired_test
-from moevolve.search.running.candidates import Candidate, bound_candidate, prepared_split
+from moevolve.search.running.candidates import Candidate, find_candidate, prepared_split
 from moevolve.search.running.observer import SILENT, Observer
 from moevolve.search.running.weights import resolved_model_path
 from moevolve.search.text import parameter_count, score_phrase
@@ -189,7 +189,7 @@ class EvaluateRequest(Request):
         )
 
     def _stored(self, store: Store, name: str) -> _Subject:
-        found = bound_candidate(store, name, self.search, self.model, self._changes, self.tasks)
+        found = find_candidate(store, name, self.search, self.model, overrides=self._changes, tasks=self.tasks)
         sizes = {"parameters": found.facts.parameters}
         if found.detail is not None:
             names = ("experts", "active", "parameters", "active_parameters")

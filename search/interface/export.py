@@ -21,7 +21,7 @@ from moevolve.search.interface.parameters import (
 )
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL, interval, with_outcomes
-from moevolve.search.running.candidates import Candidate, bound_candidate
+from moevolve.search.running.candidates import Candidate, find_candidate
 from moevolve.search.running.observer import SILENT, Observer
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, ExportRecord, IndividualDetail
@@ -134,7 +134,7 @@ class ExportRequest(CheckpointRequest):
         if self.individual == FULL:
             raise UserError(f"{FULL}: the full model is a checkpoint already; name an individual as SEARCH:INDEX")
         observer.on_stage("reading the search and the checkpoint")
-        candidate = bound_candidate(store, self.individual, model=self.model)
+        candidate = find_candidate(store, self.individual, model=self.model)
         observer.on_stage("writing the checkpoint, and comparing it with the model")
         return self.export(store, candidate)
 

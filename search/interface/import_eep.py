@@ -63,8 +63,8 @@ class Imported:
 class ImportEepRequest(Request):
     """Store the EEP authors' coefficient files, or lists of kept experts, as individuals, one search per file.
 
-    They can be shown, evaluated and exported. No weights are needed before an individual is run; `model` names them
-    then. Without a run configuration the original experts stay on the host, in the checkpoint's dtype, and the authors'
+    They can be shown, evaluated and exported, or only shown if the model is a config.json without weights. Without a
+    run configuration the original experts stay on the host, in the checkpoint's dtype, and the authors'
     coefficients for a Mixtral get prompts in their template.
 
     Raises:

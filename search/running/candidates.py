@@ -18,7 +18,6 @@ from moevolve.search.running.calibration import calibrated_space
 from moevolve.search.running.weights import facts_for, resolved_model_path, stored_facts
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail, IndividualRecord, SearchRecord
-from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.facts import ModelFacts
 
@@ -52,8 +51,7 @@ def find_candidate(
 
     Args:
         model: Folder or hub id of the checkpoint; None takes the stored path.
-        weights: True requires the search's weights. If the search was imported without weights, its record
-            (not the stored one) is bound to the ones found. False reads only the store.
+        weights: True requires the search's weights. False reads only the store.
         overrides: Changes of the search's `model.*` and `engine.*` settings, as `KEY=VALUE`.
         tasks: Names of the tasks to run it on; read before the model is described.
 
@@ -74,36 +72,10 @@ def find_candidate(
     if overrides:
         changed = changed_loading(config.model, config.engine, overrides)
         config = config.model_copy(update={"model": changed.model, "engine": changed.engine})
-    if weights:
-        facts = facts_for(record, config.model)
-        if not record.is_bound:
-            record = replace(record, model_fingerprint=facts.fingerprint, model_path=config.model.path)
-            detail = None if detail is None else replace(detail, search=record)
-    else:
-        facts = stored_facts(store, record)
+    facts = facts_for(record, config.model) if weights else stored_facts(store, record)
     space = calibrated_space(config.space(facts), config, store, record.id, facts.fingerprint)
     genome = None if detail is None else _genome_of(space, detail.individual, reference)
     return Candidate(record, config, facts, space, detail, genome)
-
-
-def bound_candidate(
-    store: Store,
-    reference: str,
-    search: str | None = None,
-    model: str | None = None,
-    overrides: Sequence[str] = (),
-    tasks: Sequence[str] = (),
-) -> Candidate:
-    """Do as `find_candidate`, and bind a search that was imported without weights to the ones found, in the store.
-
-    Raises:
-        StoreError, UserError: as `find_candidate`; or the search was bound to other weights meanwhile.
-    """
-    candidate = find_candidate(store, reference, search, model, overrides=overrides, tasks=tasks)
-    found = candidate.search
-    if not store.search(found.id).is_bound:
-        store.bind_model(found.id, found.model_fingerprint, found.model_path)
-    return candidate
 
 
 def _genome_of(space: GenomeSpace[Genome], row: IndividualRecord, reference: str) -> Genome:

@@ -1,10 +1,9 @@
-"""The checkpoint of a search. An imported search may have only a config; it then accepts any weights of its shapes."""
+"""The checkpoint of a search: its facts, as stored and as they are. An imported search may have no weights."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -26,8 +25,8 @@ def describe_any(model: ModelConfig) -> ModelFacts:
 
     if has_weights(model):
         return describe_model(model)
-    facts = describe_config(meta_model(model), model)
-    return replace(facts, fingerprint=_unbound(facts))
+    facts = replace(describe_config(meta_model(model), model), fingerprint="")
+    return replace(facts, fingerprint=UNBOUND + hashlib.sha256(facts_text(facts).encode()).hexdigest())
 
 
 def facts_text(facts: ModelFacts) -> str:
@@ -55,23 +54,17 @@ def resolved_model_path(path: str) -> str:
 
 
 def facts_for(search: SearchRecord, model: ModelConfig) -> ModelFacts:
-    """Return the facts of the checkpoint `model`; UserError if it has no weights, or isn't the search's."""
-    from moevolve.workers.checkpoints.loading import has_weights
-
-    if not search.is_bound and not has_weights(model):
+    """Return the facts of the checkpoint `model`; UserError if it isn't the search's, or the search has no weights."""
+    if not search.is_bound:
+        name = search.name
         raise UserError(
-            f"search {search.name} was imported with the config in {model.path} alone, and this needs the weights; "
-            "say where they are with --model PATH"
+            f"search {name} was imported with the config in {search.model_path} alone, and this needs the weights: "
+            f"delete it (moevolve db prune {name}), and import it again with --experts-of naming their checkpoint"
         )
     from moevolve.workers.model.describe import describe_model
 
     facts = describe_model(model)
-    if search.is_bound:
-        check_checkpoint(model.path, facts, search)
-    elif _unbound(facts) != search.model_fingerprint:
-        raise UserError(
-            f"model {model.path}: its config isn't of the shapes that search {search.name} was imported for"
-        )
+    check_checkpoint(model.path, facts, search)
     return facts
 
 
@@ -82,9 +75,3 @@ def check_checkpoint(path: str, facts: ModelFacts, search: SearchRecord) -> None
             f"model {path}: not the checkpoint that search {search.name} ran on: its weights, tokenizer or "
             "configuration files are others now; put them back, or launch another search"
         )
-
-
-def _unbound(facts: ModelFacts) -> str:
-    """Return a fingerprint that stands for all weights of these shapes."""
-    content = asdict(replace(facts, fingerprint="", dtype="", notes=()))
-    return UNBOUND + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

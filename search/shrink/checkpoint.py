@@ -14,7 +14,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.interface.export import ExportRequest, needs_requantising
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.scores import FULL
-from moevolve.search.running.candidates import Candidate, bound_candidate
+from moevolve.search.running.candidates import Candidate, find_candidate
 from moevolve.search.running.observer import Observer
 from moevolve.search.shrink.findings import Speed, Written
 from moevolve.search.shrink.goal import Goal
@@ -52,7 +52,7 @@ def finish(goal: Goal, store: Store, journal: Journal, table: FinalTable, observ
     if table.winner is None:
         journal.note(status="failed", failure="every candidate failed")
         return
-    subject = bound_candidate(store, table.winner)
+    subject = find_candidate(store, table.winner)
     load = cache(partial(_worker, subject, goal.fits))
     checks = _checked(goal, store, journal, table, subject, load, observer)
     if checks.faults and not goal.request.force:

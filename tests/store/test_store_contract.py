@@ -10,7 +10,7 @@ import pytest
 from store_samples import ENGINE, MODEL, decided, digest, evaluation, individual, search, split
 
 from moevolve.store.errors import StoreError
-from moevolve.store.records import FULL_MODEL, UNBOUND, ExportRecord, StoredShrink
+from moevolve.store.records import FULL_MODEL, ExportRecord, StoredShrink
 from moevolve.store.repository import Store
 from moevolve.store.session import CHUNK
 
@@ -266,24 +266,6 @@ def test_exports_are_replaced_and_calibrations_stay_as_they_were_first(store: St
     for fingerprint, content in (("f", b"first"), ("f", b"second"), ("g", b"")):
         store.add_calibration(fingerprint, content)
     assert (store.calibration("f"), store.calibration("g")) == (b"first", b"")
-
-
-def test_a_search_without_weights_is_bound_once(store: Store) -> None:
-    """To the first weights it is used with; the same again changes nothing, others are refused."""
-    store.create_search(search(model_fingerprint=f"{UNBOUND}abc"), [])
-    store.create_search(search("beta"), [])
-    assert not store.search("alpha").is_bound and store.search("beta").is_bound
-    for _ in range(2):
-        store.bind_model("id-alpha", MODEL, "weights/here")
-        found = store.search("alpha")
-        assert (found.model_fingerprint, found.model_path, found.is_bound) == (MODEL, "weights/here", True)
-    for name in ("id-alpha", "id-beta"):
-        before = store.search(name)
-        with pytest.raises(StoreError, match="is about the weights mmm"):
-            store.bind_model(name, "n" * 64, "weights/there")
-        assert store.search(name) == before
-    with pytest.raises(StoreError, match="no search"):
-        store.bind_model("id-gamma", MODEL, "weights/here")
 
 
 def test_a_shrink_is_stored_by_its_last_state(store: Store) -> None:

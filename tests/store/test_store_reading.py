@@ -40,7 +40,6 @@ WRITES: dict[str, Callable[[Store], Any]] = {
     "create_search": lambda store: store.create_search(search("gamma"), []),
     "amend_search": lambda store: store.amend_search("id-alpha", "{}", []),
     "set_status": lambda store: store.set_status("id-alpha", "finished"),
-    "bind_model": lambda store: store.bind_model("id-beta", MODEL, "weights/here"),
     "acquire": lambda store: store.acquire(BETA.search_id, BETA.owner, 60),
     "renew": lambda store: store.renew(BETA, 60, stage="searching"),
     "note": lambda store: store.note("id-beta", "asked", "to run, by somebody"),

@@ -1,17 +1,15 @@
-"""Coefficient files imported with a model's config alone, and the weights that they are then used with."""
+"""Coefficient files imported with a model's config alone, or with its weights."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import MIXTRAL, WORDS, save_tiny_model
 
 from moevolve.store.records import UNBOUND
 from moevolve.store.repository import Store
@@ -115,28 +113,20 @@ def test_a_config_that_comes_with_the_package_is_enough(in_process: Any, tmp_pat
     assert engines["mask"]["chat_template"] == "auto"
 
 
-def test_how_the_model_is_held_can_be_said_when_it_is_evaluated(
-    imported: str, tiny: Any, in_process: Any, tmp_path: Path
-) -> None:
-    narrow = tmp_path / "narrow"
-    shutil.copytree(tiny.model, narrow)
-    weights = load_file(narrow / "model.safetensors")
-    save_file({name: each.bfloat16() for name, each in weights.items()}, narrow / "model.safetensors", {"format": "pt"})
-    settings = json.loads((narrow / "config.json").read_text())
-    (narrow / "config.json").write_text(json.dumps(settings | {"dtype": "bfloat16"}))
+def test_how_the_model_is_held_can_be_said_when_it_is_evaluated(released: Path, tiny: Any, in_process: Any) -> None:
+    assert in_process("import-eep", released, "--experts-of", tiny.model).returncode == 0
+    evaluate = ("evaluate", f"{released.stem}:0", "--task", tiny.task)
 
     def scored(*more: str) -> float:
-        done = in_process("evaluate", imported, "--task", tiny.task, "--model", narrow, "--json", *more)
+        done = in_process(*evaluate, "--json", *more)
         assert done.returncode == 0, done.stderr
         return float(json.loads(done.stdout)["models"][0]["records"][0]["gold_logprob"])
 
     own = scored()
-    assert the_search(tmp_path).is_bound, "its dtype needn't be that of the config that it was imported with"
-    wide = scored("--set", "model.dtype=float32", "--set", "model.expert_offload=device")
-    assert wide != own and wide == pytest.approx(own, rel=0.05)
+    narrow = scored("--set", "model.dtype=bfloat16", "--set", "model.expert_offload=device")
+    assert narrow != own and narrow == pytest.approx(own, rel=0.05)
     assert scored() == own
-    message = refusal(in_process("evaluate", imported, "--task", tiny.task, "--set", "seed=2"))
-    assert "only `model.*` and `engine.*`" in message
+    assert "only `model.*` and `engine.*`" in refusal(in_process(*evaluate, "--set", "seed=2"))
 
 
 def test_what_needs_no_weights_asks_for_none(imported: str, tiny: Any, in_process: Any, tmp_path: Path) -> None:
@@ -148,43 +138,26 @@ def test_what_needs_no_weights_asks_for_none(imported: str, tiny: Any, in_proces
         ("evaluate", "full", "--task", tiny.task),
         ("export", imported, tmp_path / "out"),
         ("analyse", imported, "--task", tiny.task),
-        ("profile", imported),
+        ("profile", imported, "--model", tiny.model),
     ):
         message = refusal(in_process(*command))
-        assert "needs the weights" in message and "--model PATH" in message
+        assert "needs the weights" in message and f"moevolve db prune {name}" in message
     assert not (tmp_path / "out").exists()
     assert the_search(tmp_path).model_fingerprint.startswith(UNBOUND)
 
 
-def test_the_first_weights_are_its_weights(
-    imported: str, released: Path, others: Path, tiny: Any, in_process: Any, tmp_path: Path
+def test_an_import_is_about_the_weights_that_it_was_made_with(
+    released: Path, others: Path, tiny: Any, in_process: Any, tmp_path: Path
 ) -> None:
-    # Others of other shapes aren't taken, and who only reads leaves it open.
-    evaluate = ("evaluate", imported, "--task", tiny.task, "--json")
-    wider = tmp_path / "wider"
-    save_tiny_model(wider, "mixtral", WORDS, 0, **(MIXTRAL | {"intermediate_size": 24}), num_hidden_layers=4)
-    assert "isn't of the shapes" in refusal(in_process(*evaluate, "--model", wider))
-    assert in_process("answers", imported, "--task", tiny.task, "--model", tiny.model).returncode == 0
-    assert not the_search(tmp_path).is_bound
-    first = in_process(*evaluate, "--model", tiny.model)
+    assert in_process("import-eep", released, "--experts-of", tiny.model).returncode == 0
+    assert the_search(tmp_path).is_bound
+    evaluate = ("evaluate", f"{released.stem}:0", "--task", tiny.task, "--json")
+    first = in_process(*evaluate)
     assert first.returncode == 0, first.stderr
-    bound = the_search(tmp_path)
-    assert bound.is_bound and bound.model_path == str(tiny.model)
-
-    # As if the weights had been there from the beginning.
-    (tmp_path / "known").mkdir()
-    assert in_process("import-eep", released, "--experts-of", tiny.model, cwd=tmp_path / "known").returncode == 0
-    assert the_search(tmp_path / "known").model_fingerprint == bound.model_fingerprint
-    there = json.loads(in_process(*evaluate, cwd=tmp_path / "known").stdout)["models"][0]["records"][0]
-    here = json.loads(first.stdout)["models"][0]["records"][0]
-    assert (here["score"], here["gold_logprob"]) == (there["score"], there["gold_logprob"])
-
-    # From now on they are found, and no others are taken.
-    assert in_process(*evaluate).returncode == 0
+    score = json.loads(first.stdout)["models"][0]["records"][0]["score"]
     assert "not the checkpoint" in refusal(in_process(*evaluate, "--model", others))
-    assert replace(the_search(tmp_path), updated_at=None) == replace(bound, updated_at=None)
-    shown = json.loads(in_process("show", imported, "--json").stdout)
-    assert [item["score"] for item in shown["evaluations"]] == [here["score"]]
+    shown = json.loads(in_process("show", f"{released.stem}:0", "--json").stdout)
+    assert [item["score"] for item in shown["evaluations"]] == [score]
 
 
 def test_a_search_whose_weights_have_moved(released: Path, tiny: Any, in_process: Any, tmp_path: Path) -> None:

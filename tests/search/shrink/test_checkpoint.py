@@ -47,7 +47,7 @@ def test_only_code_that_an_export_has_written_is_run(tmp_path: Path, monkeypatch
 def test_a_checkpoint_that_is_too_large_stays_so_when_the_command_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "bound_candidate", lambda *_: None)
+    monkeypatch.setattr(checkpoint, "find_candidate", lambda *_: None)
     monkeypatch.setattr(checkpoint, "_checked", lambda *_: Checks("small:0", 60.0, (), None))
     amount, request = Amount("size", "9B", number=9), SimpleNamespace(force=False)
     goal: Any = SimpleNamespace(amount=amount, folder=tmp_path, fits=tmp_path, request=request)
