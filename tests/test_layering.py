@@ -36,7 +36,7 @@ CONFINED = {
     ),
     "sqlalchemy": ("store/",),
     "starlette": ("search/server/",),
-    "torch": ("kernels/", "workers/", "search/interface/import_eep.py"),
+    "torch": ("kernels/", "workers/", "search/interface/checkpoints/import_eep.py"),
     "transformers": ("workers/",),
     "uvicorn": ("search/server/serve.py", "search/server/connections.py"),
 }

@@ -46,12 +46,12 @@ from .search.config.study import Study as Study
 from .search.genomes.contract.outline import GenomeOutline as GenomeOutline
 from .search.interface.answers import Answers as Answers
 from .search.interface.answers import AskedRow as AskedRow
+from .search.interface.checkpoints.import_eep import Imported as Imported
+from .search.interface.checkpoints.recipe import Recipe as Recipe
 from .search.interface.control import SearchState as SearchState
 from .search.interface.evaluate import Evaluations as Evaluations
-from .search.interface.import_eep import Imported as Imported
 from .search.interface.individuals import Analysis as Analysis
 from .search.interface.rankings import Pareto as Pareto
-from .search.interface.recipe import Recipe as Recipe
 from .search.interface.searches import SearchOverview as SearchOverview
 from .search.loop.final_table import Entry as Entry
 from .search.loop.final_table import FinalTable as FinalTable

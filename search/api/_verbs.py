@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from moevolve._asking import function_of, watched
 from moevolve.search.interface.answers import AnswersRequest, PromptsRequest
+from moevolve.search.interface.checkpoints.export import ExportRequest
+from moevolve.search.interface.checkpoints.import_eep import ImportEepRequest
+from moevolve.search.interface.checkpoints.profile import ProfileRequest
+from moevolve.search.interface.checkpoints.recipe import ApplyRequest, RecipeRequest
 from moevolve.search.interface.control import CancelRequest, PauseRequest, ScaleRequest, StopRequest, WatchRequest
 from moevolve.search.interface.evaluate import EvaluateRequest
-from moevolve.search.interface.export import ExportRequest
-from moevolve.search.interface.import_eep import ImportEepRequest
 from moevolve.search.interface.individuals import AnalyseRequest, GenomeRequest, LineageRequest, ShowRequest
 from moevolve.search.interface.plan import EstimateRequest
-from moevolve.search.interface.profile import ProfileRequest
 from moevolve.search.interface.rankings import BestRequest, ParetoRequest
-from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
 from moevolve.search.interface.report import PlotRequest, ReportRequest
 from moevolve.search.interface.running import LaunchRequest, ResumeRequest, RetryRequest, StudyRequest
 from moevolve.search.interface.searches import (

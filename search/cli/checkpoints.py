@@ -11,10 +11,10 @@ import moevolve
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, asked, shows, takes
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
 from moevolve.search.genomes.registry import stored_section
-from moevolve.search.interface.export import ExportRequest
-from moevolve.search.interface.import_eep import ImportEepRequest
-from moevolve.search.interface.profile import ProfileRequest
-from moevolve.search.interface.recipe import ApplyRequest, RecipeRequest
+from moevolve.search.interface.checkpoints.export import ExportRequest
+from moevolve.search.interface.checkpoints.import_eep import ImportEepRequest
+from moevolve.search.interface.checkpoints.profile import ProfileRequest
+from moevolve.search.interface.checkpoints.recipe import ApplyRequest, RecipeRequest
 from moevolve.search.text import memory_size, parameter_count
 from moevolve.workers.contract.card import ListForm
 from moevolve.workers.export.folder import check_target, how_to_load

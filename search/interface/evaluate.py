@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,9 +20,9 @@ from moevolve.search.interface.opening import opened_store
 from moevolve.search.interface.parameters import ModelPath, ModelSettings, SearchOfFull, TaskSplit, Threads
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.scores import FULL, Score, outcomes_of, score_of, with_outcomes
+from moevolve.search.loop.scores import Score, outcomes_of, score_of, with_outcomes
 from moevolve.search.loop.significance import TaskOutcomes, holm, paired_test
-from moevolve.search.running.candidates import Candidate, find_candidate, prepared_split
+from moevolve.search.running.candidates import Candidate, find_candidate, is_stored, prepared_split
 from moevolve.search.running.observer import SILENT, Observer
 from moevolve.search.running.weights import resolved_model_path
 from moevolve.search.text import parameter_count, score_phrase
@@ -35,9 +34,6 @@ from moevolve.workers.contract.settings import EngineConfig, ModelConfig, engine
 
 if TYPE_CHECKING:
     from moevolve.workers.worker import EvaluationWorker
-
-# What names a stored individual; any other name but `full` is a checkpoint's.
-_INDIVIDUAL = re.compile(r"[^/\\]+:\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +146,11 @@ class EvaluateRequest(Request):
         observer.on_stage("reading the models and the tasks")
         # Before a store is made or opened, so that a wrong path leaves nothing behind.
         names = list(dict.fromkeys(self.models))
-        if not any(map(_is_stored, names)):
+        if not any(map(is_stored, names)):
             for task in self.tasks:
                 read = TaskSection(name=task).task()
                 _refuse_comparing(read.fitness, read.name, names[0])
-        checkpoints = {name: self._checkpoint(name) for name in names if not _is_stored(name)}
+        checkpoints = {name: self._checkpoint(name) for name in names if not is_stored(name)}
         with opened_store(store, create=len(checkpoints) == len(names)) as opened:
             subjects = [checkpoints.get(name) or self._stored(opened, name) for name in names]
             splits = self._splits(subjects)
@@ -239,10 +235,6 @@ def _refuse_comparing(fitness: str, task: str, checkpoint: str) -> None:
             f"--task {task}: {fitness} compares a candidate with the full model of its search, and {checkpoint} is a "
             f"checkpoint; take another fitness, for example {split_fitness(task)[0]}@perplexity"
         )
-
-
-def _is_stored(name: str) -> bool:
-    return name == FULL or _INDIVIDUAL.fullmatch(name) is not None
 
 
 def _loading(subject: _Subject, observer: Observer) -> Callable[[], EvaluationWorker]:

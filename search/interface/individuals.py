@@ -12,8 +12,7 @@ from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.registry import outline_of
 from moevolve.search.interface.parameters import IndividualRef, ModelPath, Task, TaskSplit
 from moevolve.search.interface.request import Request, about, record
-from moevolve.search.loop.scores import FULL
-from moevolve.search.running.candidates import find_candidate, prepared_split
+from moevolve.search.running.candidates import find_candidate, find_individual, prepared_split
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail, LineageGraph
 from moevolve.workers.contract.edits import IdentityEdit
@@ -102,11 +101,9 @@ class AnalyseRequest(Request):
     model: ModelPath = None
 
     def answer(self, store: StoreReader) -> Analysis:
-        if self.individual == FULL:
-            raise UserError(f"{FULL}: an analysis compares an individual with the full model; name one as SEARCH:INDEX")
         from moevolve.workers.worker import EvaluationWorker
 
-        found = find_candidate(store, self.individual, model=self.model, tasks=[self.task])
+        found = find_individual(store, self.individual, self.model, [self.task])
         split = prepared_split(found, self.task, self.split)
         worker = EvaluationWorker(found.config.model, found.config.engine)
         try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import load_task, split_fitness
@@ -21,6 +23,8 @@ from moevolve.store.records import IndividualDetail, IndividualRecord, SearchRec
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.facts import ModelFacts
 
+_INDIVIDUAL = re.compile(r"[^/\\]+:\d+")
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -32,6 +36,12 @@ class Candidate:
     space: GenomeSpace[Genome] = field(repr=False)
     detail: IndividualDetail | None
     genome: Genome | None = field(repr=False)
+
+    @property
+    def individual(self) -> IndividualDetail:
+        """The stored individual, which all candidates but full models have."""
+        assert self.detail is not None, "the full model isn't stored"
+        return self.detail
 
     @property
     def edit(self) -> Edit:
@@ -76,6 +86,20 @@ def find_candidate(
     space = calibrated_space(config.space(facts), config, store, record.id, facts.fingerprint)
     genome = None if detail is None else _genome_of(space, detail.individual, reference)
     return Candidate(record, config, facts, space, detail, genome)
+
+
+def find_individual(
+    store: StoreReader, reference: str, model: str | None = None, tasks: Sequence[str] = ()
+) -> Candidate:
+    """Look up `SEARCH:INDEX` with its search's weights; see `find_candidate`. UserError for `full`."""
+    if reference == FULL:
+        raise UserError(f"{FULL}: this isn't for the unedited model; name an individual as SEARCH:INDEX")
+    return find_candidate(store, reference, model=model, tasks=tasks)
+
+
+def is_stored(name: str) -> bool:
+    """Return whether a name stands for a stored individual or a full model, and not for a checkpoint."""
+    return name == FULL or (_INDIVIDUAL.fullmatch(name) is not None and not Path(name).is_dir())
 
 
 def _genome_of(space: GenomeSpace[Genome], row: IndividualRecord, reference: str) -> Genome:

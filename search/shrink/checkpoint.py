@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.interface.export import ExportRequest, needs_requantising
+from moevolve.search.interface.checkpoints.export import ExportRequest, needs_requantising
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.scores import FULL
 from moevolve.search.running.candidates import Candidate, find_candidate
@@ -112,8 +112,7 @@ def _exported(
     goal: Goal, store: Store, subject: Candidate, checks: Checks, load: Callable[[], ResidentModel]
 ) -> Written:
     """Export the winner; its card has the checks and tells its faults."""
-    assert subject.detail is not None
-    winner = subject.detail.ref
+    winner = subject.individual.ref
     notes = (*(f"It was exported in spite of this: {fault}." for fault in checks.faults), checks_table(checks))
     requantise, why = needs_requantising(subject), tuple[tuple[str, str], ...]()
     try:

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from moevolve.evaluators.scales import SCALES
 from moevolve.search.config.files import load_run_config
-from moevolve.search.interface.export import scores_of
+from moevolve.search.interface.checkpoints.export import scores_of
 from moevolve.search.interface.progress import describe
 from moevolve.search.loop.final_table import FinalTable, build_final_table
 from moevolve.search.server.app import make_app

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import SearchName
-from moevolve.search.interface.export import CheckpointRequest, ExportRequest
+from moevolve.search.interface.checkpoints.export import CheckpointRequest, ExportRequest
 from moevolve.search.interface.request import fields_of
 from moevolve.search.running.lease_heartbeat import unpause
 from moevolve.search.server.api.requests import model_of, options_of

@@ -20,7 +20,7 @@ from torch.nn.modules import module as modules
 from moevolve.evaluators.types import SCORED
 from moevolve.search.config.files import parse_run_config, with_preset
 from moevolve.search.config.run import RunConfig
-from moevolve.search.interface.export import ExportRequest
+from moevolve.search.interface.checkpoints.export import ExportRequest
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup

@@ -22,8 +22,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.eep.space import EepGenome, EepSpace
-from moevolve.search.interface.export import ExportRequest
-from moevolve.search.interface.profile import ProfileRequest
+from moevolve.search.interface.checkpoints.export import ExportRequest
+from moevolve.search.interface.checkpoints.profile import ProfileRequest
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register

@@ -18,7 +18,7 @@ from moevolve.evaluators.types import HarnessTask
 from moevolve.search.cli.app import app
 from moevolve.search.config.run import TaskSection
 from moevolve.search.interface.answers import Answers
-from moevolve.search.interface.export import CheckpointRequest
+from moevolve.search.interface.checkpoints.export import CheckpointRequest
 from moevolve.search.running.candidates import _section_of, find_candidate
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import IdentityEdit

@@ -14,7 +14,7 @@ from search_samples import continuous, eep_space
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.space import EepGenome
-from moevolve.search.interface.import_eep import group_layers, read_coefficients
+from moevolve.search.interface.checkpoints.import_eep import group_layers, read_coefficients
 
 SHARED = Path(os.environ.get("MOEVOLVE_SHARED", Path(__file__).parents[4] / "shared"))
 MADE_UP = Path(__file__).parents[2] / "labs" / "eep_release" / "budget_4.pth"

@@ -9,7 +9,7 @@ from commands_here import run_command, worker_here
 from demo_chats import write_chats
 from traced_paths import ROOT, listed_path, traced_path
 
-from moevolve.search.interface.export import ExportRequest
+from moevolve.search.interface.checkpoints.export import ExportRequest
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.candidates import Candidate

@@ -20,8 +20,8 @@ from moevolve.search.interface.parameters import (
     Threads,
 )
 from moevolve.search.interface.request import Flag, Request, about, record
-from moevolve.search.loop.scores import FULL, interval, with_outcomes
-from moevolve.search.running.candidates import Candidate, find_candidate
+from moevolve.search.loop.scores import interval, with_outcomes
+from moevolve.search.running.candidates import Candidate, find_individual
 from moevolve.search.running.observer import SILENT, Observer
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, ExportRecord, IndividualDetail
@@ -131,10 +131,8 @@ class ExportRequest(CheckpointRequest):
     threads: Threads = None
 
     def answer(self, store: Store, *, observer: Observer = SILENT) -> ExportReport:
-        if self.individual == FULL:
-            raise UserError(f"{FULL}: the full model is a checkpoint already; name an individual as SEARCH:INDEX")
         observer.on_stage("reading the search and the checkpoint")
-        candidate = find_candidate(store, self.individual, model=self.model)
+        candidate = find_individual(store, self.individual, self.model)
         observer.on_stage("writing the checkpoint, and comparing it with the model")
         return self.export(store, candidate)
 
@@ -148,8 +146,7 @@ class ExportRequest(CheckpointRequest):
         """Export an individual that is restored already; `notes` are paragraphs of the card, for `load` see `write`."""
         from moevolve.workers.checkpoints.loading import use_threads
 
-        detail = candidate.detail
-        assert detail is not None
+        detail = candidate.individual
         use_threads(self.threads or candidate.config.engine.threads)
         card = replace(_card(store, detail), notes=notes)
         report = self.write(candidate.config.model, candidate.edit, card, Path(self.directory), load)

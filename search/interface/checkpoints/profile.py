@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -18,7 +17,7 @@ from moevolve.search.interface.opening import opened_reader
 from moevolve.search.interface.parameters import ModelDtype, ModelPath, SearchOfFull, TaskSplit
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL
-from moevolve.search.running.candidates import Candidate, find_candidate, prepared_split
+from moevolve.search.running.candidates import Candidate, find_candidate, is_stored, prepared_split
 from moevolve.search.running.observer import SILENT, Observer
 from moevolve.store.reader import StoreReader
 from moevolve.workers.checkpoints.files import gguf_file
@@ -32,8 +31,6 @@ from moevolve.workers.profiling.report import (
     TaskPrompts,
     usual_prompt_tokens,
 )
-
-_INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
 
 
 def _parsed_sizes(given: object) -> object:
@@ -89,7 +86,7 @@ class ProfileRequest(Request):
 
     def answer(self, store: str | StoreReader | None, *, observer: Observer = SILENT) -> ProfileReport:
         # Folders alone need no store, and are compared with the first of them.
-        stored = [name for name in self.models if _is_stored(name)]
+        stored = [name for name in self.models if is_stored(name)]
         if stored and store is None:
             raise UserError(f"{stored[0]}: say in which store it is")
         with nullcontext() if store is None or not stored else opened_reader(store) as opened:
@@ -106,12 +103,12 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
     models = {
         name: ProfiledModel(name, str(check_folder(name, trusted)), trust_remote_code=trusted)
         for name in names
-        if not _is_stored(name)
+        if not is_stored(name)
     }
     configs = [ModelConfig(model.path, trust_remote_code=trusted) for model in models.values()]
     candidates: dict[str, Candidate] = {}
     if store is not None:
-        individuals = [name for name in names if _is_stored(name) and name != FULL]
+        individuals = [name for name in names if is_stored(name) and name != FULL]
         candidates = {name: find_candidate(store, name, model=request.model) for name in individuals}
         candidates = candidates or {FULL: find_candidate(store, FULL, request.search, request.model)}
     full = _full_model(candidates, request) if candidates else None
@@ -132,10 +129,6 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
         processes = Path(scratch, "processes")
         processes.mkdir()
         return profile_models([models[name] for name in order], settings, processes, on_stage)
-
-
-def _is_stored(name: str) -> bool:
-    return name == FULL or (_INDIVIDUAL.fullmatch(name) is not None and not Path(name).is_dir())
 
 
 def _full_model(candidates: dict[str, Candidate], request: ProfileRequest) -> ModelConfig:

@@ -19,11 +19,10 @@ from safetensors.numpy import load, save
 from moevolve.evaluators.errors import UserError, refused_paths
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.text_files import writing_into
-from moevolve.search.interface.export import CheckpointRequest, scores_of
+from moevolve.search.interface.checkpoints.export import CheckpointRequest, scores_of
 from moevolve.search.interface.parameters import IndividualRef, ModelPath
 from moevolve.search.interface.request import Flag, Request, about, one_line_errors, record
-from moevolve.search.loop.scores import FULL
-from moevolve.search.running.candidates import Candidate, find_candidate
+from moevolve.search.running.candidates import Candidate, find_individual
 from moevolve.search.running.set_up import pinned
 from moevolve.store.reader import StoreReader
 from moevolve.workers.contract.card import ExportCard, ExportReport, ExportScore
@@ -134,12 +133,10 @@ class RecipeRequest(Request):
     model: ModelPath = None
 
     def answer(self, store: StoreReader) -> Recipe:
-        if self.individual == FULL:
-            raise UserError(f"{FULL}: the full model needs no recipe; name an individual as SEARCH:INDEX")
         file = None if self.output is None else Path(self.output)
         if file is not None and file.exists():
             raise UserError(f"{file} exists already; choose another name")
-        found = _recipe(store, find_candidate(store, self.individual, model=self.model))
+        found = _recipe(store, find_individual(store, self.individual, self.model))
         if file is not None:
             with writing_into(file.parent):
                 file.write_bytes(_RECIPES.dump_json(found, indent=1) + b"\n")
@@ -203,8 +200,7 @@ def _recipe(store: StoreReader, candidate: Candidate) -> Recipe:
     from moevolve.workers.checkpoints.fingerprint import tensor_digests
     from moevolve.workers.checkpoints.loading import dtype_of, load_config
 
-    detail, edit, model, facts = candidate.detail, candidate.edit, candidate.config.model, candidate.facts
-    assert detail is not None
+    detail, edit, model, facts = candidate.individual, candidate.edit, candidate.config.model, candidate.facts
     base, repaired = underlying(edit), edit if isinstance(edit, RepairedEdit) else None
     if not isinstance(base, EepEdit):
         raise UserError(f"{detail.ref}: only individuals of kind eep that change the model have recipes")
