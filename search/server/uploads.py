@@ -29,29 +29,18 @@ _SMALL = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class UploadedFile:
-    """A file of requests that a client has uploaded.
-
-    Attributes:
-        name: Name by which a shrink asks for it.
-        rows: Number of its rows.
-    """
-
-    name: str
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class DataFile:
     """A file of requests that a checkpoint can be shrunk for.
 
     Attributes:
         name: Name by which a shrink asks for it.
         bytes: Size of an uploaded file; None of one that the settings name, which can't be deleted.
+        rows: Number of the rows of a file that was checked just now; None of others.
     """
 
     name: str
     bytes: int | None
+    rows: int | None = None
 
 
 def list_files(settings: ServerSettings) -> list[DataFile]:
@@ -64,7 +53,7 @@ def list_files(settings: ServerSettings) -> list[DataFile]:
 
 async def keep_upload(
     given: str, content: AsyncIterator[bytes], server: ServerState, columns: str | None = None
-) -> UploadedFile:
+) -> DataFile:
     """Keep a file in the server's folder for uploads, if a checkpoint can be shrunk for it.
 
     Args:
@@ -89,12 +78,13 @@ async def keep_upload(
         async for piece in content:
             await run_in_threadpool(file.write, piece)
         file.flush()
+        size = file.tell()
         try:
-            rows = await server.uploads[file.tell() > _SMALL].call(usable_rows, Path(file.name), columns)
+            rows = await server.uploads[size > _SMALL].call(usable_rows, Path(file.name), columns)
         except UserError as error:
             raise UserError(str(error).replace(file.name, name)) from None
         _publish(Path(file.name), folder / name, taken=name in server.settings.data)
-    return UploadedFile(name, rows)
+        return DataFile(name, size, rows)
 
 
 def delete_upload(name: str, server: ServerState) -> None:

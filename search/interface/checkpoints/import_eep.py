@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.records import short_repr
-from moevolve.search.config.files import changed_loading, find_model, load_run_config, override_lines
+from moevolve.search.config.files import changed_loading, find_model, override_lines
 from moevolve.search.config.run import LONGEST_NAME, RunConfig
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.eep.section import EepSection
@@ -63,9 +63,9 @@ class Imported:
 class ImportEepRequest(Request):
     """Store the EEP authors' coefficient files, or lists of kept experts, as individuals, one search per file.
 
-    They can be shown, evaluated and exported, or only shown if the model is a config.json without weights. Without a
-    run configuration the original experts stay on the host, in the checkpoint's dtype, and the authors'
-    coefficients for a Mixtral get prompts in their template.
+    They can be shown, evaluated and exported, or only shown if the model is a config.json without weights. The
+    original experts stay on the host, in the checkpoint's dtype, and the authors' coefficients for a Mixtral get
+    prompts in their template.
 
     Raises:
         UserError: a file can't be read or doesn't fit the model. The store is left alone then.
@@ -85,8 +85,8 @@ class ImportEepRequest(Request):
     _: KW_ONLY
     experts_of: Annotated[
         str,
-        about("The model: a checkpoint, a folder with its config.json, or a run configuration."),
-        Flag(metavar="MODEL_OR_CONFIG"),
+        about("The model: a checkpoint, or a folder with its config.json."),
+        Flag(metavar="MODEL"),
     ]
     active: Annotated[int | None, about("Experts per token; default: the model's number.", ge=1)] = None
     router_space: Annotated[
@@ -114,19 +114,14 @@ class ImportEepRequest(Request):
 
     def _read(self) -> list[tuple[Path, RunConfig, EepGenome]]:
         """Read each file, as a search to be stored."""
-        if self.experts_of.endswith((".yaml", ".yml")):
-            config = load_run_config(Path(self.experts_of))
-            model, engine, authors = config.model, config.engine, config.engine
-        else:
-            from moevolve.workers.checkpoints.loading import load_config
+        from moevolve.workers.checkpoints.loading import load_config
 
-            # A device rarely holds a large model's original experts in addition to the retained ones.
-            path = resolved_model_path(find_model(self.experts_of, "--experts-of"))
-            model = ModelConfig(path=path, expert_offload="host")
-            engine = EngineConfig()
-            authors = EngineConfig(chat_template=_AUTHORS_TEMPLATES.get(load_config(model).model_type, "auto"))
+        # A device rarely holds a large model's original experts in addition to the retained ones.
+        path = resolved_model_path(find_model(self.experts_of, "--experts-of"))
+        model = ModelConfig(path=path, expert_offload="host")
+        authors = EngineConfig(chat_template=_AUTHORS_TEMPLATES.get(load_config(model).model_type, "auto"))
         changes = override_lines(self.overrides)
-        of_lists, of_authors = (changed_loading(model, each, changes) for each in (engine, authors))
+        of_lists, of_authors = (changed_loading(model, each, changes) for each in (EngineConfig(), authors))
         model = pinned(of_lists.model)
         facts = describe_any(model)
         return [

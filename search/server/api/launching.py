@@ -28,7 +28,7 @@ from moevolve.search.server.planning import (
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.processes import RETRY_S, BusyError, Job
 from moevolve.search.server.shrinks import RemoteShrinkRequest, resume_shrink, start_shrink, state_of, stop_shrink
-from moevolve.search.server.uploads import DataFile, UploadedFile, delete_upload, keep_upload, list_files
+from moevolve.search.server.uploads import DataFile, delete_upload, keep_upload, list_files
 from moevolve.store.records import Control
 
 _NAME = TypeAdapter(SearchName)
@@ -71,7 +71,7 @@ def list_data(server: ServerDep) -> list[DataFile]:
 
 
 @routes.put("/data/{name}", dependencies=[CHANGES], status_code=HTTPStatus.CREATED, openapi_extra=_FILE)
-async def upload(request: Request, server: ServerDep, name: NamePath, columns: ColumnsQuery = None) -> UploadedFile:
+async def upload(request: Request, server: ServerDep, name: NamePath, columns: ColumnsQuery = None) -> DataFile:
     """Upload a file of requests, which is checked and then listed. No other file is replaced."""
     try:
         return await keep_upload(name, request.stream(), server, columns)
