@@ -25,11 +25,9 @@ from moevolve.search.loop.final_table import BEST_LABEL
 
 CONFIGS = bench.ROOT / "configs"
 FACTS = {"name": "demo-span", "counts": {"search": 400, "dev": 300, "test": 1000}}
-COUNTS = {"calibration": 256, "search": 24, "dev": 48, "test": 128}
-TEXTS = [{"name": f"text-{domain}", "counts": COUNTS} for domain in ("headers", "docstrings", "code")]
 BEDS: dict[str, tuple[Path, list[dict[str, Any]]]] = {
     "facts": (CONFIGS / "demo" / "fine", [FACTS]),
-    "text": (CONFIGS / "demo" / "text", TEXTS),
+    "text": (CONFIGS / "demo" / "text", bench.DOMAINS["tasks"]),
 }
 AUTHORS = "authors"
 QUARTER = {"counts": {"experts": None, "neuron_share": 0.25}}

@@ -39,7 +39,7 @@ from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.methods.repair.edit import RepairedEdit
 
 CONFIGS = bench.ROOT / "configs"
-MODEL, TASKS = CONFIGS / "demo" / "text", ["text-headers", "text-docstrings", "text-code"]
+MODEL, TASKS = CONFIGS / "demo" / "text", [task["name"] for task in bench.DOMAINS["tasks"]]
 STARTS: dict[str, dict[str, Any]] = {
     "HOPE": {"baseline": "hope"},
     "counts": {"preset": "counts", "genome.experts": None, "genome.neuron_share": 0.25},
