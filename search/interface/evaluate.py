@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import computed_field
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.preparation.registry import split_fitness
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import scales_title
@@ -146,17 +145,13 @@ class EvaluateRequest(Request):
         observer.on_stage("reading the models and the tasks")
         # Before a store is made or opened, so that a wrong path leaves nothing behind.
         names = list(dict.fromkeys(self.models))
-        if not any(map(is_stored, names)):
-            for task in self.tasks:
-                read = TaskSection(name=task).task()
-                _refuse_comparing(read.fitness, read.name, names[0])
-        checkpoints = {name: self._checkpoint(name) for name in names if not is_stored(name)}
+        alone = [name for name in names if not is_stored(name)]
+        for task in self.tasks if alone else ():
+            _refuse_comparing(task, alone[0])
+        checkpoints = {name: self._checkpoint(name) for name in alone}
         with opened_store(store, create=len(checkpoints) == len(names)) as opened:
             subjects = [checkpoints.get(name) or self._stored(opened, name) for name in names]
             splits = self._splits(subjects)
-            for checkpoint in checkpoints:
-                for split in splits:
-                    _refuse_comparing(split.fitness, split.task, checkpoint)
             found = self._scored(opened, subjects, splits, observer)
         tested = [
             None if one is first else _p_value(one, first)
@@ -228,12 +223,13 @@ class EvaluateRequest(Request):
         return found
 
 
-def _refuse_comparing(fitness: str, task: str, checkpoint: str) -> None:
-    """Refuse a fitness that a checkpoint alone doesn't have."""
-    if FITNESSES[fitness].compares:
+def _refuse_comparing(name: str, checkpoint: str) -> None:
+    """Refuse a task whose fitness a checkpoint alone doesn't have."""
+    task = TaskSection(name=name).task()
+    if task.fitness_kind.compares:
         raise UserError(
-            f"--task {task}: {fitness} compares a candidate with the full model of its search, and {checkpoint} is a "
-            f"checkpoint; take another fitness, for example {split_fitness(task)[0]}@perplexity"
+            f"--task {task.name}: {task.fitness} compares a candidate with the full model of its search, and "
+            f"{checkpoint} is a checkpoint; take another fitness, for example {split_fitness(task.name)[0]}@perplexity"
         )
 
 

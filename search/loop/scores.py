@@ -176,14 +176,12 @@ class SearchScores:
 
     Attributes:
         tasks: Weights of the tasks of the fitness by name, as configured.
-        held: Names of the held-out tasks.
     """
 
     def __init__(self, store: StoreReader, search: SearchRecord) -> None:
         self._store, self._search = store, search
         records = store.search_tasks(search.id, auxiliary=True)
         self.tasks = {record.task: record.weight for record in records if record.weight}
-        self.held = tuple(record.task for record in records if not record.weight and record.split == "test")
         self._fingerprints = {(record.task, record.split): record.task_fingerprint for record in records}
 
     def learn(self, evaluations: Sequence[EvaluationRecord]) -> None:

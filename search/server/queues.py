@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import ParamSpec, TypeVar, TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 from anyio import CapacityLimiter, to_thread
 from starlette.exceptions import HTTPException
@@ -18,7 +18,6 @@ from moevolve.workers.children.process import ChildError, ChildProcess
 
 # Pieces of work of one kind in progress or waiting; a browser sends up to six requests to a server at once.
 MOST = 20
-P = ParamSpec("P")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -35,7 +34,7 @@ class SerialQueue:
         self._turn = CapacityLimiter(1)
         self._count = 0
 
-    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, work: Callable[[], T]) -> T:
         """Call `work` in a thread once the pieces before it are done.
 
         Raises:
@@ -46,7 +45,7 @@ class SerialQueue:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, detail, {"retry-after": "10"})
         self._count += 1  # not the limiter's own count: a thread's start is waited for before that rises
         try:
-            return await to_thread.run_sync(lambda: work(*args, **kwargs), limiter=self._turn)
+            return await to_thread.run_sync(work, limiter=self._turn)
         finally:
             self._count -= 1
 

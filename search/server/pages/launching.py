@@ -145,15 +145,15 @@ async def take_form(request: Request, server: ServerDep, typed: TypedLaunch) -> 
     if typed.check is not None:
         return render(request, "launch_plan.jinja", plan=await plan_launch(asked, server))
     job = await run_in_threadpool(start_launch, asked, server)
-    return arrival_page(request, server, job.name, job)
+    return arrival_page(request, server, job)
 
 
 @routes.get("/launch/arrival")
 def show_arrival(request: Request, server: ServerDep, name: NameQuery) -> HTMLResponse:
     """Return the state of a launch. Once its search is in the store, the browser is redirected to the search's page."""
     found = search_or_launch(server, name)
-    if found is None or isinstance(found, Job):
-        return arrival_page(request, server, name, found)
+    if isinstance(found, Job):
+        return arrival_page(request, server, found)
     page = f"/searches/{handle(found)}" if isinstance(found, SearchRecord) else f"/shrinks/{quote(found.name, '')}"
     return HTMLResponse("", headers={"hx-redirect": page})
 
@@ -164,19 +164,14 @@ def show_started(request: Request, server: ServerDep) -> HTMLResponse:
     return render(request, "started.jinja", started=started_searches(server))
 
 
-def arrival_page(request: Request, server: ServerState, name: str, job: Job | None) -> HTMLResponse:
-    """Render the state of a process that starts a search, until the search is in the store.
-
-    A job of None was started by an earlier server, and possibly still runs.
-    """
-    lines = server.processes.log(name).splitlines()[-_LOG_LINES:]
-    return render(request, "launch_arrival.jinja", name=name, job=job, log="\n".join(lines))
+def arrival_page(request: Request, server: ServerState, job: Job) -> HTMLResponse:
+    """Render the state of a process that starts a search, until the search is in the store."""
+    lines = server.processes.log(job.name).splitlines()[-_LOG_LINES:]
+    return render(request, "launch_arrival.jinja", job=job, log="\n".join(lines))
 
 
-def search_or_launch(server: ServerState, name: str) -> SearchRecord | ShrinkState | Job | None:
-    """Return the search of a name, or before that is stored, the shrink or the process that starts it.
-
-    None stands for a process that an earlier server started, and that possibly still runs.
+def search_or_launch(server: ServerState, name: str) -> SearchRecord | ShrinkState | Job:
+    """Return the search of a name, or before that is stored, the shrink or the process of this server that starts it.
 
     Raises:
         NotFoundError: There is none of these.
@@ -186,11 +181,9 @@ def search_or_launch(server: ServerState, name: str) -> SearchRecord | ShrinkSta
     except NotFoundError:
         with suppress(NotFoundError):
             return state_of(server, name)
-        if server.processes.knows(name):
-            return server.processes.job(name)
-        if not server.processes.log(name):
+        if not server.processes.knows(name):
             raise
-        return None
+        return server.processes.job(name)
 
 
 def _asked(typed: TypedLaunch) -> RemoteLaunchRequest:

@@ -99,8 +99,8 @@ def show_search(
     found = search_or_launch(server, search)
     if isinstance(found, ShrinkState):
         return RedirectResponse(f"/shrinks/{quote(found.name, '')}", HTTPStatus.SEE_OTHER)
-    if found is None or isinstance(found, Job):
-        return arrival_page(request, server, search, found)
+    if isinstance(found, Job):
+        return arrival_page(request, server, found)
     record, config = found, config_of(found)
     view = _view(server, record)
     return render(

@@ -220,11 +220,6 @@ def test_a_launch_leads_to_its_search_or_shows_its_failure(
 ) -> None:
     path = "/launch/arrival?name=arrived&part=1"
     assert client.get(path).status_code == 404
-    with monkeypatch.context() as patch:
-        patch.setattr(ProcessRunner, "log", lambda *_: "launch: starting\n")
-        for restarted in (client.get(path), client.get("/searches/arrived")):
-            assert "an earlier run of this server" in restarted.text and "launch: starting" in restarted.text
-            assert polls(check(restarted.text, whole="part" not in str(restarted.url)), path)
     job = Job("arrived", "launch", datetime.now(UTC), 7, True, None, "")
     monkeypatch.setattr(ProcessRunner, "knows", lambda *_: True)
     monkeypatch.setattr(ProcessRunner, "job", lambda *_: job)
