@@ -48,9 +48,9 @@ def render_page(contents: ReportContents) -> str:
     )
 
 
-def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
-    """Figures by section: `course`, `searched`; a section without figures has no entry."""
-    found: dict[str, list[ReportFigure]] = {}
+def _figures(contents: ReportContents) -> dict[str, ReportFigure]:
+    """Figures by section: `course`, `searched`; a section without one has no entry."""
+    found: dict[str, ReportFigure] = {}
     winner, genome, full = contents.standings.winner, contents.genome, contents.full
     scored = {row.index: row.fitness for row in contents.history if row.fitness is not None}
     if scored:
@@ -59,11 +59,11 @@ def _figures(contents: ReportContents) -> dict[str, list[ReportFigure]]:
         caption += scale.phrase(max(scored.values()))
         caption += "." if full is None else f", the full model {scale.phrase(full)}."
         figure = fitness_figure(contents.history, full, contents.scale)
-        found["course"] = [_figure("course", "Fitness over the search", caption, figure)]
+        found["course"] = _figure("course", "Fitness over the search", caption, figure)
     if genome is not None and (figures := figures_for(genome)).subject:
         figure, caption = figures.page(genome), figures.caption(genome)
         title = f"{figures.subject.capitalize()} of {winner}"
-        found["searched"] = [_figure("matrices", title, caption, figure)]
+        found["searched"] = _figure("matrices", title, caption, figure)
     return found
 
 

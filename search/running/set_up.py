@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from moevolve.evaluators.errors import UserError, opening
@@ -42,27 +42,19 @@ def call_here(function: Callable[..., R], config: RunConfig, *args: object) -> R
     return function(config, *args)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDescription:
-    """What the driver needs to know of a search's model.
+def describe_search(config: RunConfig) -> tuple[ModelConfig, ModelFacts]:
+    """Describe the model of a search, and check the settings that depend on it.
 
-    Attributes:
-        model: The configured model, with the commit and the dtype that its settings stand for now.
+    Returns:
+        The configured model, with the commit and the dtype that its settings stand for now; and its facts.
     """
-
-    model: ModelConfig
-    facts: ModelFacts
-
-
-def describe_search(config: RunConfig) -> ModelDescription:
-    """Describe the model of a search, and check the settings that depend on it."""
     from moevolve.workers.checkpoints.fingerprint import model_fingerprint
     from moevolve.workers.profiling.outline import outline_model
 
     config = config.model_copy(update={"model": pinned(config.model)})
     facts = replace(outline_model(config.model).facts, fingerprint=model_fingerprint(config.model))
     check_settings(config, facts)
-    return ModelDescription(config.model, facts)
+    return config.model, facts
 
 
 def check_settings(config: RunConfig, facts: ModelFacts) -> None:
@@ -186,9 +178,9 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
         UserError: The model or a task can't be had, or a setting doesn't suit them; the message names the field.
     """
     refuse_wrong(config)  # at once, without waiting for torch
-    description: ModelDescription = call(describe_search, config)
-    config = config.model_copy(update={"model": description.model})
-    space = config.space(description.facts)
+    model, facts = call(describe_search, config)
+    config = config.model_copy(update={"model": model})
+    space = config.space(facts)
     calibrating = needs_calibration(space)
     wanted = {"calibration": calibrating, "search": True, "dev": config.final.rerank, "test": config.final.test}
     names = [name for name in SPLITS if wanted[name]]
@@ -200,4 +192,4 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     for note in notes:
         _LOG.warning("%s", note)
     schedule = make_schedule(config)
-    return SearchSetup(config, search_id, description.facts, space, schedule, prepared, held_out, needed)
+    return SearchSetup(config, search_id, facts, space, schedule, prepared, held_out, needed)
