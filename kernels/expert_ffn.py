@@ -56,14 +56,13 @@ def choose_experts(hidden: Tensor, weight: Tensor, bias: Tensor, active: int) ->
     return chosen.all(dim=1)
 
 
-def expert_ffn(hidden: Tensor, chosen: Tensor, network: NetworkWeights, scale: float = 1.0) -> Tensor:
+def expert_ffn(hidden: Tensor, chosen: Tensor, network: NetworkWeights) -> Tensor:
     """Compute the unweighted sum of the chosen experts' outputs, [tokens, hidden] in the dtype of `hidden`.
 
     Args:
         hidden: Hidden states [tokens, hidden].
         chosen: Chosen experts, bool [tokens, experts]; expert i is the i-th of equal slices of the neurons.
         network: Weights of the whole network, in the dtype of `hidden`.
-        scale: Factor on the sum, without the output bias.
     """
     experts = chosen.shape[1]
     width = network.up.shape[0] // experts
@@ -80,8 +79,6 @@ def expert_ffn(hidden: Tensor, chosen: Tensor, network: NetworkWeights, scale: f
         else:
             # Rows are distinct within an expert, so the order of the sum is fixed on any device.
             total.index_add_(0, rows, _slice_output(hidden.index_select(0, rows), network, neurons).float())
-    if scale != 1.0:
-        total *= scale
     if network.down_bias is not None:
         total += network.down_bias
     return total.to(hidden.dtype)

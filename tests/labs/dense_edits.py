@@ -22,15 +22,13 @@ SEQUENCES: list[Tokens] = [
 ]
 
 
-def divided(
-    active: int = 2, routers: int = 1, scale: float = 1.0, seed: int = 0, experts: int = 6, bias: float = 1.0
-) -> FactorLlmEdit:
+def divided(active: int = 2, routers: int = 1, seed: int = 0, experts: int = 6, bias: float = 1.0) -> FactorLlmEdit:
     """Networks divided into experts, with biases times `bias`."""
     rng = np.random.default_rng(seed)
     order = [np.sort(rng.permutation(WIDTH).reshape(experts, -1), axis=1).ravel() for _ in range(LAYERS)]
     shape = (LAYERS, routers, experts)
     weight, biases = rng.standard_normal((*shape, HIDDEN)), bias * rng.standard_normal(shape)
-    return FactorLlmEdit(np.stack(order), weight, biases, active, scale)
+    return FactorLlmEdit(np.stack(order), weight, biases, active)
 
 
 def head_masks(pairs: Sequence[int] = (2, 1, 4), active: Sequence[int] = (5, 8, 1)) -> HeadMasks:

@@ -123,7 +123,7 @@ def block_mix_weight(u: Tensor, v: Tensor, mixing: Tensor | None) -> Tensor:
 
 
 def factorized_ffn_token(
-    hidden: Tensor, network: NetworkWeights, experts: int, weight: Tensor, bias: Tensor, active: int, scale: float
+    hidden: Tensor, network: NetworkWeights, experts: int, weight: Tensor, bias: Tensor, active: int
 ) -> Tensor:
     """One token through a network divided into experts (FactorLLM, Eq. 7), neuron by neuron.
 
@@ -133,7 +133,6 @@ def factorized_ffn_token(
         experts: N.
         weight, bias: routers [routers, N, hidden] and [routers, N].
         active: experts K per router.
-        scale: factor on the sum of experts.
 
     Returns:
         float64 [hidden].
@@ -159,7 +158,6 @@ def factorized_ffn_token(
             gate = gate if network.gate_bias is None else gate + network.gate_bias[neuron]
             value = value * network.activation(gate)
         total += value * network.down[:, neuron].double()
-    total *= scale
     return total if network.down_bias is None else total + network.down_bias.double()
 
 

@@ -2,8 +2,7 @@
 
 Baselines partition a dense network without training, as FactorLLM genomes; all are measured on a worker. `kmeans` is
 FactorLLM's start with MoEfication's partition, and the others are other methods.
-`moevolve.workers.methods.factorllm.calibrate_baselines` says what they lack of the papers. The factor on the experts'
-outputs is the space's; the papers have none (`genome.output_scale: one`).
+`moevolve.workers.methods.factorllm.calibrate_baselines` says what they lack of the papers.
 
 KnowledgeFactor (Yang et al., ECCV 2022), the other baseline of FactorLLM's Table 1, has no counterpart: it trains one
 network for what tasks share and one per task, and doesn't partition the network's neurons. The nearest method without

@@ -184,12 +184,6 @@ def test_unequal_or_too_many_active_experts_are_refused() -> None:
         FactorLlmGenome(space, experts, genome.base_router, genome.coordinates, genome.biases)
 
 
-@pytest.mark.parametrize(("experts", "active", "factor"), [(4, 1, 4.0), (4, 2, 2.0), (4, 3, 1.0), (8, 3, 2.0)])
-def test_the_authors_factor_is_a_quotient_rounded_down(experts: int, active: int, factor: float) -> None:
-    space = factorllm_space(experts=experts, active=active, output_scale="n_over_k")
-    assert space.start(TUNE).genome.express().output_scale == factor == space.measurement_of("start").output_scale
-
-
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_baseline_expresses_what_was_measured(name: str) -> None:
     space = with_baselines(routers=3, experts=8, active=3)

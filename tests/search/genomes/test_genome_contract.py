@@ -197,7 +197,7 @@ SAMPLES = {
     "nanomoe-I": _nanomoe(variant="I", blocks=4, rank=3),
     "nanomoe-III": _nanomoe(variant="III", blocks=2, rank=3, layers="layers.[02].mlp.*", fit=3),
     "nanomoe-low-rank": _nanomoe(variant="low_rank", rank=4),
-    "factorllm-plain": _factorllm(dense_model(gated=False, bias=True), experts=8, routers=2, output_scale="n_over_k"),
+    "factorllm-plain": _factorllm(dense_model(gated=False, bias=True), experts=8, routers=2),
     "factorllm-whole": _factorllm(dense_model(layers=1), experts=2, active=2, router_bias=False),
     "factorllm-baselines": replace(
         _factorllm(dense_model(layers=2)), space=with_baselines(dense_model(layers=2), active=3)

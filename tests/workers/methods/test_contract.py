@@ -114,10 +114,10 @@ SAMPLES: dict[type, Sample] = {
     FactorLlmEdit: Sample(
         "llama",
         "mixtral",
-        (divided(scale=2.0), divided(seed=1, scale=2.0)),
+        (divided(), divided(seed=1)),
         divided(bias=np.inf),
         (
-            FactorLlmMeasurement(EXPERTS, 2, 1, "kmeans", 2.0, True, 3, 1e-3, 60),
+            FactorLlmMeasurement(EXPERTS, 2, 1, "kmeans", True, 3, 1e-3, 60),
             MoeficationMeasurement(EXPERTS, 60),
             CmoeMeasurement(EXPERTS, 1, 5, 1e-3, 60),
         ),

@@ -61,7 +61,7 @@ EVEN = masked((24, 24, 24))
 CASES: dict[str, Any] = {
     "llama-top1-stock": TOP1,
     "llama-routers-native": divided(4, routers=3),
-    "opt-routers-native": divided(4, routers=2, scale=1.5),
+    "opt-routers-native": divided(4, routers=2),
     "llama-whole-stock": masked((24, 24, 24), head_masks((4, 4, 4), (8, 8, 8))),
     "llama-some-native": masked((48, 7, 48), head_masks((4, 2, 4), (8, 8, 2))),
     "qwen2-still-native": masked(heads=still_heads(1)),
@@ -223,7 +223,7 @@ def test_forms(resident: Residents, model_config: Configs, tmp_path: Path) -> No
     for odd in (masked(), masked((13, 13, 13))):
         assert "its experts have" in str(masks.obstacle(model, odd))
     assert masks.obstacle(model, replace(tied, kept=kept)) is None and "experts tie" in str(masks.obstacle(model, tied))
-    for other in (replace(TOP1, router_bias=tiny), replace(TOP1, active=2), replace(TOP1, output_scale=6.0)):
+    for other in (replace(TOP1, router_bias=tiny), replace(TOP1, active=2)):
         assert "no Mixtral's" in str(divides.obstacle(model, other))
     assert "routes in the model's dtype, bfloat16" in str(masks.obstacle(half, EVEN))
     with pytest.raises(UserError, match=r"routes in the model's dtype, bfloat16.*--dtype float32"):

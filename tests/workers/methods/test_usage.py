@@ -13,13 +13,13 @@ from moevolve.workers.engine.measuring import analyse_usage
 
 
 def test_experts_of_divided_networks_are_counted(resident: Residents) -> None:
-    model, edit = resident("llama"), divided(scale=2.0, experts=4)
+    model, edit = resident("llama"), divided(experts=4)
     found = analyse_usage(model, edit, SEQUENCES)
     # The stand-in takes the network's place, so that its inputs are seen in front of it.
     for index, layer in enumerate(found.routed):
         rows = inputs_of(model, edit)[index].numpy()
         logits = rows @ edit.router_weight[index, 0].T.astype(np.float64) + edit.router_bias[index, 0]
-        check_routed(layer, [dict.fromkeys(np.argsort(-token)[:2].tolist(), 2.0) for token in logits])
+        check_routed(layer, [dict.fromkeys(np.argsort(-token)[:2].tolist(), 1.0) for token in logits])
         assert layer.layer == index
     assert found.tokens == TOKENS
 

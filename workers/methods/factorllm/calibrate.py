@@ -92,13 +92,13 @@ def nearest_experts(activations: Tensor, down: Tensor, measurement: FactorLlmMea
     Args:
         activations: Activations of neurons ordered by expert, [tokens, width].
         down: Output weights of neurons ordered by expert, [hidden, width].
-        measurement: Settings; N, K and the factor on the experts' outputs count.
+        measurement: Settings; N and K count.
     """
     tokens = len(activations)
     parts = activations.view(tokens, measurement.experts, -1).float()
     matrices = down.float().view(len(down), measurement.experts, -1)
     outputs = torch.einsum("tnw,dnw->ntd", parts, matrices)
-    distances = (outputs * measurement.output_scale - outputs.sum(dim=0)).square().sum(dim=-1).t()
+    distances = (outputs - outputs.sum(dim=0)).square().sum(dim=-1).t()
     nearest = distances.topk(measurement.active, dim=1, largest=False).indices
     return torch.zeros_like(distances).scatter_(1, nearest, 1.0)
 

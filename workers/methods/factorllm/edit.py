@@ -27,7 +27,6 @@ class FactorLlmMeasurement:
         active: Experts K per token.
         routers: Routers R per network: 1, or one for each of its linear layers.
         partition: Partition of the neurons: `start`, equal slices in order, or balanced k-means on their input weights.
-        output_scale: Factor on the sum of the experts' outputs.
         components: Number of principal directions of every network's inputs.
         ridge: Ridge strength of the routers as a share of the inputs' mean variance.
         tokens: See `Measurement`.
@@ -37,7 +36,6 @@ class FactorLlmMeasurement:
     active: int
     routers: int
     partition: Partition
-    output_scale: float
     router_bias: bool
     components: int
     ridge: float
@@ -78,7 +76,6 @@ class FactorLlmEdit:
         router_weight: Weights of the routers, float32 [layers, routers, N, hidden].
         router_bias: Biases of the routers, float32 [layers, routers, N].
         active: Experts K that each router chooses for a token. An expert runs if all routers choose it.
-        output_scale: Factor on the sum of the experts' outputs, not on the output bias.
 
     Raises:
         UserError: The shapes disagree, K is out of range, or a row of `order` is not a permutation.
@@ -88,7 +85,6 @@ class FactorLlmEdit:
     router_weight: NDArray[np.float32] = field(repr=False)
     router_bias: NDArray[np.float32] = field(repr=False)
     active: int
-    output_scale: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", np.ascontiguousarray(self.order, dtype=np.int32))
@@ -136,14 +132,12 @@ class FactorLlmEdit:
 
     @cached_property
     def finite(self) -> bool:
-        """Whether every router entry and the output scale are finite."""
-        return bool(np.isfinite(self.router_weight).all() and np.isfinite(self.router_bias).all()) and bool(
-            np.isfinite(self.output_scale)
-        )
+        """Whether every router entry is finite."""
+        return bool(np.isfinite(self.router_weight).all() and np.isfinite(self.router_bias).all())
 
     @cached_property
     def phenotype_hash(self) -> str:
-        head = f"factorllm/1 {self.router_weight.shape} {self.width} k={self.active} scale={self.output_scale!r}"
+        head = f"factorllm/1 {self.router_weight.shape} {self.width} k={self.active}"
         digest = hashlib.sha256(head.encode())
         digest.update(self.order.astype("<i4").tobytes())
         for matrices in (self.router_weight, self.router_bias):
@@ -153,6 +147,6 @@ class FactorLlmEdit:
 
     @cached_property
     def layer_hashes(self) -> tuple[str, ...]:
-        head = f"factorllm/1 {self.router_weight.shape[1:]} k={self.active} scale={self.output_scale!r}".encode()
+        head = f"factorllm/1 {self.router_weight.shape[1:]} k={self.active}".encode()
         layers = zip(self.order, self.router_weight, self.router_bias, strict=True)
         return tuple(hashlib.sha256(head + b"".join(part.tobytes() for part in layer)).hexdigest() for layer in layers)

@@ -98,26 +98,24 @@ class FactorizedNetwork(MaskingNetwork):
         # In a tuple, so that the network's parameters aren't registered as this module's too.
         self._source = (layer,)
         self.active = 0
-        self.output_scale = 1.0
         for name in ("router_weight", "router_bias"):
             self.register_buffer(name, torch.empty(0), persistent=False)
 
-    def set(self, weight: Tensor, bias: Tensor, active: int, output_scale: float) -> None:
+    def set(self, weight: Tensor, bias: Tensor, active: int) -> None:
         """Set routers with weights float32 [routers, N, hidden] and biases float32 [routers, N]."""
-        self.router_weight, self.router_bias = weight, bias
-        self.active, self.output_scale = active, output_scale
+        self.router_weight, self.router_bias, self.active = weight, bias, active
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Map hidden states [..., hidden] to outputs of the same shape."""
         flat = hidden_states.reshape(-1, hidden_states.shape[-1])
         chosen = self._choose(flat)
-        return expert_ffn(flat, chosen, weights_of(self._source[0]), self.output_scale).view(hidden_states.shape)
+        return expert_ffn(flat, chosen, weights_of(self._source[0])).view(hidden_states.shape)
 
     def active_mask(self, hidden: Tensor) -> ActiveMask:
         experts = self.router_weight.shape[1]
         unit = self._source[0].width // experts
         kept = torch.eye(experts, dtype=torch.bool, device=hidden.device).repeat_interleave(unit, dim=1)
-        return ActiveMask(self._choose(hidden), kept, unit, self.output_scale)
+        return ActiveMask(self._choose(hidden), kept, unit)
 
     def _choose(self, hidden: Tensor) -> Tensor:
         return choose_experts(hidden, self.router_weight, self.router_bias, self.active)
@@ -147,7 +145,7 @@ class FactorLlmApplicator(Repairable):
         for i, (layer, network, order) in enumerate(zip(self._layers, self.networks, self.orders, strict=True)):
             order.permute(edit.order[i])
             device = layer.up.weight.device
-            network.set(weights[i].to(device), biases[i].to(device), edit.active, edit.output_scale)
+            network.set(weights[i].to(device), biases[i].to(device), edit.active)
             self._replacements[i].show(network)
 
     def revert(self) -> None:
@@ -168,7 +166,7 @@ class FactorLlmApplicator(Repairable):
 def _read_routing(network: FactorizedNetwork, args: tuple[Tensor, ...], output: object) -> tuple[Tensor, Tensor]:
     flat = args[0].reshape(-1, args[0].shape[-1])
     chosen = choose_experts(flat, network.router_weight, network.router_bias, network.active)
-    return chosen, chosen.double() * network.output_scale
+    return chosen, chosen.double()
 
 
 class FactorLlmExporter:
@@ -176,9 +174,9 @@ class FactorLlmExporter:
 
     def obstacle(self, resident: Resident, edit: Edit) -> str | None:
         assert isinstance(edit, FactorLlmEdit)
-        if edit.active == 1 and edit.routers == 1 and edit.output_scale == 1 and not edit.router_bias.any():
+        if edit.active == 1 and edit.routers == 1 and not edit.router_bias.any():
             return mixtral_obstacle(resident)
-        return "outputs of several experts are summed without weights, are scaled, or routers have biases: no Mixtral's"
+        return "outputs of several experts are summed without weights, or routers have biases: no Mixtral's"
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         assert isinstance(edit, FactorLlmEdit)
@@ -199,7 +197,7 @@ class FactorLlmExporter:
                 if form == "native"
                 else "A stock Mixtral checkpoint: no custom code."
             ),
-            rows=(("division", name), ("factor on outputs", f"{edit.output_scale:g}")),
+            rows=(("division", name),),
         )
 
     def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Blueprint:
@@ -247,11 +245,9 @@ def _native(resident: Resident, edit: FactorLlmEdit, directory: Path) -> PreTrai
         experts=edit.experts,
         active=edit.active,
         routers=edit.routers,
-        scale=repr(float(edit.output_scale)),
     )
     config = native_config(source, model_class)
-    config.factor_experts, config.factor_active = edit.experts, edit.active
-    config.factor_routers, config.factor_scale = edit.routers, edit.output_scale
+    config.factor_experts, config.factor_active, config.factor_routers = edit.experts, edit.active, edit.routers
     return empty_model(model_class, config, source.dtype)
 
 

@@ -92,13 +92,11 @@ class ActiveMask:
         chosen: Experts of each token, bool [tokens, N].
         kept: Neurons of each expert, bool [N, width].
         unit: Size of consecutive groups of neurons; a block of features stays within one group.
-        scale: Factor on the activations.
     """
 
     chosen: Tensor
     kept: Tensor
     unit: int
-    scale: float = 1.0
 
     def on(self, columns: slice) -> tuple[Tensor, Tensor | None]:
         """Tokens for which any neuron of some columns is active, int64 [t], and their mask, bool [t, columns].
@@ -162,7 +160,7 @@ class NetworkOutput(_DenseOutput):
         if self._active_mask is not None:
             active = self._active_mask(hidden)
             tokens, mask = active.on(slice(0, width))
-            factor = active.scale * (factor[tokens] if mask is None else mask)
+            factor = factor[tokens] if mask is None else mask
         factor = factor * self._layer.output_scale
         inner = [(network.up, network.up_bias)]
         if network.gate is not None:
@@ -215,7 +213,6 @@ def _network_blocks(layer: DenseLayer, hidden: Tensor, active: ActiveMask | None
     """Features of a network on inputs [tokens, hidden]: its neurons in their current order. `active` None: all are."""
     network, all_tokens = weights_of(layer), torch.arange(len(hidden), device=hidden.device)
     unit = layer.width if active is None else active.unit
-    scale = layer.output_scale * (1.0 if active is None else active.scale)
     for first in range(0, layer.width, unit):
         for start in range(first, first + unit, BLOCK_COLUMNS):
             columns = slice(start, min(start + BLOCK_COLUMNS, first + unit))
@@ -225,8 +222,8 @@ def _network_blocks(layer: DenseLayer, hidden: Tensor, active: ActiveMask | None
             values = activations(hidden[tokens], network, columns)
             if mask is not None:
                 values *= mask
-            if scale != 1.0:
-                values *= scale
+            if layer.output_scale != 1.0:
+                values *= layer.output_scale
             yield FeatureBlock(columns, tokens, values)
 
 

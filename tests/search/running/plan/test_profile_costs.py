@@ -27,7 +27,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "eep-merge-logits": ("qwen2_moe", {"kind": "eep", "experts": 3, "groups": 1, "router_space": "logits"}, "stock"),
     "factorllm": ("llama", FACTOR, "native"),
     "factorllm-biases": ("opt", FACTOR, "native"),
-    "factorllm-stock": ("llama", FACTOR | {"active": 1, "router_bias": False, "output_scale": "one"}, "stock"),
+    "factorllm-stock": ("llama", FACTOR | {"active": 1, "router_bias": False}, "stock"),
     "tomoe-heads-biases": ("qwen2", MASKS, "native"),
     "tomoe-plain": ("phi", MASKS | {"attention": False}, "native"),
     "tomoe-fused": ("phi3", MASKS | {"attention": False}, "native"),

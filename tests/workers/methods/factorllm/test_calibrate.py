@@ -22,7 +22,6 @@ MEASUREMENT = FactorLlmMeasurement(
     active=2,
     routers=1,
     partition="kmeans",
-    output_scale=1.0,
     router_bias=True,
     components=5,
     ridge=1e-3,
@@ -36,7 +35,6 @@ def plain_labels(
     h: NDArray[np.float64],
     experts: NDArray[Any],
     routers: int,
-    scale: float,
 ) -> NDArray[np.float64]:
     """1 for the two slices of every linear layer whose outputs are nearest the whole layer's, [routers, tokens, 6]."""
     down, up = network.down.weight.double().numpy(), x @ network.up.weight.double().numpy().T
@@ -52,21 +50,18 @@ def plain_labels(
         if router < routers - 1:
             parts = [branches[router] * (experts == expert) for expert in range(6)]
         else:
-            parts = [scale * (h * (experts == expert)) @ down.T for expert in range(6)]
+            parts = [(h * (experts == expert)) @ down.T for expert in range(6)]
         distances = np.stack([((part - outputs) ** 2).mean(axis=1) for part in parts], axis=1)
         np.put_along_axis(labels[router], np.argsort(distances, axis=1)[:, :2], 1, axis=1)
     return labels
 
 
-@pytest.mark.parametrize(
-    ("family", "routers", "bias", "scale"),
-    [("llama", 1, True, 1.0), ("llama", 3, False, 3.0), ("opt", 2, True, 1.0)],
-)
+@pytest.mark.parametrize(("family", "routers", "bias"), [("llama", 1, True), ("llama", 3, False), ("opt", 2, True)])
 def test_routers_are_the_ridge_regression_of_the_nearest_experts(
-    family: str, routers: int, bias: bool, scale: float, resident: Any
+    family: str, routers: int, bias: bool, resident: Any
 ) -> None:
     model = resident(family)
-    measurement = replace(MEASUREMENT, routers=routers, router_bias=bias, output_scale=scale)
+    measurement = replace(MEASUREMENT, routers=routers, router_bias=bias)
     start = calibrate_factorllm(model, SEQUENCES, measurement).arrays
     assert start["kmeans_weight"].shape == (LAYERS, routers, 6, HIDDEN)
     for layer in range(LAYERS):
@@ -77,7 +72,7 @@ def test_routers_are_the_ridge_regression_of_the_nearest_experts(
         penalty = np.sqrt(1e-3 * (centred**2).sum() / HIDDEN)
         columns = np.hstack([centred, np.ones((len(x), 1))]) if bias else centred
         rows = np.vstack([columns, penalty * np.eye(HIDDEN, columns.shape[1])])
-        labels = plain_labels(model.dense_layers[layer], x, h, start["kmeans_experts"][layer], routers, scale)
+        labels = plain_labels(model.dense_layers[layer], x, h, start["kmeans_experts"][layer], routers)
         for logits, own in zip(found, labels, strict=True):
             solution = np.linalg.lstsq(rows, np.vstack([own, np.zeros((HIDDEN, 6))]), rcond=None)[0]
             expected = columns @ solution

@@ -86,7 +86,7 @@ def streams_of(model: Any, sequences: Sequence[tuple[int, ...]] = SEQUENCES) -> 
 
 
 EDITS: dict[str, tuple[str, Any]] = {
-    "divided, parallel": ("phi", divided(3, 2, 1.5, experts=EXPERTS)),
+    "divided, parallel": ("phi", divided(3, 2, experts=EXPERTS)),
     "masked, plain": ("opt", masked(WIDTHS)),
     "heads": ("llama", masked(WIDTHS, HEADS)),
     "heads with biases": ("qwen2", masked(WIDTHS, HEADS)),
@@ -135,7 +135,7 @@ def divided_by_hand(edit: FactorLlmEdit, hidden: Floats) -> Floats:
     for token, row in enumerate(scores):
         for expert in np.argsort(-row)[: edit.active]:
             neurons = edit.order[0][expert * WIDTH // EXPERTS : (expert + 1) * WIDTH // EXPERTS]
-            factors[token, neurons] = edit.output_scale
+            factors[token, neurons] = 1.0
     return factors
 
 
@@ -153,9 +153,9 @@ def ridge(phi: Floats, residual: Floats) -> Floats:
 @pytest.mark.parametrize(
     ("family", "base"),
     [
-        ("llama", divided(scale=1.5, experts=EXPERTS)),
+        ("llama", divided(experts=EXPERTS)),
         ("llama", masked(WIDTHS)),
-        ("granite", divided(scale=1.5, experts=EXPERTS)),
+        ("granite", divided(experts=EXPERTS)),
         ("gemma2", masked(WIDTHS)),
     ],
     ids=["divided", "masked", "multiplied", "normalised"],
@@ -214,7 +214,7 @@ def test_networks_whose_output_is_normalised_are_refused(
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(checkpoint("opt")).save_pretrained(tmp_path)
     post_norm = ResidentModel.load(replace(model_config("opt"), path=str(tmp_path)))
-    for base in (divided(scale=1.5, experts=EXPERTS), masked(WIDTHS)):
+    for base in (divided(experts=EXPERTS), masked(WIDTHS)):
         plain = logits(post_norm, None, UNSEEN)
         with pytest.raises(UserError, match=r"do_layer_norm_before: false.* can't be repaired"):
             post_norm.apply(repaired(base))
