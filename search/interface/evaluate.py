@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import computed_field
@@ -12,6 +13,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import split_fitness
 from moevolve.evaluators.records import short_repr
 from moevolve.evaluators.scales import scales_title
+from moevolve.evaluators.text_files import writing_into
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.files import changed_loading, override_lines
 from moevolve.search.config.run import TaskSection
@@ -136,6 +138,7 @@ class EvaluateRequest(Request):
         Sequence[str], about("Any task, or NAME@FITNESS; repeatable.", min_length=1), Flag("--task", "TASK", list[str])
     ]
     split: TaskSplit = "test"
+    page: Annotated[Path | None, about("Write the table as an HTML page, too."), Flag(metavar="FILE")] = None
     search: SearchOfFull = None
     model: ModelPath = None
     threads: Threads = None
@@ -162,7 +165,14 @@ class EvaluateRequest(Request):
         for subject, records in zip(subjects, found, strict=True):
             p_values = tuple(next(corrected) for _ in records)
             models.append(EvaluatedModel(subject.name, subject.parameters, records, p_values))
-        return Evaluations(tuple(split.task for split in splits), self.split, tuple(models))
+        made = Evaluations(tuple(split.task for split in splits), self.split, tuple(models))
+        if self.page is not None:
+            from moevolve.search.report.rendering import table_page
+
+            page = table_page("Evaluation", made.title, [made.cells(model) for model in models], made.note)
+            with writing_into(self.page.parent):
+                self.page.write_text(page, encoding="utf-8")
+        return made
 
     @property
     def _changes(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.metadata import version
@@ -88,6 +88,13 @@ def handle(search: SearchRecord | BestRow) -> str:
     """Return the name of a search in a URL path, or its id if the name needed quoting."""
     name, key = (search.name, search.id) if isinstance(search, SearchRecord) else (search.search_name, search.search_id)
     return name if _PLAIN.fullmatch(name) else key
+
+
+def table_page(title: str, caption: str, rows: Sequence[Mapping[str, str]], note: str) -> str:
+    """Return a page with one table, whose rows have the same columns, and a note below it."""
+    style = Markup((FOLDER / "static" / "style.css").read_text(encoding="utf-8"))
+    page = environment().get_template("table.jinja")
+    return page.render(title=title, caption=caption, rows=rows, note=note, style=style)
 
 
 def cells(places: Iterable[int]) -> str:

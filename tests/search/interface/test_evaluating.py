@@ -33,11 +33,13 @@ def mcnemar(one: Any, other: Any) -> float:
 
 
 def test_a_checkpoint_scores_as_the_individual_that_it_was_written_from(
-    written: Path, all_kinds: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
+    written: Path, all_kinds: str, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Other tests need a store without these scores on `dev` and `test`.
     tasks, full = (f"{tiny.task}@generate", f"{tiny.task}@perplexity"), str(tiny.model)
-    found = moevolve.evaluate(all_kinds, [full, str(written), "eep:0"], tasks=tasks, split="search")
+    found = moevolve.evaluate(
+        all_kinds, [full, str(written), "eep:0"], tasks=tasks, split="search", page=tmp_path / "table.html"
+    )
     first, small, stored = found.models
     assert [len(each.records) for each in found.models] == [2, 2, 2] and found.tasks == (
         "pick@generate",
@@ -51,7 +53,8 @@ def test_a_checkpoint_scores_as_the_individual_that_it_was_written_from(
     assert first.p_values == (None, None)
     plain = mcnemar(outcomes(small.records[0]), outcomes(first.records[0]))
     assert small.p_values[0] is not None and plain <= small.p_values[0] <= min(1.0, 4 * plain)
-    assert "Holm" in found.note and str(written) in found.cells(small).values()
+    page = (tmp_path / "table.html").read_text()
+    assert str(written) in page and f"{small.scores[0].score:.1%}".rstrip("%") in page and "Holm" in page
 
     def fail(*_: object) -> None:
         pytest.fail("all scores are stored")
