@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 from moevolve.evaluators.errors import UserError
@@ -31,7 +32,8 @@ class ServeRequest(Request):
     """Serve a store: its searches in the browser, and an HTTP API for them, until the process is stopped.
 
     Raises:
-        UserError: a setting is wrong, the address can't be listened at, or tokens are needed and there are none.
+        UserError: a setting is wrong, no file can be uploaded into the folder, the address can't be listened at, or
+            tokens are needed and there are none.
         StoreError: the store can't be opened.
     """
 
@@ -60,6 +62,7 @@ class ServeRequest(Request):
         settings = read_settings(
             self.settings, {name: value for name, value in self.arguments().items() if name != "settings"}
         )
+        _check_uploads(settings.uploads)
         with _listening_socket(settings) as listening, Store.open(settings.store) as store:
             # Imported here, so that errors in the settings are reported at once.
             import uvicorn
@@ -86,6 +89,21 @@ class ServeRequest(Request):
             )
             with _ignored_signals(), _refused_programs():
                 uvicorn.Server(config).run([listening])
+
+
+def _check_uploads(folder: Path | None) -> None:
+    """Make the folder of uploads and a file in it: otherwise the first client to send one would hear what is wrong."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"uploads: no file can be written into {folder}: {error.strerror}; name a folder of yours, or a new one in "
+            "a folder that exists"
+        ) from None
 
 
 @contextmanager

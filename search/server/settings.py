@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self
 
@@ -42,7 +46,8 @@ class ServerSettings(Section):
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
         hosts: Further host names of the server, without ports, as clients send them: an international one as `xn--...`.
-            The loopback names always count, and so does `host`, unless it stands for all addresses of the machine.
+            `host` and the loopback names always count, and so do the machine's own names and addresses if `host`
+            stands for all of its addresses.
         tokens: File that only its owner may read, with lines `read TOKEN NAME` or `write TOKEN NAME`; names may be left
             out. Without it, tokens are read from MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN.
         configurations: Folders of run files that can be launched, by their names without `.yaml`.
@@ -79,10 +84,10 @@ class ServerSettings(Section):
         """Host names that requests may be addressed to, lower case and without ports."""
         return frozenset(name.lower() for name in (*LOOPBACK, *self.hosts, *self.names))
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
-        """Host names for clients: `host`, or those of `hosts` if it stands for all addresses of the machine."""
-        return (self.host,) if self.host not in WILDCARDS else self.hosts or LOOPBACK[:1]
+        """Host names for clients: `host`, or this machine's names and addresses if `host` stands for all of them."""
+        return _machine_names() if self.host in WILDCARDS else (self.host,)
 
     def run_files(self) -> dict[str, Path]:
         """Run files that can be launched, by name."""
@@ -151,6 +156,24 @@ def read_settings(path: Path | None, changes: Mapping[str, object]) -> ServerSet
         return ServerSettings.model_validate(data)
     except ValidationError as error:
         raise UserError(f"{path or 'serve'}: {explain_validation(error, data)}") from None
+
+
+def _machine_names() -> tuple[str, ...]:
+    """This machine's host name, its full name with the domain, and its addresses in the network."""
+    name = socket.gethostname()
+    found, addresses = [name], []
+    with suppress(OSError):
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME)
+        found.append(answers[0][3])
+        addresses += [str(answer[4][0]) for answer in answers]
+    # Connecting a datagram socket sends nothing, but selects the address that packets to the outside would come from.
+    # The two targets are addresses reserved for documentation.
+    for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((outside, 9))
+            addresses.append(str(probe.getsockname()[0]))
+    found += [one for one in addresses if not (ip_address(one).is_loopback or ip_address(one).is_link_local)]
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
 def _read_token_file(path: Path) -> dict[str, Token]:
