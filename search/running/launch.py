@@ -33,12 +33,20 @@ def recorded(setup: SearchSetup, store: Store, source: str = "this request", cal
     from moevolve.search.running.resume import set_up_stored  # it imports Ray
 
     try:
-        register(setup, store)
+        _record(setup, store)
     except NameTakenError:
         config = setup.config
         refuse_taken(config, store, source)
         return set_up_stored(store, store.search(config.name).id, lambda _: config, call)
     return setup
+
+
+def register(setup: SearchSetup, store: Store) -> None:
+    """Record a new search; UserError if its name is taken."""
+    try:
+        _record(setup, store)
+    except NameTakenError:
+        refuse_taken(setup.config, store)
 
 
 def refuse_taken(config: RunConfig, store: StoreReader, source: str | None = None) -> None:
@@ -66,8 +74,7 @@ def refuse_taken(config: RunConfig, store: StoreReader, source: str | None = Non
         )
 
 
-def register(setup: SearchSetup, store: Store) -> None:
-    """Record a new search; NameTakenError if another one has its name."""
+def _record(setup: SearchSetup, store: Store) -> None:
     config = setup.config
     tasks = [
         SearchTaskRecord(item.task, item.split, item.fingerprint, task.weight)

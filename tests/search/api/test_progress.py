@@ -56,7 +56,7 @@ def test_whatever_searches_shows_it(name: str) -> None:
 
 def test_parameters_are_described_by_their_names_in_python() -> None:
     text = " ".join(str(moevolve.shrink.__doc__).split())
-    assert "How `active` makes experts" in text and "default: a tenth of `time`" in text
+    assert "default: a tenth of `time`" in text
     functions = [getattr(moevolve, name) for name in moevolve.__all__]
     described = {each.__name__: str(each.__doc__) for each in functions if inspect.isfunction(each)}
     described.pop("as_data")  # it compares itself with a command

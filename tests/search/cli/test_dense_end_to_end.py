@@ -113,7 +113,7 @@ def test_an_export_answers_as_it_was_scored(calm: Calm, tmp_path: Path) -> None:
 
 def test_what_is_refused(calm: Calm, tmp_path: Path) -> None:
     for message, *arguments in (
-        ("checkpoint already", "export", "full", tmp_path / "full"),
+        ("name an individual as SEARCH:INDEX", "export", "full", tmp_path / "full"),
         ("not empty", "export", calm.winner, calm.folder),
         ("/dev/null: File exists", "plot", KIND, "-o", Path("/dev/null/folder.png")),
     ):

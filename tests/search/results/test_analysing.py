@@ -56,7 +56,7 @@ def test_the_command_prints_what_so_many_tokens_show(all_kinds: str, tiny: Any) 
 
 @pytest.mark.parametrize(
     ("individual", "message"),
-    [("full", "name one as SEARCH:INDEX"), ("eep:999", "eep:23"), ("nanomoe:0", "no experts")],
+    [("full", "name an individual as SEARCH:INDEX"), ("eep:999", "eep:23"), ("nanomoe:0", "no experts")],
 )
 def test_what_can_not_be_analysed_is_refused(all_kinds: str, tiny: Any, individual: str, message: str) -> None:
     with Store.open(all_kinds) as store, pytest.raises((UserError, StoreError), match=message):
