@@ -56,8 +56,9 @@ def _print_report(report: moevolve.ExportReport, parts: str) -> None:
             f"all {report.agreement.parts} parts agree with the model within "
             f"{report.agreement.accepted_difference:.2g} (most differs: {report.agreement.worst_part})"
         )
+    kept = f"{report.experts} {parts}, {report.active} active, " if report.experts > 1 else ""  # else it is dense
     output.print(
-        f"wrote {report.directory} ({report.form} checkpoint, {report.experts} {parts}, {report.active} active, "
+        f"wrote {report.directory} ({report.form} checkpoint, {kept}"
         f"{report.parameters:,} parameters, {report.size_bytes / 2**20:.1f} MiB); read from its files, {verified}",
         soft_wrap=True,
     )
