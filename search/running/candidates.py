@@ -93,7 +93,7 @@ def find_individual(
 ) -> Candidate:
     """Look up `SEARCH:INDEX` with its search's weights; see `find_candidate`. UserError for `full`."""
     if reference == FULL:
-        raise UserError(f"{FULL}: this isn't for the unedited model; name an individual as SEARCH:INDEX")
+        raise UserError(f"{FULL} is the unedited model; name an individual as SEARCH:INDEX")
     return find_candidate(store, reference, model=model, tasks=tasks)
 
 

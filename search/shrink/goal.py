@@ -104,8 +104,8 @@ class Goal:
             limit = f"{_GUARD_OF_SEARCH:.0%} of the time that the search takes, but from {limit} to {_GUARD_MOST:,} s"
         return (
             "then the models answer held-out prompts of your files and of general ones (questions, code, JSON, German, "
-            f"Spanish): at most {limit} (--guard-time), besides loading and repairs; the search may lose what none "
-            "of your files has, so add a file of what you require"
+            f"Spanish): at most {limit} (--guard-time), besides loading and repairs; the search keeps what your "
+            "files ask for, so add a file for everything else that you need"
         )
 
     def signature(self) -> dict[str, str]:

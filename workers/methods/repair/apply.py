@@ -97,7 +97,7 @@ class RepairApplicator(Applicator):
             rows.append(("gate and up projections", f"fitted in {settings.input_rounds} rounds of least squares"))
         prompts = "calibration prompts"
         if settings.continuations:
-            prompts += " and of what the full model continued them with"
+            prompts += " and of their continuations by the full model"
         return (
             *rows,
             ("repaired outputs", f"{len(repaired)} of {len(self.outcomes)}"),
