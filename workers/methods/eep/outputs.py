@@ -26,6 +26,7 @@ from moevolve.workers.methods.shared.outputs import (
     Features,
     Network,
     Recorded,
+    padded,
     recording,
 )
 
@@ -201,7 +202,8 @@ def expert_features(
         tokens, place = (chosen == expert).nonzero(as_tuple=True)
         if not len(tokens):
             continue
-        inputs, scales = hidden.index_select(0, tokens), weights[tokens, place].float()[:, None]
+        rows, ranks = (padded(each, hidden, min(width, BLOCK_COLUMNS)) for each in (tokens, place))
+        inputs, scales = hidden.index_select(0, rows), weights[rows, ranks].float()[:, None]
         for part in torch.arange(width, device=hidden.device).split(BLOCK_COLUMNS):
             start = expert * width + int(part[0])
             values = neurons.features(expert, part, inputs, scales)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.methods.repair.ridge import conjugate_gradients, squared_norm
-from moevolve.workers.methods.shared.outputs import Network, products_dtype
+from moevolve.workers.methods.shared.outputs import Network, padded, products_dtype
 
 # Iterations of conjugate gradients. On three domains of text, 8 of 32 experts, 3, 6 and 12 of them leave a log gap of
 # 0.275, 0.260 and 0.258 to the full model; without preconditioning 6, 12 and 24 leave 0.292, 0.268 and 0.265.
@@ -130,9 +130,12 @@ class _System:
         """Return what the expert gives now, float32 [its tokens, hidden]."""
         network = self._network
         parts = torch.arange(len(network.tokens), device=network.tokens.device).split(self._chunk)
-        return torch.cat(
-            [((network.factor[part] * network.activated(part)).to(self._dtype) @ self._down).float() for part in parts]
-        )
+        given = []
+        for part in parts:
+            rows = self._padded(part)
+            activated = (network.factor[rows] * network.activated(rows)).to(self._dtype)
+            given.append((activated @ self._down)[: len(part)].float())
+        return torch.cat(given)
 
     def _parts(self) -> Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Tokens of the layer, inputs, slopes and factors, of fitted tokens, some at a time; kept if once suffices."""
@@ -144,10 +147,15 @@ class _System:
         return self._whole
 
     def _part(self, part: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        network, tokens = self._network, self._network.tokens[part]
-        slopes = network.slopes(part)[:, self._order].to(self._dtype)
-        factor = (network.factor[part] * self._roots[tokens]).to(self._dtype)
-        return tokens, network.inputs[part].to(self._dtype), slopes, factor
+        network, rows = self._network, self._padded(part)
+        tokens = network.tokens[rows]
+        slopes = network.slopes(rows)[:, self._order].to(self._dtype)
+        factor = (network.factor[rows] * self._roots[tokens]).to(self._dtype)
+        factor[len(part) :] = 0  # so that padding counts nowhere
+        return tokens, network.inputs[rows].to(self._dtype), slopes, factor
+
+    def _padded(self, part: Tensor) -> Tensor:
+        return padded(part, self._network.inputs, min(self._network.down.shape))
 
     def _by_neuron(self, rows: Tensor) -> Tensor:
         """View values of rows [tokens, rows] as [tokens, rows per neuron, neurons]."""

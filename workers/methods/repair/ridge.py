@@ -226,8 +226,8 @@ class _NormalEquations:
         self._blocks = blocks
         self._weights = fitted if layer.token_weights is None else fitted * layer.token_weights
         self.panels = _panels(blocks, self.width)
-        sums = (float((self._weights[block.tokens] @ block.values.float().square()).sum()) for block in blocks)
-        self.mean_square = sum(sums) / self.width
+        squares = ((block.tokens, block.values[: len(block.tokens)].float().square()) for block in blocks)
+        self.mean_square = sum(float((self._weights[tokens] @ each).sum()) for tokens, each in squares) / self.width
 
     def give(self, change: Tensor, stream: Tensor) -> None:
         """Add `phi` times a change [width, columns] to a stream [tokens, columns]."""
@@ -257,7 +257,7 @@ class _NormalEquations:
         for block in panel:
             own = slice(block.columns.start - columns.start, block.columns.stop - columns.start)
             at = torch.searchsorted(tokens, block.tokens)
-            rows[at, own] = block.values * roots[block.tokens]
+            rows[at, own] = block.values[: len(at)] * roots[block.tokens]
             places.append((own, at))
         for own, at in places:
             some = rows if len(at) == len(rows) else rows[at]

@@ -18,7 +18,15 @@ from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_ffn import activations
 from moevolve.workers.families.layers import DenseLayer, Replacement
 from moevolve.workers.methods.shared.dense import weights_of
-from moevolve.workers.methods.shared.outputs import BLOCK_COLUMNS, FeatureBlock, Features, Network, Recorded, recording
+from moevolve.workers.methods.shared.outputs import (
+    BLOCK_COLUMNS,
+    FeatureBlock,
+    Features,
+    Network,
+    Recorded,
+    padded,
+    recording,
+)
 
 
 class CopyOnWriteWeights:
@@ -219,9 +227,9 @@ def _network_blocks(layer: DenseLayer, hidden: Tensor, active: ActiveMask | None
             tokens, mask = (all_tokens, None) if active is None else active.on(columns)
             if not len(tokens):
                 continue
-            values = activations(hidden[tokens], network, columns)
+            values = activations(hidden[padded(tokens, hidden, columns.stop - columns.start)], network, columns)
             if mask is not None:
-                values *= mask
+                values[: len(tokens)] *= mask
             if layer.output_scale != 1.0:
                 values *= layer.output_scale
             yield FeatureBlock(columns, tokens, values)

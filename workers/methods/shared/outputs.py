@@ -22,6 +22,9 @@ Recorded = tuple[Tensor, ...]
 BLOCK_COLUMNS = 1024
 # Fewest columns of a block whose products take matrix units: on a CPU, code is compiled for every shape first.
 _WIDE = 256
+# Rows of such a product are a multiple of this, since that code stays in memory: with 32 experts, each with its own
+# number of tokens, a process would grow by 0.1 GB with every fit of a layer.
+_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +34,7 @@ class FeatureBlock:
     Attributes:
         columns: Columns of the features, at most `BLOCK_COLUMNS`.
         tokens: Indices of the tokens, int64 [t], ascending.
-        values: Features in the model's dtype, [t, columns].
+        values: Features in the model's dtype, [t, columns]; rows behind the first t are padding (`padded`).
     """
 
     columns: slice
@@ -40,7 +43,7 @@ class FeatureBlock:
 
     def add_to(self, stream: Tensor, weights: Tensor) -> None:
         """Add the product with weights [columns, outputs] to a stream, float32 [all tokens, outputs], in place."""
-        given = self._product(self.values, weights)
+        given = self._product(self.values, weights)[: len(self.tokens)]
         if len(self.tokens) == len(stream):
             stream.add_(given)
         else:
@@ -49,6 +52,8 @@ class FeatureBlock:
     def back(self, stream: Tensor) -> Tensor:
         """Return the product of the transposed features with a stream [all tokens, outputs], [columns, outputs]."""
         own = stream if len(self.tokens) == len(stream) else stream.index_select(0, self.tokens)
+        if len(own) < len(self.values):
+            own = nn.functional.pad(own, (0, 0, 0, len(self.values) - len(own)))
         return self._product(self.values.t(), own)
 
     def _product(self, first: Tensor, second: Tensor) -> Tensor:
@@ -65,6 +70,13 @@ def products_dtype(values: Tensor, width: int) -> torch.dtype:
     if values.dtype != torch.bfloat16 or width < _WIDE or (values.device.type == "cpu" and widens(values.dtype)):
         return torch.float32
     return torch.bfloat16
+
+
+def padded(places: Tensor, values: Tensor, width: int) -> Tensor:
+    """Return indices of rows of `values` for products of some width, with as many more, all 0, as their code needs."""
+    if values.device.type != "cpu" or products_dtype(values, width) != torch.bfloat16:
+        return places
+    return nn.functional.pad(places, (0, -len(places) % _ROWS))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

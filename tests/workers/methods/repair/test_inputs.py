@@ -42,11 +42,12 @@ def linear_network(rng: np.random.Generator, tokens: int = 60) -> Network:
     )
 
 
-@pytest.mark.parametrize("chunk_bytes", [1 << 30, 2000])
+@pytest.mark.parametrize(("chunk_bytes", "padding"), [(1 << 30, 0), (2000, 0), (1 << 30, 5), (2000, 5)])
 def test_without_an_activation_the_fit_is_weighted_least_squares(
-    chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+    chunk_bytes: int, padding: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inputs, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(inputs, "padded", lambda part, *_: torch.nn.functional.pad(part, (0, padding)))
     monkeypatch.setattr(inputs, "_DAMPING", 0.0)
     rng = np.random.default_rng(3)
     network = linear_network(rng)

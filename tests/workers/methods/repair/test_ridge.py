@@ -59,7 +59,10 @@ class Problem:
 
 
 def problem(seed: int, tokens: int, widths: Sequence[int], hidden: int, share: float, noise: float = 0.3) -> Problem:
-    """Blocks of columns that are nonzero on a share of the tokens; the residual is linear in them up to noise."""
+    """Blocks of columns that are nonzero on a share of the tokens; the residual is linear in them up to noise.
+
+    Two rows of padding are behind the values of every block.
+    """
     rng = np.random.default_rng(seed)
     phi, parts, start = np.zeros((tokens, sum(widths))), [], 0
     for width in widths:
@@ -68,7 +71,9 @@ def problem(seed: int, tokens: int, widths: Sequence[int], hidden: int, share: f
         columns = slice(start, start + width)
         phi[at, columns] = values
         if len(at):
-            parts.append(FeatureBlock(columns, torch.from_numpy(at), torch.from_numpy(values)))
+            padding = np.full((2, width), 9, np.float32)
+            padded = torch.from_numpy(np.concatenate((values, padding)))
+            parts.append(FeatureBlock(columns, torch.from_numpy(at), padded))
         start += width
     residual = phi @ rng.standard_normal((phi.shape[1], hidden)) + noise * rng.standard_normal((tokens, hidden))
     checked = rng.permutation(np.arange(tokens) < max(1, tokens // 8))
@@ -176,7 +181,7 @@ def test_iterations_over_panels_come_near_to_the_solution(dtype: torch.dtype, mo
     parts = [FeatureBlock(each.columns, each.tokens, each.values.to(dtype)) for each in case.features.blocks]
     rounded = Features(case.features.width, parts)
     for block in parts:
-        case.phi[block.tokens.numpy(), block.columns] = block.values.double().numpy()
+        case.phi[block.tokens.numpy(), block.columns] = block.values[: len(block.tokens)].double().numpy()
     case = Problem(rounded, case.phi, case.residual, case.checked)
     fit = case.fit((1e-2, 1e-1, 10.0))
     assert fit is not None and fit.outcome.ridge_lambda is not None
