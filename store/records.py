@@ -78,11 +78,6 @@ class SearchRecord:
     created_at: datetime | None = None
     updated_at: datetime | None = None
 
-    @property
-    def is_bound(self) -> bool:
-        """Whether the weights that the search is about are known."""
-        return not self.model_fingerprint.startswith(UNBOUND)
-
     def is_orphaned(self, alive: bool) -> bool:
         """Whether the search's driver ended without storing a final status; `alive` says whether it has a driver."""
         return not alive and self.status in ("running", "paused")

@@ -55,7 +55,7 @@ def resolved_model_path(path: str) -> str:
 
 def facts_for(search: SearchRecord, model: ModelConfig) -> ModelFacts:
     """Return the facts of the checkpoint `model`; UserError if it isn't the search's, or the search has no weights."""
-    if not search.is_bound:
+    if search.model_fingerprint.startswith(UNBOUND):
         name = search.name
         raise UserError(
             f"search {name} was imported with the config in {search.model_path} alone, and this needs the weights: "
