@@ -115,16 +115,12 @@ class ModelFacts:
 def parameters_after(facts: ModelFacts, retained: int, native: bool = False) -> int:
     """Return the number of parameters of the model with n' retained experts per MoE layer.
 
-    A `native` form keeps the router's n rows and adds an [n', n] mapping (for continuous mappings of the softmax),
-    instead of a router with n' rows.
+    A `native` form keeps the router's n rows (for continuous mappings of the softmax) instead of n'. Its mapping and
+    correction biases are buffers, which aren't trained and don't count.
     """
     dropped = facts.experts - retained
-    per_layer = -dropped * facts.expert_parameters
-    if native:
-        per_layer += (retained - facts.correction_parameters) * facts.experts
-    else:
-        per_layer -= dropped * facts.router_parameters_per_expert
-    return facts.parameters + len(facts.moe_layers) * per_layer
+    router = facts.experts * facts.correction_parameters if native else dropped * facts.router_parameters_per_expert
+    return facts.parameters - len(facts.moe_layers) * (dropped * facts.expert_parameters + router)
 
 
 def active_parameters(facts: ModelFacts, retained: int, active: int, native: bool = False) -> int:

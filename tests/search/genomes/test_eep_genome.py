@@ -180,7 +180,7 @@ def test_folding_decides_the_parameters_described_and_what_is_stock() -> None:
     per_layer = 3 * 4096 * 14336 + 4096
     assert sigmoid.describe(pruned).parameters == deepseek().parameters - 6 * 8 * per_layer
     mapped = sigmoid.describe(continuous(sigmoid)).parameters
-    assert mapped == sigmoid.describe(pruned).parameters + 6 * (8 * 4096 + 8 * 16)
+    assert mapped == sigmoid.describe(pruned).parameters + 6 * 8 * 4096
     assert logits.describe(continuous(logits)).parameters == gpt_oss().parameters - 6 * 4 * per_layer
     stock = [sigmoid.describe(pruned), logits.describe(continuous(logits)), sigmoid.describe(continuous(sigmoid))]
     assert [each.stock for each in stock] == [True, True, False]
