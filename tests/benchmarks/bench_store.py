@@ -114,7 +114,7 @@ def read(store: Store) -> None:
         "best(task, experts=4, active=2, search)": lambda: store.best("rte", 4, 2, "bench-1", by="search"),
         "best_of_search(10)": lambda: store.best_of_search("id-bench-0", 10),
         "individual()": lambda: store.individual(last),
-        "ancestors(3 generations)": lambda: store.ancestors(last, 3),
+        "ancestors()": lambda: store.ancestors(last),
         "pareto()": lambda: store.pareto("rte"),
         "pareto(by active parameters)": lambda: store.pareto("rte", size="active_parameters"),
         "full_score()": lambda: store.full_score("rte"),
