@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +50,6 @@ _CHECK_S = 1.0
 
 # Number of candidates that a worker is supposed to have repaired still, so that it gets their other splits first.
 _RECENT = 8
-# What giving a request to a worker loses if another worker may still have its candidate's repair.
-_ELSEWHERE = 2
 
 # Key of a calibration's attempts, in place of a request's ticket.
 _CALIBRATION = "the calibration"
@@ -253,7 +250,7 @@ class RayPool:
             seat.job, self._job = self._job, None
             seat.wait_for(seat.actor.calibrate.remote(*seat.job))
         while free and self._queue:
-            request, seat = min(product(self._queue, free), key=self._repairs_anew)
+            request, seat = self._next(free)
             seat.requests = self._round(request, seat, -(-len(self._queue) // len(free)))
             free.remove(seat)
             taken = {each.ticket for each in seat.requests}
@@ -274,23 +271,33 @@ class RayPool:
 
         if not seat.info.by_layer or tried(request) or self._decoded.intersection(request.fingerprints):
             return (request,)
+        elsewhere = self._elsewhere(seat)
         others = [
             each
             for each in self._queue
             if each is not request
             and each.fingerprints == request.fingerprints
             and not tried(each)
-            and self._repairs_anew((each, seat)) < _ELSEWHERE
+            and each.edit.phenotype_hash not in elsewhere
         ]
         return (request, *others[: min(most, ROUND) - 1])
 
-    def _repairs_anew(self, pair: tuple[EvaluationRequest, _Seat]) -> int:
-        """How much is lost by giving a request to a worker: most if only another one may still have the repair."""
-        request, seat = pair
-        candidate = request.edit.phenotype_hash
-        if candidate in seat.recent:
-            return 0
-        return _ELSEWHERE if any(candidate in other.recent for other in self._seats) else 1
+    def _next(self, free: Sequence[_Seat]) -> tuple[EvaluationRequest, _Seat]:
+        """Return a queued request and a free worker, so that few candidates are repaired anew.
+
+        The worker may still have the candidate's repair; or else, if possible, no other one has.
+        """
+        having = {candidate: seat for seat in reversed(free) for candidate in seat.recent}
+        for request in self._queue:
+            if (seat := having.get(request.edit.phenotype_hash)) is not None:
+                return request, seat
+        elsewhere = self._elsewhere(free[0])
+        new = (each for each in self._queue if each.edit.phenotype_hash not in elsewhere)
+        return next(new, self._queue[0]), free[0]
+
+    def _elsewhere(self, seat: _Seat) -> set[str]:
+        """Candidates whose repairs other workers may still have, and this one hasn't."""
+        return {candidate for other in self._seats for candidate in other.recent}.difference(seat.recent)
 
     def _collect(self, seat: _Seat) -> list[EvaluationReply]:
         """Take the result of a seat's finished call, or replace its worker if the call failed."""
