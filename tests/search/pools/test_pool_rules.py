@@ -321,6 +321,27 @@ def test_a_candidate_goes_to_the_worker_that_has_repaired_it() -> None:
     assert under_evaluation() == ["c", "a"], "another worker is better than none"
 
 
+def test_the_effort_of_a_choice_grows_with_the_queue_and_not_with_the_free_workers() -> None:
+    """Else the driver of hundreds of workers chooses, while they wait."""
+
+    class CountedEdit:
+        reads = 0
+
+        @property
+        def phenotype_hash(self) -> str:
+            CountedEdit.reads += 1
+            return f"{id(self)}"
+
+    workers, queued = 40, 80
+    pool = pool_of(Fates(), count=workers)
+    edits: list[Any] = [CountedEdit() for _ in range(queued)]
+    for place, edit in enumerate(edits):
+        pool.submit(EvaluationRequest(edit, (), ticket=f"{place}"))
+    while not all(seat.busy for seat in pool._seats):
+        pool.poll(0.1)
+    assert CountedEdit.reads < 4 * workers * queued
+
+
 class LayerByLayer(Fates):
     """A worker that runs one layer at a time.
 
