@@ -81,10 +81,10 @@ def test_a_file_that_torch_alone_wrote_is_imported_with_a_config_alone(in_proces
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)
     assert (row["ref"], row["experts"], row["groups"]) == ("budget_4:0", 4, 2)
-    # Four of eight experts less, three matrices of 16 x 16 each, in four layers; a continuous mapping (4 x 8) more.
+    # Four of eight experts less, three matrices of 16 x 16 each, in four layers; a continuous mapping keeps the gate.
     detail = json.loads(in_process("show", "budget_4:0", "--json").stdout)
     shown = detail["individual"]
-    assert shown["parameters"] == shown["parameters_full"] - 4 * (4 * 3 * 16 * 16 - 4 * 8)
+    assert shown["parameters"] == shown["parameters_full"] - 4 * 4 * 3 * 16 * 16
     assert (shown["experts"], shown["parents"], detail["evaluations"]) == (4, [], [])
 
 
@@ -96,9 +96,9 @@ def test_a_config_that_comes_with_the_package_is_enough(in_process: Any, tmp_pat
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)[0]["ref"] == f"{name}:0"
     shown = json.loads(in_process("show", f"{name}:0", "--json").stdout)["individual"]
-    # Each expert left out takes its three matrices along; the continuous mapping adds 2 x 8 and keeps the gate.
+    # Each expert left out takes its three matrices along; the continuous mapping keeps the gate.
     expert = 3 * 4096 * 14336
-    assert shown["parameters"] == shown["parameters_full"] - 32 * (6 * expert - 2 * 8)
+    assert shown["parameters"] == shown["parameters_full"] - 32 * 6 * expert
     # At 4 of 8 experts it fits a card of 80 GB in bfloat16 with its originals on the host only.
     stored = json.loads(the_search(tmp_path).config)
     model = stored["model"]
